@@ -1,0 +1,72 @@
+"""Every exception overweave raises: what was asked, what was found, what to do.
+
+A caller's mistake is an `InputError`; a schedule or file that cannot be trusted is a `ScheduleError`; a peer that
+died, stalled or disagreed is a `PeerError`; something the machine cannot do is a `MachineError`. All derive from
+`OverweaveError`, so one `except` catches the library and nothing else.
+"""
+
+from __future__ import annotations
+
+
+class OverweaveError(Exception):
+    """Base of all errors. `asked`, `found` and `cure` are kept apart so that tools can print them as they like."""
+
+    def __init__(self, asked: str, found: str, cure: str) -> None:
+        self.asked = asked
+        self.found = found
+        self.cure = cure
+        super().__init__(f"{asked}: {found}. {cure}." if cure else f"{asked}: {found}.")
+
+
+class InputError(OverweaveError, ValueError):
+    """An argument cannot be used: wrong shape, dtype, device, stride, option or name."""
+
+
+class GroupError(InputError):
+    """The group is not one this process can compute in."""
+
+
+class RankMismatch(InputError):
+    """Ranks were asked for different things; raised on every rank before anything is launched."""
+
+
+class ScheduleError(OverweaveError, ValueError):
+    """A schedule or a plan cannot be used."""
+
+
+class ScheduleFileError(ScheduleError):
+    """A file does not hold a schedule: corrupt, hostile, too large, too deep or of an unknown form."""
+
+
+class ScheduleRefused(ScheduleError):
+    """`verify` found a deadlock, a race, a gap or a limit that is exceeded. `refusals` lists every reason."""
+
+    def __init__(self, name: str, refusals: tuple[object, ...]) -> None:
+        self.name = name
+        self.refusals = refusals
+        shown = "; ".join(str(refusal) for refusal in refusals[:5])
+        more = f" (and {len(refusals) - 5} more)" if len(refusals) > 5 else ""
+        super().__init__(f"verify {name}", f"{shown}{more}", "Mend the schedule; `overweave verify FILE` lists all reasons")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.name, self.refusals))
+
+
+class MachineError(OverweaveError, RuntimeError):
+    """This machine, or its software, cannot do what was asked."""
+
+
+class PeerError(OverweaveError, RuntimeError):
+    """A peer did not do its part. Results of the call are void and its workspace refuses calls until it is reset."""
+
+
+class PeerDied(PeerError):
+    """A peer's process ended while others counted on it."""
+
+
+class PeerTimeout(PeerError):
+    """A wait ran past its deadline: a peer is absent, stuck or far behind."""
+
+
+class WorkspaceBroken(PeerError):
+    """An earlier call on this group failed; the workspace must be reset on every rank first."""

@@ -1,0 +1,283 @@
+"""The Schedule: which chunks move where, which tiles read and write them, and what must happen before what.
+
+Plain frozen data for every rank at once. It knows nothing of kernels, streams or SMs: a `Plan` (ir/plan.py) adds how.
+Everything is told in global terms, so that a value can be followed through buffers:
+
+- A *tensor* is a logical matrix that no single rank need hold, such as the gathered `a` or the summed product `a@b`.
+- A `Given` says which part of a tensor a region holds at the start; a `Goal`, which part it must hold at the end.
+- A product element is a sum over a reduced axis. Its *terms* are the ranges of that axis that were added, in order.
+  A range of the global axis names the contributing rank too, since ranks own disjoint ranges.
+
+Operations stand in launch order; `queue` and `waits` say what runs after what (docs/design/0001-schedule.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+LIMIT = 2**31 - 1
+Index = Annotated[int, Meta(ge=0, le=LIMIT)]
+Count = Annotated[int, Meta(ge=1, le=LIMIT)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.@+-]*$", max_length=64)]
+Range = tuple[Index, Index]  # half-open
+
+INPUT, OUTPUT, SYMMETRIC, LOCAL = "input", "output", "symmetric", "local"
+MATMUL = "matmul"
+
+
+class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
+    """A matrix `[rows, cols]` that every rank has one instance of.
+
+    home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the
+    group's workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only.
+    """
+
+    name: Name
+    rows: Index
+    cols: Index
+    home: Literal["input", "output", "symmetric", "local"]
+
+
+class Region(Struct, frozen=True, forbid_unknown_fields=True):
+    """A rectangle of one rank's instance of a buffer: rows `[lo, hi)`, columns `[lo, hi)`. May be empty."""
+
+    buffer: Name
+    rank: Index
+    rows: Range
+    cols: Range
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.rows[0] >= self.rows[1] or self.cols[0] >= self.cols[1]
+
+    def __str__(self) -> str:
+        (r0, r1), (c0, c1) = self.rows, self.cols
+        return f"{self.buffer}@{self.rank}[{r0}:{r1},{c0}:{c1}]"
+
+
+class SignalPad(Struct, frozen=True, forbid_unknown_fields=True):
+    """`size` counters on every rank, zero at the start of a call. A wait reads the pad of its own rank."""
+
+    name: Name
+    size: Count
+
+
+class Wait(Struct, frozen=True, forbid_unknown_fields=True):
+    """Each of the signals `[lo, hi)` of the own rank's pad must reach `count`, its full count in one call."""
+
+    pad: Name
+    signals: Range
+    count: Count
+
+    def __str__(self) -> str:
+        lo, hi = self.signals
+        return f"{self.pad}[{lo}:{hi}]>={self.count}"
+
+
+class Notify(Struct, frozen=True, forbid_unknown_fields=True):
+    """Adds one, per instance of the operation, to a signal of `rank` when the instance's writes are visible there."""
+
+    pad: Name
+    rank: Index
+    signal: Index
+
+    def __str__(self) -> str:
+        return f"{self.pad}@{self.rank}[{self.signal}]"
+
+
+class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+    """In which order one rank's operations of this queue run.
+
+    complete: one starts after its predecessor has completed (a stream, a copy engine). This is happens-before.
+    issue: one starts after its predecessor has started (tiles of one persistent kernel). This orders nothing.
+    after: queues whose earlier launched operations must all have completed first (stream order of whole kernels).
+    """
+
+    name: Name
+    order: Literal["complete", "issue"]
+    after: tuple[Name, ...] = ()
+
+
+class _Operation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    name: Name
+    rank: Index
+    queue: Name
+    waits: tuple[Wait, ...] = ()
+    notifies: tuple[Notify, ...] = ()
+
+    @property
+    def instances(self) -> int:
+        """How often the operation adds to each signal it notifies: once, or once per tile."""
+        return 1
+
+
+class _Move(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    sources: tuple[Region, ...]
+    destinations: tuple[Region, ...]
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return self.destinations
+
+
+class Put(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="put"):
+    """Push: each source, on this rank, is written to the destination beside it, on a peer."""
+
+
+class Get(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="get"):
+    """Pull: each source, on a peer, is read into the destination beside it, on this rank."""
+
+
+class Copy(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="copy"):
+    """Within this rank. With no regions it only waits and signals."""
+
+
+class ReducePut(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_put"):
+    """Push that adds to what the destination holds."""
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources + self.destinations
+
+
+class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="compute"):
+    """`out = a @ b`, or `out += a @ b`: adds the reduced range that `a`'s columns and `b`'s rows share.
+
+    tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
+    """
+
+    function: Literal["matmul"] = "matmul"
+    a: tuple[Region, ...]
+    b: Region
+    out: tuple[Region, ...]
+    accumulate: bool = False
+    tiles: Count = 1
+
+    @property
+    def instances(self) -> int:
+        return self.tiles
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (*self.a, self.b, *self.out) if self.accumulate else (*self.a, self.b)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return self.out
+
+
+class Reduce(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce"):
+    """`out = operands[0] + operands[1] + ...` in fp32, in that order, rounded once. Operands may lie on any rank."""
+
+    operands: tuple[Region, ...]
+    out: Region
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.operands
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.out,)
+
+
+class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="collective"):
+    """One rank's part of a library collective; the parts of all `ranks` share `label` and complete together.
+
+    all_gather: `sources[0]` of member i lands in `destinations[i]` of every member.
+    reduce_scatter: `sources[i]` of every member is summed, in member order, into `destinations[0]` of member i.
+    """
+
+    function: Literal["all_gather", "reduce_scatter"]
+    label: Name
+    ranks: tuple[Index, ...]
+    sources: tuple[Region, ...]
+    destinations: tuple[Region, ...]
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return self.destinations
+
+
+Operation = Put | Get | Copy | ReducePut | Compute | Reduce | Collective
+
+
+class Given(Struct, frozen=True, forbid_unknown_fields=True):
+    """At the start, element `[i, j]` of the region is `tensor[row + i, col + j]`."""
+
+    region: Region
+    tensor: Name
+    row: Index
+    col: Index
+
+
+class Goal(Struct, frozen=True, forbid_unknown_fields=True):
+    """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
+
+    No terms: the element was moved, not computed.
+    """
+
+    region: Region
+    tensor: Name
+    row: Index
+    col: Index
+    terms: tuple[Range, ...] = ()
+
+
+class Credit(Struct, frozen=True, forbid_unknown_fields=True):
+    """At the head of a call `taker` waits until `giver` has finished the call that used the same slot last."""
+
+    giver: Index
+    taker: Index
+
+
+class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """See the module. `operations` stand in launch order; those of one rank are launched in the order they have here."""
+
+    name: Name
+    world_size: Count
+    buffers: tuple[Buffer, ...]
+    pads: tuple[SignalPad, ...] = ()
+    queues: tuple[Queue, ...]
+    credits: tuple[Credit, ...] = ()
+    given: tuple[Given, ...]
+    goal: tuple[Goal, ...]
+    operations: tuple[Operation, ...]
+
+    def of_rank(self, rank: int) -> Iterator[Operation]:
+        """The operations that `rank` launches, in launch order."""
+        return (operation for operation in self.operations if operation.rank == rank)
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer called `name`. Raises KeyError."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)
+
+    def pad(self, name: str) -> SignalPad:
+        """The signal pad called `name`. Raises KeyError."""
+        for pad in self.pads:
+            if pad.name == name:
+                return pad
+        raise KeyError(name)
+
+
+def product(a: str, b: str) -> str:
+    """Name of the tensor that a matmul of tensors `a` and `b` adds to."""
+    return f"{a}@{b}"

@@ -1,0 +1,55 @@
+"""Where a Schedule's buffers and signals lie in one slot of a workspace: the same offsets on every rank and device."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
+from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
+
+ALIGNMENT_BYTES = 256
+# One word per 128-byte line: waiters poll their own line, and no writer shares a word's neighbourhood with another.
+# SOURCE: vLLM #2760 (flags packed in one word are not morally strong), FACTS of the PTX memory model.
+SIGNAL_STRIDE_WORDS = 32
+SIGNAL_STRIDE_BYTES = 4 * SIGNAL_STRIDE_WORDS
+
+
+class SlotLayout(Struct, frozen=True):
+    """Byte offsets inside a slot. Signals are numbered through all pads in the schedule's order and stand first.
+
+    buffers: offset of each symmetric and local buffer, row-major `[rows, cols]`.
+    pads: number of the first signal of each pad.
+    """
+
+    signals: int
+    pads: dict[str, int]
+    buffers: dict[str, int]
+    size_bytes: int
+
+    def signal(self, pad: str, index: int) -> int:
+        """The number of a signal among all signals of the slot."""
+        return self.pads[pad] + index
+
+    def signal_offset(self, pad: str, index: int) -> int:
+        """The byte offset of a signal's word in the slot."""
+        return self.signal(pad, index) * SIGNAL_STRIDE_BYTES
+
+
+def lay_out(schedule: Schedule, dtype: Dtype) -> SlotLayout:
+    """Packs the signals, then the symmetric and local buffers, each aligned for bulk-tensor access."""
+    pads: dict[str, int] = {}
+    signals = 0
+    for pad in schedule.pads:
+        pads[pad.name] = signals
+        signals += pad.size
+    buffers: dict[str, int] = {}
+    offset = _aligned(signals * SIGNAL_STRIDE_BYTES)
+    for buffer in schedule.buffers:
+        if buffer.home in (SYMMETRIC, LOCAL):
+            buffers[buffer.name] = offset
+            offset = _aligned(offset + buffer.rows * buffer.cols * ITEMSIZE_BYTES[dtype])
+    return SlotLayout(signals, pads, buffers, offset)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
