@@ -1,0 +1,52 @@
+"""overweave weaves communication into computation on multi-GPU machines.
+
+    import overweave as ow
+    y = ow.all_gather_matmul(x_shard, w, group)          # [m/W, k], [k, n] -> [m, n]
+    z = ow.matmul_reduce_scatter(h, w, group)            # [m, k], [k, n] -> [m/W, n]
+    print(ow.explain("all_gather_matmul", m=8192, n=3584, k=4096, world_size=4))
+
+Importing is light: a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from overweave.ops.all_gather_matmul import all_gather_matmul
+    from overweave.ops.explain import explain
+    from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
+    from overweave.ops.workspace import check, reset, symmetric_empty
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "all_gather_matmul": "overweave.ops.all_gather_matmul",
+    "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
+    "explain": "overweave.ops.explain",
+    "check": "overweave.ops.workspace",
+    "reset": "overweave.ops.workspace",
+    "symmetric_empty": "overweave.ops.workspace",
+}
+
+__all__ = [
+    "all_gather_matmul",
+    "check",
+    "explain",
+    "matmul_reduce_scatter",
+    "reset",
+    "symmetric_empty",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'overweave' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *_HOMES))

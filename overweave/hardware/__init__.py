@@ -1,0 +1,1 @@
+"""What machines give: frozen descriptions, and the machines that were measured."""

@@ -38,8 +38,13 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tile shape and launch of the portable matmul. group_m: tile rows that run together, to reuse `b` in L2."""
+    """Tile shape and launch of a tile kernel. group_m: tile rows that run together, to reuse `b` in L2.
 
+    kernel: `portable` runs on every GPU that Triton knows and under the interpreter; `hopper` needs sm_90 and 16-bit
+    numbers, and has its own warps (three groups), whatever `warps` says.
+    """
+
+    kernel: Literal["portable", "hopper"] = "portable"
     block_m: PowerOfTwo = 128
     block_n: PowerOfTwo = 256
     block_k: PowerOfTwo = 64
@@ -93,7 +98,8 @@ class TileRow(NamedTuple):
     """One tile. Rows and columns count elements; a tile never straddles a chunk, so `row_end` may cut it short.
 
     kind: MULTIPLY or REDUCE.           row, row_end, col: what it computes, in its output buffer.
-    source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads.
+    source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads (MULTIPLY), or counted
+    from the first row of each operand of its operation (REDUCE).
     wait_lo, wait_hi, wait_count: the signals of the own rank it waits for (none if wait_lo == wait_hi).
     signal: the signal of the own rank it adds one to, or NO_SIGNAL.
     operation: position of its operation among those of the rank and queue, for traces and reports.

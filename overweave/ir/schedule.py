@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 LIMIT = 2**31 - 1
+LONGEST_DELAY_US = 600_000_000
 Index = Annotated[int, Meta(ge=0, le=LIMIT)]
 Count = Annotated[int, Meta(ge=1, le=LIMIT)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.@+-]*$", max_length=64)]
@@ -140,7 +141,12 @@ class Get(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="get
 
 
 class Copy(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="copy"):
-    """Within this rank. With no regions it only waits and signals."""
+    """Within this rank. With no regions it only waits and signals.
+
+    delay_us: rests so long before it does anything, to make a rank late on purpose (passes.inject_delay).
+    """
+
+    delay_us: Annotated[int, Meta(ge=0, le=LONGEST_DELAY_US)] = 0
 
 
 class ReducePut(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_put"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from overweave.errors import ScheduleError
 from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
 
@@ -12,6 +13,9 @@ ALIGNMENT_BYTES = 256
 # SOURCE: vLLM #2760 (flags packed in one word are not morally strong), FACTS of the PTX memory model.
 SIGNAL_STRIDE_WORDS = 32
 SIGNAL_STRIDE_BYTES = 4 * SIGNAL_STRIDE_WORDS
+# The same words hold signals under every plan: what one plan leaves behind in its buffers must never read as a signal
+# of the next.
+SIGNAL_CAPACITY = 4096
 
 
 class SlotLayout(Struct, frozen=True):
@@ -36,14 +40,17 @@ class SlotLayout(Struct, frozen=True):
 
 
 def lay_out(schedule: Schedule, dtype: Dtype) -> SlotLayout:
-    """Packs the signals, then the symmetric and local buffers, each aligned for bulk-tensor access."""
+    """The signals, then the symmetric and local buffers, each aligned for bulk-tensor access. Raises ScheduleError."""
     pads: dict[str, int] = {}
     signals = 0
     for pad in schedule.pads:
         pads[pad.name] = signals
         signals += pad.size
+    if signals > SIGNAL_CAPACITY:
+        found = f"{signals} signals, a slot holds {SIGNAL_CAPACITY}"
+        raise ScheduleError(f"lay out {schedule.name}", found, "Use fewer pieces")
     buffers: dict[str, int] = {}
-    offset = _aligned(signals * SIGNAL_STRIDE_BYTES)
+    offset = SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES
     for buffer in schedule.buffers:
         if buffer.home in (SYMMETRIC, LOCAL):
             buffers[buffer.name] = offset

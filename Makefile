@@ -1,0 +1,45 @@
+# `make demo` and `make test` each work as the only command on a fresh clone of a bare machine.
+SHELL := bash
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q
+# The library's own rule: no NVLink multicast in any process we start.
+export NCCL_NVLS_ENABLE := 0
+export TORCH_SYMM_MEM_DISABLE_MULTICAST := 1
+export NVSHMEM_DISABLE_NVLS := 1
+
+.PHONY: demo test fast slow lint format gpu-test bench clean
+
+demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
+	$(BIN)/overweave demo
+
+test: .venv/stamp lint   ## everything that needs no GPU: lint, types, the fast tier, the slow tier
+	$(PYTEST) -n 2 -m "not slow and not gpu"
+	$(PYTEST) -n 2 -m "slow and not gpu"
+
+fast: .venv/stamp        ## the fast tier alone
+	$(PYTEST) -n 2 -m "not slow and not gpu"
+
+slow: .venv/stamp        ## the slow tier alone
+	$(PYTEST) -n 2 -m "slow and not gpu"
+
+lint: .venv/stamp        ## ruff, ruff format, mypy
+	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \
+	set -ex; $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy; fi
+
+format: .venv/stamp      ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs
+	$(PYTEST) -m gpu
+
+bench: .venv/stamp       ## both operators on every GPU at hand, shapes of mlp.json
+	$(BIN)/overweave bench all_gather_matmul --shapes mlp
+	$(BIN)/overweave bench matmul_reduce_scatter --shapes mlp
+
+clean:                   ## the virtual environment and every cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/stamp: pyproject.toml .ci/venv
+	.ci/venv
+	@touch $@

@@ -1,0 +1,254 @@
+"""The labelled memory of the interleaving run: elements of all buffers of all ranks, and what operations do to them.
+
+A value is a number that stands for a label: an element of a given tensor in one call, or a sum of products, told as the
+pairs of elements multiplied, in the order in which they were added.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from overweave.ir.schedule import (
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Operation,
+    Put,
+    Reduce,
+    ReducePut,
+    Region,
+    Schedule,
+)
+
+NOTHING = 0  # what an element holds that nothing was stored into
+Label = tuple[object, ...]
+
+
+class Malformed(Exception):
+    """There is nothing to run: a name, a rank, an index or a shape makes no sense."""
+
+
+class Patch(NamedTuple):
+    """What an operation stores, and, if it read an element that holds nothing, where."""
+
+    stores: list[tuple[int, int]]
+    unwritten: Region | None
+
+
+class Memory:
+    """Where each element lies, and the labels of values."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.starts: dict[tuple[str, int], int] = {}
+        self.shapes = {buffer.name: (buffer.rows, buffer.cols) for buffer in schedule.buffers}
+        self.size = 0
+        for buffer in schedule.buffers:
+            for rank in range(schedule.world_size):
+                self.starts[buffer.name, rank] = self.size
+                self.size += buffer.rows * buffer.cols
+        self.pads = {}
+        per_rank = 0
+        for pad in schedule.pads:
+            self.pads[pad.name] = (per_rank, pad.size)
+            per_rank += pad.size
+        self.per_rank = per_rank
+        self.counters = per_rank * schedule.world_size
+        self.labels: list[Label] = [("nothing",)]
+        self.numbers: dict[Label, int] = {self.labels[0]: NOTHING}
+        if len({buffer.name for buffer in schedule.buffers}) < len(schedule.buffers):
+            raise Malformed("two buffers have one name")
+
+    def blank(self) -> tuple[int, ...]:
+        return (NOTHING,) * self.size
+
+    def counter(self, pad: str, rank: int, signal: int) -> int:
+        start, size = self.pads.get(pad, (0, 0))
+        if not (0 <= signal < size and 0 <= rank < self.schedule.world_size):
+            raise Malformed(f"signal {pad}@{rank}[{signal}]")
+        return rank * self.per_rank + start + signal
+
+    def counters_of(self, rank: int) -> tuple[int, int]:
+        return rank * self.per_rank, (rank + 1) * self.per_rank
+
+    def grid(self, region: Region) -> list[list[int]]:
+        """The elements of a region, by row."""
+        shape, start = self.shapes.get(region.buffer), self.starts.get((region.buffer, region.rank))
+        (r0, r1), (c0, c1) = region.rows, region.cols
+        if shape is None or start is None or not (0 <= r0 <= r1 <= shape[0] and 0 <= c0 <= c1 <= shape[1]):
+            raise Malformed(f"region {region}")
+        return [[start + row * shape[1] + col for col in range(c0, c1)] for row in range(r0, r1)]
+
+    # Which elements are touched, as bits.
+
+    def elements(self, region: Region) -> int:
+        bits = 0
+        for row in self.grid(region):
+            for element in row:
+                bits |= 1 << element
+        return bits
+
+    def pad_element(self, rank: int) -> int:
+        return 1 << (self.size + rank)
+
+    def callers_elements(self, rank: int) -> int:
+        bits = 0
+        for buffer in self.schedule.buffers:
+            if buffer.home in ("input", "output"):
+                start = self.starts[buffer.name, rank]
+                bits |= ((1 << buffer.rows * buffer.cols) - 1) << start
+        return bits
+
+    def touches(self, operation: Operation) -> tuple[int, int]:
+        """(read, written). Raises Malformed where an operation's own reads and writes conflict."""
+        reads, writes = 0, 0
+        for region in operation.writes:
+            elements = self.elements(region)
+            if writes & elements:
+                raise Malformed(f"{operation.name} writes {region} twice")
+            writes |= elements
+        for region in operation.reads:
+            elements = self.elements(region)
+            if elements & writes and not _adds_to(operation, region):
+                raise Malformed(f"{operation.name} reads {region} while it writes there")
+            reads |= elements
+        return reads, writes
+
+    # What operations do.
+
+    def result(self, operation: Operation, memory: list[int]) -> Patch:
+        if isinstance(operation, Compute):
+            return self._compute(operation, memory)
+        if isinstance(operation, Reduce):
+            return self._patch(operation.out, self._sum([self.load(one, memory) for one in operation.operands]))
+        assert isinstance(operation, Put | Get | Copy | ReducePut)
+        patches = []
+        for source, destination in zip(operation.sources, operation.destinations, strict=True):
+            values = self.load(source, memory)
+            if isinstance(operation, ReducePut):
+                values = self._sum([self.load(destination, memory), values])
+            patches.append(self._patch(destination, values))
+        return _merged(patches)
+
+    def exchange(self, parts: list[Collective], memory: list[int]) -> Patch:
+        """What a collective does; `parts` stand in the order of its ranks."""
+        patches = []
+        for at, part in enumerate(parts):
+            if part.function == "all_gather":
+                for destination, source in zip(part.destinations, parts, strict=True):
+                    patches.append(self._patch(destination, self.load(source.sources[0], memory)))
+            else:
+                operands = [self.load(source.sources[at], memory) for source in parts]
+                patches.append(self._patch(part.destinations[0], self._sum(operands)))
+        return _merged(patches)
+
+    def load(self, region: Region, memory: list[int]) -> list[list[int]]:
+        return [[memory[element] for element in row] for row in self.grid(region)]
+
+    def _compute(self, compute: Compute, memory: list[int]) -> Patch:
+        a = [row for part in compute.a for row in self.load(part, memory)]
+        b = self.load(compute.b, memory)
+        columns = range(len(b[0]) if b else compute.out[0].cols[1] - compute.out[0].cols[0])
+        if any(len(row) != len(b) for row in a):
+            raise Malformed(f"{compute.name}: shapes")
+        empty = any(value == NOTHING for row in (*a, *b) for value in row)
+        result = [[self._product([(x, b[k][col]) for k, x in enumerate(row)]) for col in columns] for row in a]
+        patches, top = [], 0
+        for out in compute.out:
+            height = out.rows[1] - out.rows[0]
+            part = result[top : top + height]
+            top += height
+            if compute.accumulate:
+                part = self._sum([self.load(out, memory), part])
+            patches.append(self._patch(out, part))
+        if top != len(a):
+            raise Malformed(f"{compute.name}: shapes")
+        merged = _merged(patches)
+        return merged._replace(unwritten=compute.a[0]) if empty else merged
+
+    def _product(self, pairs: list[tuple[int, int]]) -> int:
+        return self._number(("sum", *pairs))
+
+    def _sum(self, operands: list[list[list[int]]]) -> list[list[int]]:
+        first = operands[0]
+        if any([len(row) for row in one] != [len(row) for row in first] for one in operands):
+            raise Malformed("operands of different shapes")
+        return [[self._add([one[i][j] for one in operands]) for j in range(len(row))] for i, row in enumerate(first)]
+
+    def _add(self, values: list[int]) -> int:
+        if len(values) == 1 or NOTHING in values:
+            return values[0] if len(values) == 1 else NOTHING
+        terms: list[object] = []
+        for value in values:
+            label = self.labels[value]
+            terms += label[1:] if label[0] == "sum" else [value]
+        return self._number(("sum", *terms))
+
+    def _patch(self, out: Region, values: list[list[int]]) -> Patch:
+        grid = self.grid(out)
+        if [len(row) for row in grid] != [len(row) for row in values]:
+            raise Malformed(f"{out} is given another shape")
+        stores = [pair for row, its in zip(grid, values, strict=True) for pair in zip(row, its, strict=True)]
+        return Patch(stores, out if any(value == NOTHING for _, value in stores) else None)
+
+    # What callers give and get.
+
+    def fill_inputs(self, rank: int, call: int, memory: list[int]) -> None:
+        self.spoil_callers_elements(rank, memory)
+        for given in self.schedule.given:
+            if given.region.rank == rank:
+                for i, row in enumerate(self.grid(given.region)):
+                    for j, element in enumerate(row):
+                        memory[element] = self._element(given.tensor, given.row + i, given.col + j, call)
+
+    def spoil_callers_elements(self, rank: int, memory: list[int]) -> None:
+        for buffer in self.schedule.buffers:
+            if buffer.home in ("input", "output"):
+                start, size = self.starts[buffer.name, rank], buffer.rows * buffer.cols
+                memory[start : start + size] = [NOTHING] * size
+
+    def compare_goals(self, rank: int, call: int, memory: list[int]) -> str:
+        """The first element that differs from its goal, or nothing."""
+        for goal in self.schedule.goal:
+            if goal.region.rank == rank:
+                for i, row in enumerate(self.grid(goal.region)):
+                    for j, element in enumerate(row):
+                        wanted = self._element(goal.tensor, goal.row + i, goal.col + j, call)
+                        if goal.terms:
+                            a, _, b = goal.tensor.partition("@")
+                            wanted = self._product(
+                                [
+                                    (self._element(a, goal.row + i, k, call), self._element(b, k, goal.col + j, call))
+                                    for lo, hi in goal.terms
+                                    for k in range(lo, hi)
+                                ]
+                            )
+                        if memory[element] != wanted:
+                            found = self.labels[memory[element]]
+                            return f"{goal.region}: element [{i},{j}] is {found}, not {self.labels[wanted]}"
+        return ""
+
+    def _element(self, tensor: str, row: int, col: int, call: int) -> int:
+        return self._number((tensor, row, col, call))
+
+    def _number(self, label: Label) -> int:
+        number = self.numbers.get(label)
+        if number is None:
+            number = self.numbers[label] = len(self.labels)
+            self.labels.append(label)
+        return number
+
+
+def _adds_to(operation: Operation, region: Region) -> bool:
+    """Whether the operation reads the region in order to store a sum with it there, element by element."""
+    if isinstance(operation, ReducePut):
+        return region in operation.destinations
+    if isinstance(operation, Reduce):
+        return region == operation.out
+    return isinstance(operation, Compute) and operation.accumulate and region in operation.out
+
+
+def _merged(patches: list[Patch]) -> Patch:
+    unwritten = next((patch.unwritten for patch in patches if patch.unwritten is not None), None)
+    return Patch([store for patch in patches for store in patch.stores], unwritten)

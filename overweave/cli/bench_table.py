@@ -1,0 +1,92 @@
+"""How a comparison is printed: one table per case, then one line per method over all cases."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from overweave.tuner.baselines import OURS, SEQUENTIAL, TORCH_FUSED
+from overweave.tuner.bench import CaseRows, MethodRow, Run
+from overweave.tuner.summary import Spread, losses, summarize
+
+CASE_COLUMNS = (
+    "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",
+    "exposed\nus", "overlap\nefficiency", "overlap\nratio", "of the\nceiling",
+)  # fmt: skip
+SUMMARY_COLUMNS = (
+    "cases", "geomean\nus", "faster than\nlibrary", "at worst", "faster than\ntorch fused", "overlap\nefficiency",
+)  # fmt: skip
+LEAST_WIDTH = 152  # characters; a pipe or a narrow terminal must not cost digits
+
+
+def print_runs(runs: tuple[Run, ...], chosen: int, spreads: dict[str, dict[str, Spread]]) -> None:
+    """Prints the chosen run in full, and the summary with the spread over all runs."""
+    console = Console()
+    console.width = max(console.width, LEAST_WIDTH)
+    run = runs[chosen]
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
+    where = f"{run.world_size} x {run.devices[0]}, {run.dtype}, {run.date}"
+    console.print(f"{run.operator}: {where}; {versions}", markup=False)
+    for case in run.cases:
+        console.print(_case_table(case))
+        for name, reason in case.left_out.items():
+            console.print(f"  left out: {name}: {reason}", markup=False)
+    console.print(_summary_table(run, spreads, len(runs)))
+    slower = losses(run, OURS)
+    if slower:
+        console.print(f"Slower than the library in {len(slower)} cases: {', '.join(rows.case.name for rows in slower)}")
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _case_table(rows: CaseRows) -> Table:
+    case = rows.case
+    table = _table(f"{case.name}: [{case.m}, {case.k}] @ [{case.k}, {case.n}]", CASE_COLUMNS)
+    for row in rows.methods:
+        table.add_row(*_case_cells(row))
+    return table
+
+
+def _case_cells(row: MethodRow) -> list[str]:
+    cells = [row.label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
+    for baseline in (SEQUENTIAL, TORCH_FUSED):
+        ratio = row.speedups.get(baseline)
+        cells.append(f"{ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})" if ratio else "")
+    measures = row.measures
+    if measures is None:
+        return [*cells, "", "", "", ""]
+    rest = (measures.overlap_efficiency, measures.overlap_ratio, measures.ceiling_fraction)
+    return [*cells, f"{measures.exposed_us:.1f}", *(_number(value, ".2f") for value in rest)]
+
+
+def _summary_table(run: Run, spreads: dict[str, dict[str, Spread]], runs: int) -> Table:
+    title = "all cases" if runs == 1 else f"all cases, the middle of {runs} whole runs (least - largest)"
+    table = _table(title, SUMMARY_COLUMNS)
+    for line in summarize(run):
+        numbers = spreads[line.name]
+        keys = ("time_us", f"speedup.{SEQUENTIAL}", "slowest", f"speedup.{TORCH_FUSED}", "efficiency")
+        table.add_row(line.label, str(line.cases), *(_spread(numbers.get(key), runs) for key in keys))
+    return table
+
+
+def _spread(numbers: Spread | None, runs: int) -> str:
+    if numbers is None:
+        return ""
+    middle = _significant(numbers.middle)
+    return middle if runs == 1 else f"{middle} ({_significant(numbers.least)}-{_significant(numbers.largest)})"
+
+
+def _significant(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

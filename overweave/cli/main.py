@@ -1,0 +1,78 @@
+"""`overweave`: one command per file of this folder, loaded when it is asked for.
+
+A command is a function of its file's name, typed as typer wants it. Loading by name keeps torch out of the commands
+that only read and think: show, verify and simulate start in a fraction of a second on any laptop.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pkgutil import resolve_name
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from overweave.errors import InputError, OverweaveError, ScheduleError
+
+COMMANDS = {
+    "doctor": "Look at this machine: versions, devices, links, memory; a cure for each check that fails.",
+    "demo": "Run both operators with the real kernels on emulated or real ranks and draw what happened.",
+    "show": "List the schedules, or print one.",
+    "verify": "Prove a schedule file, or say why not: exit 0 proven, 1 refuted, 2 unusable.",
+    "simulate": "Predict how long a schedule takes on a described machine.",
+    "explain": "Say which plan an operator would take for a shape, and why.",
+    "bench": "Measure an operator against the library, torch's fused operators and the roofs.",
+    "trace": "Record when each tile and chunk ran, beside what was simulated.",
+}
+REFUTED, UNUSABLE = 1, 2
+
+
+class _Later(TyperCommand):
+    """A command known by its name and help; its file is loaded when its arguments are read."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        single = typer.Typer(add_completion=False)
+        single.command(self.name, help=self.help)(resolve_name(f"overweave.cli.{self.name}:{self.name}"))
+        return get_command(single).make_context(info_name, args, parent=parent, **extra)
+
+
+class _Commands(TyperGroup):
+    """Every command of the table whose file is there; our own errors end it without a traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in COMMANDS if find_spec(f"overweave.cli.{name}")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        known = cmd_name in self.list_commands(ctx)
+        return _Later(name=cmd_name, help=COMMANDS[cmd_name], callback=_nothing) if known else None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OverweaveError as error:
+            typer.echo(f"overweave: {error}", err=True)
+            raise typer.Exit(UNUSABLE if isinstance(error, InputError | ScheduleError) else REFUTED) from None
+
+
+def _nothing() -> None:
+    """Stands in for a command's function until its file is loaded."""
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def overweave() -> None:
+    """Communication woven into computation: prove, predict, run and measure schedules."""
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

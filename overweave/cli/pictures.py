@@ -1,0 +1,90 @@
+"""A Timeline as text: one row per rank and track, time from left to right, one letterform and colour per kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from overweave.ir.timeline import KINDS, Kind, Span, Timeline
+
+# The colours of Okabe and Ito, told apart with any colour vision; the glyphs tell the kinds apart without colour.
+COLOURS: dict[Kind, str] = {
+    "compute": "#0072B2",
+    "copy": "#E69F00",
+    "collective": "#D55E00",
+    "reduce": "#009E73",
+    "wait": "#999999",
+    "begin": "#CC79A7",
+}
+GLYPHS: dict[Kind, str] = {
+    "compute": "█",
+    "copy": "▓",
+    "collective": "▒",
+    "reduce": "▚",
+    "wait": "·",
+    "begin": "▏",
+}
+_SEEN = 0.25  # share of a cell from which on its kind is drawn
+_PROGRAM = re.compile(r"\.\d{3}$")
+
+
+def print_gantt(console: Console, *timelines: Timeline) -> None:
+    """Draws the timelines one above the other, on one scale, as wide as the console."""
+    total = max((timeline.total_us for timeline in timelines), default=0.0)
+    rows = [(timeline, gathered(timeline)) for timeline in timelines]
+    label = max((len(_label(key)) for _, tracks in rows for key in tracks), default=0)
+    width = max(20, console.width - label - 2)
+    for timeline, tracks in rows:
+        console.print(Text(f"{timeline.source}: {timeline.name}, {timeline.total_us:.1f} us", style="bold"))
+        for key, spans in tracks.items():
+            line = Text(f"{_label(key):<{label}} ")
+            line.append_text(_bar(spans, total, width))
+            console.print(line, no_wrap=True, overflow="crop")
+    console.print(Text(f"{'':<{label}} 0{f'{total:.0f} us':>{width - 1}}", style="dim"), no_wrap=True)
+    console.print(_legend(span.kind for timeline in timelines for span in timeline.spans))
+
+
+def gathered(timeline: Timeline) -> dict[tuple[int, str], list[Span]]:
+    """Spans by (rank, track), in the order of `Timeline.tracks`; the programs of a kernel share their queue's track."""
+    tracks: dict[tuple[int, str], list[Span]] = {}
+    for rank, track in timeline.tracks():
+        tracks.setdefault((rank, _PROGRAM.sub("", track)), [])
+    for span in timeline.spans:
+        tracks[span.rank, _PROGRAM.sub("", span.track)].append(span)
+    return tracks
+
+
+def _bar(spans: Iterable[Span], total_us: float, width: int) -> Text:
+    """Each cell shows the kind that fills most of it, or nothing."""
+    cells: list[dict[Kind, float]] = [{} for _ in range(width)]
+    cell_us = total_us / width if total_us else 1.0
+    for span in spans:
+        first, last = int(span.begin_us / cell_us), int(span.end_us / cell_us)
+        for cell in range(first, min(last, width - 1) + 1):
+            covered = min(span.end_us, (cell + 1) * cell_us) - max(span.begin_us, cell * cell_us)
+            cells[cell][span.kind] = cells[cell].get(span.kind, 0.0) + covered
+    bar = Text()
+    for covers in cells:
+        kind = max((kind for kind in KINDS if kind in covers), key=lambda kind: covers[kind], default=None)
+        if kind is None or covers[kind] < _SEEN * cell_us:
+            bar.append(" ")
+        else:
+            bar.append(GLYPHS[kind], style=COLOURS[kind])
+    return bar
+
+
+def _legend(kinds: Iterable[Kind]) -> Text:
+    seen = set(kinds)
+    legend = Text()
+    for kind in KINDS:
+        if kind in seen:
+            legend.append(GLYPHS[kind], style=COLOURS[kind])
+            legend.append(f" {kind}  ")
+    return legend
+
+
+def _label(key: tuple[int, str]) -> str:
+    return f"rank {key[0]} {key[1]}"

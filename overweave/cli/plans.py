@@ -1,0 +1,85 @@
+"""From words on a command line to Problems and Plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import MsgspecError, convert
+from msgspec.structs import replace
+
+from overweave.errors import InputError, ScheduleFileError
+from overweave.ir.files import read_file
+from overweave.ir.plan import Plan, Problem
+from overweave.ir.schedule import Schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.verdict import Verdict
+from overweave.schedules.catalog import template_of
+from overweave.schedules.tile_order import tile_count, tile_orders
+
+MAX_TILES = 2**22  # of a plan from a file
+# What `-o` may say of the problem; everything else is the schedule's.
+PROBLEM_OPTIONS = ("m", "n", "k", "dtype", "b_is_transposed", "returns_gathered")
+
+
+def options_of(words: Iterable[str]) -> dict[str, str]:
+    """`["pieces=2", "order=ring"]` as a mapping. Raises InputError for a word without `=` or a key that comes twice."""
+    options: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or key in options:
+            raise InputError(f"option {word[:60]!r}", "not a new key=value", "Write for example -o pieces=2")
+        options[key] = value
+    return options
+
+
+def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Problem, dict[str, str]]:
+    """The problem that the options describe, small where they do not, and the options that are left.
+
+    Raises InputError for an unknown schedule and for a value that a Problem cannot have.
+    """
+    small = {"m": str(256 * world_size), "n": "512", "k": "128", "dtype": "bfloat16"}
+    asked = {key: value for key, value in options.items() if key in PROBLEM_OPTIONS}
+    fields = {"operator": template_of(name).operator, "world_size": world_size, **small, **asked}
+    try:
+        problem = convert(fields, Problem, strict=False)
+    except MsgspecError as error:
+        valid = f"Problem options: {', '.join(PROBLEM_OPTIONS)}"
+        raise InputError(f"problem for {name}", str(error), valid) from None
+    return problem, {key: value for key, value in options.items() if key not in PROBLEM_OPTIONS}
+
+
+def load(path: Path) -> Schedule | Plan:
+    """A file's schedule or plan, proven again, with its tile tables. Raises ScheduleFileError and ScheduleRefused."""
+    value = read_file(path)
+    prove(value).raise_if_refused()
+    return with_tile_orders(value) if isinstance(value, Plan) else value
+
+
+def prove(value: Schedule | Plan) -> Verdict:
+    """The proof of a schedule; of a plan also that its engines, tables and numbers do what the schedule says.
+
+    Raises ScheduleFileError if there can be no tables.
+    """
+    if isinstance(value, Schedule):
+        return verify_schedule(value)
+    # Tables are made from a proven schedule only: a hostile one could ask for any number of tiles.
+    verdict = verify_schedule(value.schedule)
+    return verify_plan(with_tile_orders(value), MachineLimits()) if verdict.ok else verdict
+
+
+def with_tile_orders(plan: Plan) -> Plan:
+    """A plan of a proven schedule; if it lacks tile tables, with those that schedule and realization imply.
+
+    Raises ScheduleFileError if there can be none, or if they would be too large.
+    """
+    if plan.tile_orders:
+        return plan
+    asked, cure = f"tile order of {plan.name}", "Give every queue an engine that can run it, and larger tiles"
+    try:
+        if tile_count(plan.schedule, plan.realization) > MAX_TILES:
+            raise ScheduleFileError(asked, f"more than {MAX_TILES} tiles", cure)
+        return replace(plan, tile_orders=tile_orders(plan.schedule, plan.realization))
+    except LookupError as error:
+        raise ScheduleFileError(asked, f"nothing known of {error}", cure) from None

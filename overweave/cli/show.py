@@ -1,0 +1,56 @@
+"""`overweave show`: the schedules there are, and what each of them says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+
+from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
+from overweave.errors import InputError
+from overweave.ir.files import to_json
+from overweave.ir.text import to_text
+from overweave.schedules.catalog import TEMPLATES, build
+
+
+def show(
+    name: Annotated[str | None, typer.Argument(help="A schedule; without one, all are listed.")] = None,
+    world: Annotated[int, typer.Option("--world", "-w", help="How many ranks.")] = 4,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help=f"key=value, also {', '.join(PROBLEM_OPTIONS)}.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the plan there instead; - is stdout.")] = None,
+) -> None:
+    """List the schedules, or print one in the text form (or its plan as JSON)."""
+    if name is None:
+        if json or option:
+            raise InputError("show", "options without a schedule", "Name one; `overweave show` lists them")
+        typer.echo(listing())
+        return
+    problem, options = problem_of(name, world, options_of(option or []))
+    plan = build(name, problem, options, rank=0)
+    if json is None:
+        typer.echo(to_text(plan.schedule), nl=False)
+        return
+    # Tile tables follow from the rest; whoever loads the file makes them anew.
+    data = to_json(replace(plan, tile_orders=()))
+    if str(json) == "-":
+        typer.echo(data.decode(), nl=False)
+        return
+    try:
+        json.write_bytes(data)
+    except OSError as error:
+        raise InputError(f"write {json}", str(error), "Name a file that can be written") from None
+    typer.echo(f"{name}: {len(plan.schedule.operations)} operations on {world} ranks -> {json}")
+
+
+def listing() -> str:
+    """One line per schedule: its name, what it does and the options it takes."""
+    width = max(map(len, TEMPLATES))
+    lines = []
+    for name, template in TEMPLATES.items():
+        options = " ".join(option.name for option in template.options)
+        lines.append(f"{name:{width}}  {template.summary}{f' [{options}]' if options else ''}")
+    return "\n".join(lines)

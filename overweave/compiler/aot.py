@@ -1,0 +1,171 @@
+"""Ahead-of-time compilation of a Triton kernel for Hopper, on any machine: no GPU is needed or touched.
+
+Triton brings its own assembler; what a kernel will occupy on an SM is read from the assembler's report, so residency,
+spills and the lint can be judged on a laptop. Nothing stays on disk. The process must not be one in which Triton
+interprets kernels: there a `@triton.jit` function is no longer something that can be compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import triton
+from msgspec import Struct
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import JITFunction
+
+from overweave.errors import InputError, MachineError
+
+HOPPER = GPUTarget("cuda", 90, 32)
+ARCHITECTURE = "sm_90a"
+_SCRATCH_PARAMETERS = 2  # Triton 3.6 appends a global and a profiling scratch pointer to every kernel
+_DESCRIPTOR = re.compile(r"tensordesc<[^\[]*\[([^\]]*)\]")
+
+
+class Source(Struct, frozen=True):
+    """A kernel and what it is specialised for.
+
+    kernel: the `@triton.jit` or `@gluon.jit` function. signature: argument name -> type (`*bf16`, `i32`,
+    `tensordesc<bf16[128,64]>`, Gluon: `tensordesc<bf16[128, 64],LAYOUT>`), without the constexprs. constexprs: name -> value. attrs: name -> power of two that divides the argument (16 is what
+    Triton assumes of aligned pointers at launch). options: `num_warps`, `num_stages`, ... config: a label for reports.
+    """
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any] = {}
+    attrs: Mapping[str, int] = {}
+    options: Mapping[str, int] = {}
+    config: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+
+class Resources(Struct, frozen=True):
+    """What one block occupies, as the assembler reports it.
+
+    registers: per thread. spill_bytes: stored to local memory because registers ran out. stack_bytes: local memory per
+    thread, spills included. shared_bytes: static and dynamic shared memory. warnings: the assembler's, in order.
+    """
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    num_warps: int
+    warnings: tuple[str, ...] = ()
+
+
+class Compiled(Struct, frozen=True):
+    """A kernel as text and as code. pointers: position of each pointer or descriptor argument among PTX parameters."""
+
+    name: str
+    config: str
+    ptx: str
+    cubin: bytes
+    pointers: Mapping[int, str]
+    resources: Resources
+
+
+def compile_kernel(source: Source) -> Compiled:
+    """Compiles for sm_90a.
+
+    Raises MachineError in an interpreting process and when compiler or assembler refuse the kernel, InputError when
+    the source's names do not fit the kernel.
+    """
+    _require_compilable(source)
+    signature = {name: source.signature.get(name, "constexpr") for name in source.kernel.arg_names}
+    attrs = {(source.kernel.arg_names.index(name),): [["tt.divisibility", by]] for name, by in source.attrs.items()}
+    make = GluonASTSource if source.kernel.is_gluon() else ASTSource
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory(prefix="overweave-") as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        try:
+            with contextlib.redirect_stdout(said):  # Triton prints the whole PTX when the assembler refuses it
+                made = triton.compile(
+                    make(source.kernel, signature, dict(source.constexprs), attrs), HOPPER, dict(source.options)
+                )
+        except Exception as error:
+            raise MachineError(
+                f"compile {source.name} [{source.config}] for {ARCHITECTURE}", str(error)[:800], "Mend the kernel"
+            ) from error
+        ptx, cubin = str(made.asm["ptx"]), bytes(made.asm["cubin"])
+        shared_bytes, num_warps = int(made.metadata.shared), int(made.metadata.num_warps)
+    pointers = _pointers(source, signature, ptx)
+    resources = measure(ptx, shared_bytes, num_warps)
+    return Compiled(source.name, source.config, ptx, cubin, pointers, resources)
+
+
+def measure(ptx: str, shared_bytes: int, num_warps: int) -> Resources:
+    """Assembles PTX and reads the assembler's report. Raises MachineError if it refuses."""
+    with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
+        text, code = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        text.write_text(ptx)
+        command = [get_ptxas(HOPPER.arch).path, "-v", f"--gpu-name={ARCHITECTURE}", str(text), "-o", str(code)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise MachineError(f"assemble PTX for {ARCHITECTURE}", ran.stderr.strip()[:800], "Mend the kernel")
+    report = ran.stderr
+    return Resources(
+        registers=_number(r"Used (\d+) registers", report),
+        spill_bytes=_number(r"(\d+) bytes spill stores", report),
+        stack_bytes=_number(r"(\d+) bytes stack frame", report),
+        shared_bytes=shared_bytes,
+        num_warps=num_warps,
+        warnings=tuple(re.findall(r"(?:warning|info)\s*:\s*(\(C\d+\)[^\n]*)", report)),
+    )
+
+
+def _require_compilable(source: Source) -> None:
+    if triton.knobs.runtime.interpret or not isinstance(source.kernel, JITFunction):
+        raise MachineError(
+            f"compile {getattr(source.kernel, '__name__', source.kernel)} ahead of time",
+            "this process interprets Triton kernels (TRITON_INTERPRET), or this is no @triton.jit function",
+            "Compile in a process of its own, started without TRITON_INTERPRET",
+        )
+    names = set(source.kernel.arg_names)
+    given = set(source.signature) | set(source.constexprs)
+    if names != given or set(source.signature) & set(source.constexprs) or not set(source.attrs) <= names:
+        raise InputError(
+            f"compile {source.name}",
+            f"arguments {sorted(names ^ given)} are missing or unknown, or stand twice",
+            "Name every argument once, in signature or in constexprs",
+        )
+
+
+def _pointers(source: Source, signature: Mapping[str, str], ptx: str) -> dict[int, str]:
+    """A descriptor of d dimensions takes 1 + 2 d parameters (itself, its shape, its strides), all else takes one."""
+    position = 0
+    found = {}
+    for name in source.kernel.arg_names:
+        kind = signature[name]
+        if kind == "constexpr":
+            continue
+        descriptor = _DESCRIPTOR.match(kind)
+        if descriptor or kind.startswith("*"):
+            found[position] = name
+        position += 1 + 2 * len(descriptor.group(1).split(",")) if descriptor else 1
+    shown = len(re.findall(rf"\.param [^\n]*{re.escape(source.name)}_param_\d+", ptx))
+    if shown != position + _SCRATCH_PARAMETERS:
+        raise MachineError(
+            f"match the arguments of {source.name} to PTX",
+            f"Triton {triton.__version__} passes {shown}, Triton 3.6 {position + _SCRATCH_PARAMETERS}",
+            "Lint with Triton 3.6",
+        )
+    return found
+
+
+def _number(pattern: str, report: str) -> int:
+    match = re.search(pattern, report)
+    return int(match.group(1)) if match else 0

@@ -1,0 +1,66 @@
+"""The PTX lint: the mistakes of memory order, waiting and code generation that no emulator can see.
+
+It is given a compiled kernel and the kernel's own contract, and knows no kernel of ours: a user's has the same rights.
+What it cannot see: which element of an array a pointer names (an order between two chunks of one buffer is the
+schedule's proof, ir/verify), values (that the epoch waited for is the right one), and anything inside a call.
+
+    findings = lint(compile_kernel(source), contract)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from overweave.compiler.aot import Compiled
+from overweave.compiler.lint_build import forbidden, spills, system_scope, tensor_cores
+from overweave.compiler.lint_contract import Contract, Finding
+from overweave.compiler.lint_order import (
+    announced_order,
+    barrier_before_release,
+    bulk_completion,
+    guarded_order,
+    handed_over,
+    proxy_fence,
+)
+from overweave.compiler.lint_subject import Subject
+from overweave.compiler.lint_waits import deadline, declared_counts, wait_loop
+
+Rule = Callable[[Subject], Iterable[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    barrier_before_release,
+    system_scope,
+    wait_loop,
+    bulk_completion,
+    proxy_fence,
+    handed_over,
+    guarded_order,
+    announced_order,
+    declared_counts,
+    deadline,
+    spills,
+    tensor_cores,
+    forbidden,
+)
+
+
+def lint(compiled: Compiled, contract: Contract) -> tuple[Finding, ...]:
+    """Every rule that the kernel breaks, in the order of RULES. Empty if it keeps its contract.
+
+    Raises InputError for a contract that names no argument of the kernel, MachineError for PTX that cannot be followed.
+    """
+    subject = Subject(compiled, contract)
+    merged: dict[tuple[str, str], list[Finding]] = {}
+    for rule in RULES:
+        for finding in rule(subject):
+            merged.setdefault((finding.rule, finding.what), []).append(finding)
+    return tuple(_first(findings) for findings in merged.values())
+
+
+def _first(findings: list[Finding]) -> Finding:
+    """One finding for all places with the same fault: the first, and how many more."""
+    if len(findings) == 1:
+        return findings[0]
+    return replace(findings[0], what=f"{findings[0].what} (and at {len(findings) - 1} more places)")

@@ -1,0 +1,237 @@
+"""What a machine gives: frozen numbers, each with its source, and the machines that were measured.
+
+A machine is a JSON file in `machines/`. Curves hold measured points; between them time grows linearly with size, so a
+curve is as good as its points and no constant hides a fit.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from overweave.errors import InputError
+
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Whole = Annotated[int, Meta(ge=1)]
+Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
+
+
+class Curve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Points (bytes, GB/s), growing in bytes, of one transfer in a busy queue: launch excluded."""
+
+    points: Points
+    source: str
+
+    def time_us(self, size_bytes: float) -> float:
+        """Time of a transfer. Below the first point its time is a floor, beyond the last its rate holds."""
+        return _time_us(self.points, size_bytes)
+
+    @property
+    def peak_gb_per_s(self) -> float:
+        return max(rate for _, rate in self.points)
+
+
+class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Points (total bytes, GB/s) of a library collective, launch included.
+
+    Total is what all ranks hold together after an all-gather or before a reduce-scatter has scattered it; GB/s count
+    the bytes that cross each rank's port, `(world_size - 1) / world_size` of the total.
+    """
+
+    function: Literal["all_gather", "reduce_scatter"]
+    world_size: Whole
+    points: Points
+    source: str
+
+
+class TileRate(Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast all SMs together run tiles `[block_m, block_n]` of a bf16 matmul by one of our kernels or the library.
+
+    tflops: main loop only. overhead_us: prologue and epilogue of one tile, not hidden behind the next tile.
+    """
+
+    kernel: Literal["portable", "hopper", "library"]
+    block_m: Whole
+    block_n: Whole
+    tflops: Positive
+    overhead_us: NotNegative
+    source: str
+
+
+class DtypeRate(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rate of a dtype as a share of bf16's."""
+
+    dtype: str
+    share: Positive
+    source: str
+
+
+class Latency(Struct, frozen=True, forbid_unknown_fields=True):
+    us: NotNegative
+    source: str
+
+
+class Share(Struct, frozen=True, forbid_unknown_fields=True):
+    """A factor by which something gets slower beside something else."""
+
+    factor: Positive
+    source: str
+
+
+class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):
+    gb_per_s: Positive
+    source: str
+
+
+class Processor(Struct, frozen=True, forbid_unknown_fields=True):
+    """One GPU's limits. `program` is what Triton calls a program and CUDA a block."""
+
+    sms: Whole
+    clock_ghz: Positive
+    shared_memory_per_sm_bytes: Whole
+    shared_memory_per_program_bytes: Whole
+    registers_per_sm: Whole
+    threads_per_sm: Whole
+    programs_per_sm: Whole
+    l2_bytes: Whole
+    memory_bytes: Whole
+    source: str
+
+
+class Links(Struct, frozen=True, forbid_unknown_fields=True):
+    """Copy engine between peers. push and pull: one transfer a port, all ranks active. all_peers: sum over the
+    transfers that share a port. strided: factor on time when rows are not contiguous. sm: loads and stores by kernels.
+    """
+
+    push: Curve
+    pull: Curve
+    all_peers: Curve
+    strided: Share
+    sm: Bandwidth
+
+
+class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
+    """begin: the kernel at the head of a call that zeroes pads and waits for credits. kernel: a launch behind a
+    finished kernel of its stream. graph: from the head of a call to the first copy of its copy graph. signal: from a
+    kernel's release to its visibility. flag: a stream write behind a copy, in the copy's queue. observe: from
+    visibility to the end of a kernel's wait, also paid where the signal is there already. stream_wait: the same for a
+    stream. reduce_tile: a tile of the ordered reduction beyond its bytes.
+    """
+
+    begin: Latency
+    kernel: Latency
+    graph: Latency
+    signal: Latency
+    flag: Latency
+    observe: Latency
+    stream_wait: Latency
+    reduce_tile: Latency
+
+
+class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much slower kernels run while a rank's ports carry full copy-engine traffic, and beside a collective."""
+
+    copy_engine: Share
+    collective: Share
+
+
+class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
+    """One host: `gpus` equal processors, each with one port in and one out of a switch that never blocks."""
+
+    name: str
+    title: str
+    gpus: Whole
+    processor: Processor
+    hbm: Bandwidth
+    tiles: tuple[TileRate, ...]
+    dtypes: tuple[DtypeRate, ...]
+    links: Links
+    collectives: tuple[CollectiveCurve, ...]
+    latency: Latencies
+    sharing: Sharing
+
+    def tiles_of(self, kernel: str) -> tuple[TileRate, ...]:
+        """The tile shapes of a kernel. Raises InputError."""
+        found = tuple(tile for tile in self.tiles if tile.kernel == kernel)
+        if not found:
+            known = ", ".join(sorted({tile.kernel for tile in self.tiles}))
+            raise InputError(f"matmul kernel on {self.name}", kernel, f"Use one of {known}")
+        return found
+
+    def tile(self, kernel: str, block_m: int, block_n: int) -> TileRate:
+        """The rate of a tile shape of a kernel, or of its listed shape nearest in operand reuse. Raises InputError."""
+        reuse = _reuse(block_m, block_n)
+
+        def distance(tile: TileRate) -> tuple[float, int]:
+            return abs(_reuse(tile.block_m, tile.block_n) - reuse), abs(tile.block_m - block_m)
+
+        return min(self.tiles_of(kernel), key=distance)
+
+    def dtype_share(self, dtype: str) -> float:
+        """Rate of `dtype` over bf16's. Raises InputError."""
+        for rate in self.dtypes:
+            if rate.dtype == dtype:
+                return rate.share
+        raise InputError(f"dtype on {self.name}", dtype, f"Use one of {', '.join(rate.dtype for rate in self.dtypes)}")
+
+    def collective_us(self, function: str, world_size: int, total_bytes: float) -> float:
+        """Time of a library collective over `world_size` ranks, from the curve of the nearest group size measured."""
+        curves = [curve for curve in self.collectives if curve.function == function]
+        if not curves:
+            known = sorted({curve.function for curve in self.collectives})
+            raise InputError(f"collective on {self.name}", function, f"Use one of {', '.join(known)}")
+        if world_size < 2:
+            return 0.0
+        curve = min(curves, key=lambda curve: (abs(curve.world_size - world_size), -curve.world_size))
+        share, measured = (world_size - 1) / world_size, (curve.world_size - 1) / curve.world_size
+        crossing = tuple((size * measured, rate) for size, rate in curve.points)
+        return _time_us(crossing, total_bytes * share)
+
+
+def names() -> tuple[str, ...]:
+    """The machines that can be loaded."""
+    return tuple(
+        sorted(entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
+    )
+
+
+@lru_cache
+def load(name: str) -> Machine:
+    """The machine called `name`. Raises InputError."""
+    if name not in names():
+        raise InputError("machine", repr(name), f"Use one of {', '.join(names())}")
+    machine = msgspec.json.decode(_folder().joinpath(f"{name}.json").read_bytes(), type=Machine)
+    links = machine.links
+    measured = [links.push.points, links.pull.points, links.all_peers.points]
+    for points in measured + [curve.points for curve in machine.collectives]:
+        sizes = [size for size, _ in points]
+        if sizes != sorted(set(sizes)):
+            raise InputError(f"machine {name}", f"curve sizes {sizes}", "Sort the points by size")
+    return machine
+
+
+def _folder() -> Traversable:
+    return files("overweave.hardware") / "machines"
+
+
+def _reuse(block_m: int, block_n: int) -> float:
+    """Products per loaded operand element: what limits a tile shape's rate."""
+    return block_m * block_n / (block_m + block_n)
+
+
+def _time_us(points: Points, size_bytes: float) -> float:
+    """Interpolates time linearly in bytes between `points` (bytes, GB/s). 1 GB/s is 1e3 bytes/us."""
+    times = [(size, size / rate / 1e3) for size, rate in points]
+    if size_bytes <= times[0][0]:
+        return times[0][1]
+    for (low, low_us), (high, high_us) in pairwise(times):
+        if size_bytes <= high:
+            return low_us + (high_us - low_us) * (size_bytes - low) / (high - low)
+    return times[-1][1] * size_bytes / times[-1][0]

@@ -1,0 +1,83 @@
+"""The text form of a Schedule: one operation per line, exact in both directions.
+
+    schedule all_gather_matmul.push world_size=2 version=1
+    buffer x [64, 32] input
+    pad arrived [2]
+    queue tiles issue after main
+    credits 0 -> 1
+    given x@0[0:64,0:32] = a[0,0]
+    goal y@0[0:128,0:16] = a@b[0,0] sum 0:32
+    rank 0
+      copies push.0-1.0: put x@0[0:64,0:32] -> gathered@1[0:64,0:32] signal arrived@1[0]
+      tiles multiply.0-1.0: matmul gathered@0[64:128,0:32] @ w@0[0:32,0:16] -> y@0[64:128,0:16] wait arrived[1:2]>=1
+
+Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
+`+->` accumulates. `ir.parse` reads it, `ir.files` is the JSON form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from overweave.ir.parse import VERSION, from_text
+from overweave.ir.schedule import Collective, Compute, Copy, Goal, Operation, Reduce, Schedule
+
+__all__ = ["from_text", "operation_text", "to_text"]
+
+
+def to_text(schedule: Schedule) -> str:
+    """The schedule as text; `from_text` returns an equal one."""
+    return "\n".join(_lines(schedule)) + "\n"
+
+
+def _lines(schedule: Schedule) -> Iterator[str]:
+    yield f"schedule {schedule.name} world_size={schedule.world_size} version={VERSION}"
+    for buffer in schedule.buffers:
+        yield f"buffer {buffer.name} [{buffer.rows}, {buffer.cols}] {buffer.home}"
+    for pad in schedule.pads:
+        yield f"pad {pad.name} [{pad.size}]"
+    for queue in schedule.queues:
+        yield _spaced("queue", queue.name, queue.order, *(("after", *queue.after) if queue.after else ()))
+    for giver, credits in groupby(schedule.credits, lambda credit: credit.giver):
+        yield _spaced("credits", giver, "->", *(credit.taker for credit in credits))
+    for given in schedule.given:
+        yield f"given {given.region} = {given.tensor}[{given.row},{given.col}]"
+    for goal in schedule.goal:
+        yield _goal_line(goal)
+    for rank, operations in groupby(schedule.operations, lambda operation: operation.rank):
+        yield f"rank {rank}"
+        for operation in operations:
+            yield f"  {operation_text(operation)}"
+
+
+def _goal_line(goal: Goal) -> str:
+    terms = ("sum", *(f"{lo}:{hi}" for lo, hi in goal.terms)) if goal.terms else ()
+    return _spaced("goal", goal.region, "=", f"{goal.tensor}[{goal.row},{goal.col}]", *terms)
+
+
+def operation_text(operation: Operation) -> str:
+    """One operation on one line, without its rank."""
+    waits = ("wait", *operation.waits) if operation.waits else ()
+    notifies = ("signal", *operation.notifies) if operation.notifies else ()
+    return _spaced(operation.queue, f"{operation.name}:", *_deed(operation), *waits, *notifies)
+
+
+def _deed(operation: Operation) -> tuple[object, ...]:
+    if isinstance(operation, Compute):
+        arrow = "+->" if operation.accumulate else "->"
+        tiles = (f"tiles={operation.tiles}",) if operation.tiles > 1 else ()
+        return (operation.function, *operation.a, "@", operation.b, arrow, *operation.out, *tiles)
+    if isinstance(operation, Reduce):
+        operands = [word for part in operation.operands for word in ("+", part)][1:]
+        return ("reduce", *operands, "->", operation.out)
+    moved = (*operation.sources, "->", *operation.destinations) if operation.sources or operation.destinations else ()
+    if isinstance(operation, Collective):
+        ranks = ",".join(map(str, operation.ranks))
+        return (operation.function, f"label={operation.label}", f"ranks={ranks}", *moved)
+    delay = (f"delay_us={operation.delay_us}",) if isinstance(operation, Copy) and operation.delay_us else ()
+    return (operation.__struct_config__.tag, *delay, *moved)
+
+
+def _spaced(*words: object) -> str:
+    return " ".join(map(str, words))

@@ -1,0 +1,166 @@
+"""What happened when, on every rank: measured on a machine or simulated, in one form.
+
+A Timeline holds spans. Times are microseconds from the start of the call, with three decimals. Its measures are unions
+of intervals, so it does not matter how many tiles ran at once or how finely a run was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from overweave.errors import InputError
+
+Kind = Literal["compute", "copy", "collective", "reduce", "wait", "begin"]
+Source = Literal["measured", "simulated"]
+COMPUTE: Final = "compute"
+COPY: Final = "copy"
+COLLECTIVE: Final = "collective"
+REDUCE: Final = "reduce"
+WAIT: Final = "wait"
+BEGIN: Final = "begin"
+KINDS: tuple[Kind, ...] = (COMPUTE, COPY, COLLECTIVE, REDUCE, WAIT, BEGIN)
+COMMUNICATION = (COPY, COLLECTIVE, REDUCE)
+DECIMALS = 3
+
+Interval = tuple[float, float]
+
+
+class Span(Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that a rank did on one of its tracks: a queue, or a program of a kernel.
+
+    compute, reduce: tiles. copy: a chunk, from its first byte to its last. collective: from its start on all ranks.
+    wait: nothing but waiting for a signal. begin: the head of a call.
+    """
+
+    rank: int
+    track: str
+    name: str
+    kind: Kind
+    begin_us: float
+    end_us: float
+
+
+class Arrow(Struct, frozen=True, forbid_unknown_fields=True):
+    """`spans[target]` waited for a signal of `spans[source]`."""
+
+    source: int
+    target: int
+
+
+class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Spans of one call on all ranks, by begin time."""
+
+    name: str
+    source: Source
+    world_size: int
+    spans: tuple[Span, ...]
+    arrows: tuple[Arrow, ...] = ()
+
+    @property
+    def total_us(self) -> float:
+        """From the start of the call to the end of the slowest rank."""
+        return max((span.end_us for span in self.spans), default=0.0)
+
+    def of_rank(self, rank: int) -> tuple[Span, ...]:
+        return tuple(span for span in self.spans if span.rank == rank)
+
+    def tracks(self) -> tuple[tuple[int, str], ...]:
+        """(rank, track), ranks ascending, tracks in order of first use."""
+        first: dict[tuple[int, str], int] = {}
+        for position, span in enumerate(self.spans):
+            first.setdefault((span.rank, span.track), position)
+        return tuple(sorted(first, key=lambda key: (key[0], first[key])))
+
+    def busy_us(self, rank: int, kinds: Iterable[str]) -> float:
+        """Time in which at least one span of these kinds was running on `rank`."""
+        return length_us(self._union(rank, kinds))
+
+    def exposed_us(self, rank: int | None = None) -> float:
+        """Exposed communication: time of copies, collectives, reductions and waits during which nothing computed.
+
+        rank: None for the largest over the ranks.
+        """
+        if rank is None:
+            return max((self.exposed_us(each) for each in range(self.world_size)), default=0.0)
+        other = self._union(rank, (*COMMUNICATION, WAIT))
+        return length_us(other) - shared_us(other, self._union(rank, (COMPUTE,)))
+
+    def overlap_ratio(self, rank: int | None = None) -> float:
+        """Share of the communication that was hidden: (T_comp + T_comm - T) / T_comm. Zero without communication.
+
+        T_comp and T_comm are the times in which the rank computed and communicated, T its time until the call's end.
+        rank: None for the one that ends last. SOURCE: TileLink, section 7.
+        """
+        if rank is None:
+            rank = max(self.spans, key=lambda span: span.end_us).rank if self.spans else 0
+        computing, moving = self.busy_us(rank, (COMPUTE,)), self.busy_us(rank, COMMUNICATION)
+        total = max((span.end_us for span in self.of_rank(rank)), default=0.0)
+        return max(0.0, (computing + moving - total) / moving) if moving > 0 else 0.0
+
+    def _union(self, rank: int, kinds: Iterable[str]) -> list[Interval]:
+        wanted = set(kinds)
+        return union((span.begin_us, span.end_us) for span in self.spans if span.rank == rank and span.kind in wanted)
+
+
+def make_timeline(
+    name: str, source: Source, world_size: int, spans: Iterable[Span], arrows: Iterable[Arrow] = ()
+) -> Timeline:
+    """A Timeline with rounded times and spans sorted by begin; `arrows` index `spans` as given.
+
+    Raises InputError for a span that ends before it begins, or an arrow or rank that does not exist.
+    """
+    given = tuple(spans)
+    for span in given:
+        if not (0 <= span.rank < world_size and span.begin_us <= span.end_us < float("inf")):
+            found = f"{span.name} on rank {span.rank} from {span.begin_us} to {span.end_us}"
+            raise InputError("timeline span", found, f"Ranks lie in [0, {world_size}) and a span ends after it begins")
+    order = sorted(range(len(given)), key=lambda index: (given[index].begin_us, given[index].end_us, index))
+    place = {old: new for new, old in enumerate(order)}
+    try:
+        moved = sorted({(place[arrow.source], place[arrow.target]) for arrow in arrows})
+    except KeyError as missing:
+        raise InputError("timeline arrow", f"span {missing}", f"Use a number below {len(given)}") from None
+    return Timeline(
+        name=name,
+        source=source,
+        world_size=world_size,
+        spans=tuple(_rounded(given[index]) for index in order),
+        arrows=tuple(Arrow(*pair) for pair in moved),
+    )
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals, ascending, that cover the same points."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length_us(intervals: Iterable[Interval]) -> float:
+    return sum(end - begin for begin, end in intervals)
+
+
+def shared_us(left: list[Interval], right: list[Interval]) -> float:
+    """Length of the intersection of two unions."""
+    total, i, j = 0.0, 0, 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        total += max(0.0, end - begin)
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def _rounded(span: Span) -> Span:
+    return Span(
+        span.rank, span.track, span.name, span.kind, round(span.begin_us, DECIMALS), round(span.end_us, DECIMALS)
+    )

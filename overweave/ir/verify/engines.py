@@ -1,0 +1,67 @@
+"""Whether each queue's engine can run what stands in the queue."""
+
+from __future__ import annotations
+
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce
+from overweave.ir.verify.graphs import Graph
+from overweave.ir.verify.verdict import Findings
+
+RUNS: dict[str, tuple[type[Operation], ...]] = {
+    COPY_ENGINE: (Put, Get, Copy),
+    LIBRARY: (Compute, Copy, Reduce, Collective),
+    TILE_KERNEL: (Compute,),
+    REDUCE_KERNEL: (Reduce,),
+}
+ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", TILE_KERNEL: "issue", REDUCE_KERNEL: "issue"}
+
+
+def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
+    """One engine for each queue, of the queue's kind of order, that can run each of its operations."""
+    realization = plan.realization
+    queues = {queue.name: queue for queue in plan.schedule.queues}
+    engines: dict[str, str] = {}
+    for assignment in realization.engines:
+        if assignment.queue in engines or assignment.queue not in queues:
+            findings.add("engine", None, f"queue {assignment.queue} has two engines, or does not exist")
+        engines[assignment.queue] = assignment.engine
+    for queue in queues.values():
+        _check_queue(plan, queue, engines.get(queue.name), findings)
+    for position, operation in enumerate(plan.schedule.operations):
+        engine = engines.get(operation.queue)
+        if engine is not None:
+            _check_operation(operation, engine, findings)
+            if engine == COPY_ENGINE:
+                _check_announcement(graph, position, findings)
+
+
+def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Findings) -> None:
+    if engine is None:
+        findings.add("engine", None, f"queue {queue.name} has no engine")
+        return
+    if queue.order != ORDER[engine]:
+        findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
+    if (engine == TILE_KERNEL and plan.realization.matmul is None) or (
+        engine == REDUCE_KERNEL and plan.realization.reduction is None
+    ):
+        findings.add("engine", None, f"queue {queue.name} is a {engine}, which has no configuration")
+
+
+def _check_operation(operation: Operation, engine: str, findings: Findings) -> None:
+    if not isinstance(operation, RUNS[engine]):
+        findings.add("engine", operation, f"a {type(operation).__name__} cannot run on a {engine}")
+    elif engine == COPY_ENGINE and isinstance(operation, Copy) and operation.sources:
+        # A local copy is a kernel: behind one that fills every SM and waits for it, it never starts.
+        findings.add("engine", operation, "a copy within a rank needs SMs, which the copy engine has not")
+    elif engine == LIBRARY and operation.instances != 1:
+        findings.add("engine", operation, f"a library call is one instance, not {operation.instances}")
+    elif engine == LIBRARY and any(region.rank != operation.rank for region in operation.reads):
+        findings.add("engine", operation, "a library call reads its own rank's memory only")
+
+
+def _check_announcement(graph: Graph, position: int, findings: Findings) -> None:
+    """A copy engine can only set a word: it must be the signal's only contributor."""
+    for key in graph.notified[position]:
+        if graph.full[key] != 1:
+            said = f"sets {graph.signal_name(key)} to 1, but in a call the signal counts to {graph.full[key]}"
+            findings.add("engine", graph.operations[position], said)

@@ -1,0 +1,246 @@
+"""Well-formedness: names, bounds, shapes and who may touch what. Everything later relies on it.
+
+Schedules come from files too, so nothing is believed: not that a rank exists, nor that a range is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from overweave.ir.schedule import (
+    INPUT,
+    LIMIT,
+    LOCAL,
+    OUTPUT,
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Operation,
+    Put,
+    Range,
+    Reduce,
+    ReducePut,
+    Region,
+    Schedule,
+)
+from overweave.ir.verify.verdict import Findings
+
+MOST_RANKS = 1024
+MOST_OPERATIONS = 1 << 15
+MOST_REGIONS = 1 << 19
+
+
+def check_form(schedule: Schedule, findings: Findings) -> None:
+    """Adds a refusal for everything that later passes could stumble over."""
+    if not 1 <= schedule.world_size <= MOST_RANKS or len(schedule.operations) > MOST_OPERATIONS:
+        size = f"{len(schedule.operations)} operations on {schedule.world_size} ranks"
+        findings.add("too_large", None, f"{size}; up to {MOST_OPERATIONS} on 1 to {MOST_RANKS} ranks are proven")
+        return
+    _check_names(schedule, findings)
+    for buffer in schedule.buffers:
+        if not (0 <= buffer.rows <= LIMIT and 0 <= buffer.cols <= LIMIT):
+            findings.add("bounds", None, f"buffer {buffer.name} is [{buffer.rows}, {buffer.cols}]")
+    for pad in schedule.pads:
+        if not 1 <= pad.size <= LIMIT:
+            findings.add("bounds", None, f"pad {pad.name} has {pad.size} signals")
+    for credit in schedule.credits:
+        if not (0 <= credit.giver < schedule.world_size and 0 <= credit.taker < schedule.world_size):
+            findings.add("bounds", None, f"credit from rank {credit.giver} to {credit.taker} of {schedule.world_size}")
+    form = _Form(schedule, findings)
+    form.check_given_and_goal()
+    for operation in schedule.operations:
+        form.check_operation(operation)
+
+
+def _check_names(schedule: Schedule, findings: Findings) -> None:
+    kinds: tuple[tuple[str, Iterable[str]], ...] = (
+        ("buffer", (buffer.name for buffer in schedule.buffers)),
+        ("pad", (pad.name for pad in schedule.pads)),
+        ("queue", (queue.name for queue in schedule.queues)),
+        ("operation", (operation.name for operation in schedule.operations)),
+    )
+    for kind, names in kinds:
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                findings.add("name", None, f"two {kind}s are called {name}")
+            seen.add(name)
+    known = {queue.name for queue in schedule.queues}
+    for queue in schedule.queues:
+        for name in queue.after:
+            if name not in known:
+                findings.add("name", None, f"queue {queue.name} runs after queue {name}, which does not exist")
+
+
+class _Form:
+    """Checks operations one by one. `sound` remembers the regions that lie within their buffers."""
+
+    def __init__(self, schedule: Schedule, findings: Findings) -> None:
+        self.schedule, self.findings = schedule, findings
+        self.world_size = schedule.world_size
+        self.buffers = {buffer.name: buffer for buffer in schedule.buffers}
+        self.pads = {pad.name: pad.size for pad in schedule.pads}
+        self.queues = {queue.name for queue in schedule.queues}
+        self.sound: set[Region] = set()
+        self.regions = 0
+
+    def check_given_and_goal(self) -> None:
+        for given in self.schedule.given:
+            if self.check_region(None, given.region) and self.buffers[given.region.buffer].home not in (INPUT, OUTPUT):
+                self.findings.add("form", None, "only a caller's buffer holds anything at the start", given.region)
+        for goal in self.schedule.goal:
+            if self.check_region(None, goal.region) and self.buffers[goal.region.buffer].home != OUTPUT:
+                self.findings.add("form", None, "only an output can be a goal", goal.region)
+            if any(not 0 <= lo <= hi for lo, hi in goal.terms):
+                self.findings.add("form", None, f"terms {terms_shown(goal.terms)} are not ranges", goal.region)
+
+    def check_operation(self, operation: Operation) -> None:
+        if not 0 <= operation.rank < self.world_size:
+            self.findings.add("bounds", operation, f"the group has {self.world_size} ranks")
+            return
+        if operation.queue not in self.queues:
+            self.findings.add("name", operation, f"queue {operation.queue} does not exist")
+        self._check_signals(operation)
+        reads, writes = operation.reads, operation.writes
+        self.regions += len(reads) + len(writes)
+        if self.regions > MOST_REGIONS:
+            self.findings.add("too_large", operation, f"more than {MOST_REGIONS} regions are touched")
+            return
+        sound = self.sound
+        is_sound = True
+        for region in reads:
+            if region not in sound and not self.check_region(operation, region):
+                is_sound = False
+        for region in writes:
+            if region not in sound and not self.check_region(operation, region):
+                is_sound = False
+        if is_sound:
+            CHECKS[type(operation)](self, operation)
+            for region in writes:
+                home = self.buffers[region.buffer].home
+                if home == INPUT:
+                    self.findings.add("ownership", operation, "an input is only read", region)
+
+    def _check_signals(self, operation: Operation) -> None:
+        for wait in operation.waits:
+            size = self.pads.get(wait.pad)
+            lo, hi = wait.signals
+            if size is None:
+                self.findings.add("name", operation, f"waits for pad {wait.pad}, which does not exist")
+            elif not 0 <= lo <= hi <= size:
+                self.findings.add("bounds", operation, f"waits for {wait}; the pad has {size} signals")
+        for notify in operation.notifies:
+            size = self.pads.get(notify.pad)
+            if size is None:
+                self.findings.add("name", operation, f"notifies pad {notify.pad}, which does not exist")
+            elif not (0 <= notify.signal < size and 0 <= notify.rank < self.world_size):
+                there = f"the pad has {size} signals on each of {self.world_size} ranks"
+                self.findings.add("bounds", operation, f"notifies {notify}; {there}")
+
+    def check_region(self, operation: Operation | None, region: Region) -> bool:
+        """Whether the region lies in its buffer, on a rank of the group, and its home lets the operation touch it."""
+        buffer = self.buffers.get(region.buffer)
+        if buffer is None:
+            self.findings.add("name", operation, f"buffer {region.buffer} does not exist", region)
+            return False
+        (r0, r1), (c0, c1) = region.rows, region.cols
+        if not (0 <= region.rank < self.world_size and 0 <= r0 <= r1 <= buffer.rows and 0 <= c0 <= c1 <= buffer.cols):
+            whole = f"{buffer.name} is [{buffer.rows}, {buffer.cols}] on each of {self.world_size} ranks"
+            self.findings.add("bounds", operation, f"out of bounds: {whole}", region)
+            return False
+        if operation is not None and buffer.home == LOCAL and region.rank != operation.rank:
+            self.findings.add("ownership", operation, "a local buffer is its own rank's only", region)
+            return False
+        if buffer.home != LOCAL:  # whether a local region is sound depends on who asks
+            self.sound.add(region)
+        return True
+
+    def all_on(self, operation: Operation, regions: Iterable[Region], what: str) -> None:
+        for region in regions:
+            if region.rank != operation.rank:
+                self.findings.add("ownership", operation, f"{what} must lie on its own rank", region)
+
+    def none_on(self, operation: Operation, regions: Iterable[Region], what: str) -> None:
+        for region in regions:
+            if region.rank == operation.rank:
+                self.findings.add("ownership", operation, f"{what} must lie on a peer", region)
+
+    def same_shapes(self, operation: Operation, left: Sequence[Region], right: Sequence[Region]) -> None:
+        if len(left) != len(right):
+            self.findings.add("form", operation, f"{len(left)} sources for {len(right)} destinations")
+            return
+        for source, destination in zip(left, right, strict=True):
+            if source.shape != destination.shape:
+                self.findings.add("form", operation, f"{source} does not fit {destination}", destination)
+
+
+def _check_push(form: _Form, operation: Put | ReducePut) -> None:
+    form.all_on(operation, operation.sources, "what it pushes")
+    form.none_on(operation, operation.destinations, "where it pushes to")
+    form.same_shapes(operation, operation.sources, operation.destinations)
+
+
+def _check_get(form: _Form, operation: Get) -> None:
+    form.none_on(operation, operation.sources, "what it pulls")
+    form.all_on(operation, operation.destinations, "where it pulls to")
+    form.same_shapes(operation, operation.sources, operation.destinations)
+
+
+def _check_copy(form: _Form, operation: Copy) -> None:
+    form.all_on(operation, operation.sources, "what it copies")
+    form.all_on(operation, operation.destinations, "where it copies to")
+    form.same_shapes(operation, operation.sources, operation.destinations)
+
+
+def _check_compute(form: _Form, compute: Compute) -> None:
+    form.all_on(compute, (*compute.a, compute.b, *compute.out), "what it computes with")
+    if not (compute.a and compute.out and 1 <= compute.tiles <= LIMIT):
+        form.findings.add("form", compute, "needs `a`, `out` and at least one tile")
+        return
+    depth, width = compute.b.shape
+    heights = [sum(part.shape[0] for part in parts) for parts in (compute.a, compute.out)]
+    fits = all(part.shape[1] == depth for part in compute.a) and all(part.shape[1] == width for part in compute.out)
+    if not fits or heights[0] != heights[1]:
+        a, out = " + ".join(map(str, compute.a)), " + ".join(map(str, compute.out))
+        form.findings.add("form", compute, f"{a} @ {compute.b} does not have the shape of {out}", compute.out[0])
+
+
+def _check_reduce(form: _Form, reduce: Reduce) -> None:
+    form.all_on(reduce, (reduce.out,), "its sum")
+    if not reduce.operands:
+        form.findings.add("form", reduce, "has nothing to sum", reduce.out)
+    for operand in reduce.operands:
+        if operand.shape != reduce.out.shape:
+            form.findings.add("form", reduce, f"operand {operand} does not fit {reduce.out}", operand)
+
+
+def _check_collective(form: _Form, part: Collective) -> None:
+    """The parts are compared with one another once all are known (`graphs.py`)."""
+    form.all_on(part, (*part.sources, *part.destinations), "its part")
+    members = len(part.ranks)
+    if part.rank not in part.ranks or len(set(part.ranks)) != members:
+        form.findings.add("form", part, f"its members are {part.ranks[:16]}")
+    gathers = part.function == "all_gather"
+    lengths = (1, members) if gathers else (members, 1)
+    if (len(part.sources), len(part.destinations)) != lengths:
+        found = f"{len(part.sources)} sources and {len(part.destinations)} destinations"
+        form.findings.add("form", part, f"{found}; a {part.function} of {members} has {lengths[0]} and {lengths[1]}")
+
+
+def terms_shown(terms: tuple[Range, ...]) -> str:
+    """Ranges of the reduced axis in the order they are added; the first few."""
+    shown = " + ".join(f"[{lo}:{hi}]" for lo, hi in terms[:8])
+    return (shown + (" + ..." if len(terms) > 8 else "")) or "none"
+
+
+CHECKS: dict[type[Operation], Callable[[_Form, Any], None]] = {
+    Put: _check_push,
+    Get: _check_get,
+    Copy: _check_copy,
+    ReducePut: _check_push,
+    Compute: _check_compute,
+    Reduce: _check_reduce,
+    Collective: _check_collective,
+}

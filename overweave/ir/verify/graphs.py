@@ -1,0 +1,146 @@
+"""The edges between operations: launch order, signals from contributors to waiters, the parts of collectives.
+
+Two graphs are made of them. The one with the most constraints, in which each rank runs its operations one by one in
+launch order, decides about deadlock (`deadlock.py`). The one with the fewest decides about races (`happens_before.py`).
+Every edge of the second is a path of the first, so an order of the first serves both.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
+from overweave.ir.verify.verdict import Findings
+
+Key = int  # a signal of one rank, numbered through all pads
+MOST_WAITED_SIGNALS = 1 << 22
+
+
+class Graph:
+    """The operations of a schedule with what they wait for and announce, by position in `operations`.
+
+    of_rank: positions of each rank's operations, in launch order.
+    waited, notified: the signals of each operation.     full: the full count of every signal that is notified.
+    members: positions of a collective's parts, by label, in the order of its ranks.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.operations = schedule.operations
+        self.of_rank: list[list[int]] = [[] for _ in range(schedule.world_size)]
+        self.waited: list[tuple[Key, ...] | range] = []
+        self.notified: list[tuple[Key, ...]] = []
+        self.full: dict[Key, int] = {}
+        self.members: dict[str, list[int]] = {}
+        sizes = [pad.size for pad in schedule.pads]
+        starts = accumulate(sizes, initial=0)
+        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}
+        self.signals_per_rank = sum(sizes)
+
+    def key(self, pad: str, rank: int, signal: int) -> Key:
+        return rank * self.signals_per_rank + self.first_signal[pad] + signal
+
+    def signal_name(self, key: Key) -> str:
+        """`pad@rank[signal]`."""
+        rank, number = divmod(key, self.signals_per_rank)
+        for pad in reversed(self.schedule.pads):
+            if self.first_signal[pad.name] <= number:
+                return f"{pad.name}@{rank}[{number - self.first_signal[pad.name]}]"
+        raise KeyError(key)
+
+    def contributors(self, key: Key) -> list[Operation]:
+        return [operation for at, operation in enumerate(self.operations) if key in self.notified[at]]
+
+
+def build_graph(schedule: Schedule, findings: Findings) -> Graph:
+    """The graph of a well-formed schedule. Adds refusals for miscounted, unsent and unawaited signals."""
+    graph = Graph(schedule)
+    first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
+    notified, of_rank = graph.notified, graph.of_rank
+    for position, operation in enumerate(schedule.operations):
+        of_rank[operation.rank].append(position)
+        keys = tuple([notify.rank * per_rank + first[notify.pad] + notify.signal for notify in operation.notifies])
+        if keys:
+            instances = operation.instances
+            for key in keys:
+                full[key] = full.get(key, 0) + instances
+        notified.append(keys)
+        if type(operation) is Collective:
+            graph.members.setdefault(operation.label, []).append(position)
+    _add_waits(graph, findings)
+    for label, positions in graph.members.items():
+        _check_members(graph, label, positions, findings)
+    return graph
+
+
+def _add_waits(graph: Graph, findings: Findings) -> None:
+    first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
+    awaited: set[Key] = set()
+    total = 0
+    for operation in graph.operations:
+        keys: tuple[Key, ...] | range = ()
+        for wait in operation.waits:
+            base = operation.rank * per_rank + first[wait.pad]
+            lo, hi = wait.signals
+            asked = range(base + lo, base + hi)
+            total += hi - lo
+            if total > MOST_WAITED_SIGNALS:
+                findings.add("too_large", operation, f"more than {MOST_WAITED_SIGNALS} signals are waited for")
+                return
+            count = wait.count
+            for key in asked:
+                if full.get(key) != count:
+                    _miscounted(graph, operation, key, (count, full.get(key)), findings)
+            keys = (*keys, *asked) if keys else asked
+        awaited.update(keys)
+        graph.waited.append(keys)
+    for key in full.keys() - awaited:
+        sender = graph.contributors(key)[0]
+        name, rank = graph.signal_name(key), key // per_rank
+        findings.add("signal", sender, f"notifies {name}, for which no operation on rank {rank} waits")
+    for key, count in full.items():
+        if count > LIMIT:
+            findings.add("width", graph.contributors(key)[0], f"{graph.signal_name(key)} counts to {count}")
+
+
+def _miscounted(
+    graph: Graph, operation: Operation, key: Key, counts: tuple[int, int | None], findings: Findings
+) -> None:
+    asked, full = counts
+    name = graph.signal_name(key)
+    if full is None:
+        findings.add("signal", operation, f"waits for {name}, which nobody notifies")
+        return
+    senders = ", ".join(sender.name for sender in graph.contributors(key)[:4])
+    findings.add("signal", operation, f"waits until {name} is {asked}, but {senders} add {full} to it in a call")
+
+
+def _check_members(graph: Graph, label: str, positions: list[int], findings: Findings) -> None:
+    """One part on each rank, all of one kind, with shapes that fit. Puts `positions` in the order of the ranks."""
+    parts: dict[int, Collective] = {}
+    for position in positions:
+        part = graph.operations[position]
+        assert isinstance(part, Collective)
+        if part.rank in parts:
+            findings.add("form", part, f"rank {part.rank} has two parts of collective {label}")
+        parts[part.rank] = part
+    some = next(iter(parts.values()))
+    missing = [rank for rank in some.ranks if rank not in parts]
+    if missing:
+        findings.add("form", some, f"collective {label} lacks its part on ranks {missing[:16]}")
+    for part in parts.values():
+        if (part.ranks, part.function) != (some.ranks, some.function):
+            findings.add("form", part, f"{part.function} of {part.ranks[:16]}, but {some.name} says otherwise")
+            return
+    if missing:
+        return
+    for part in parts.values():
+        for at, member in enumerate(parts[rank] for rank in some.ranks):
+            gathers = some.function == "all_gather"
+            source, destination = (
+                (member.sources[0], part.destinations[at]) if gathers else (part.sources[at], member.destinations[0])
+            )
+            if source.shape != destination.shape:
+                findings.add("form", part, f"{source} does not fit {destination}", destination)
+    order = {rank: at for at, rank in enumerate(some.ranks)}
+    positions.sort(key=lambda position: order[graph.operations[position].rank])

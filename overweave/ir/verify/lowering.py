@@ -1,0 +1,187 @@
+"""Whether the tile tables say what the schedule says: every tile of every operation once, with its waits and signal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from overweave.ir.plan import (
+    MULTIPLY,
+    NO_SIGNAL,
+    OWN_SHARD,
+    REDUCE,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    WORKSPACE,
+    Plan,
+    TileOrder,
+    TileRow,
+)
+from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, Region
+from overweave.ir.verify.graphs import Graph, Key
+from overweave.ir.verify.verdict import Findings
+
+Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
+
+
+def check_tables(plan: Plan, graph: Graph, rank: int | None, findings: Findings) -> None:
+    """One table for each kernel queue of the rank (None: of every rank), and none for another."""
+    ranks = range(plan.schedule.world_size) if rank is None else (rank,)
+    kernels = {one.queue for one in plan.realization.engines if one.engine in (TILE_KERNEL, REDUCE_KERNEL)}
+    tables = {(order.rank, order.queue): order for order in plan.tile_orders}
+    if len(tables) != len(plan.tile_orders):
+        findings.add("lowering", None, "a rank's queue has two tile tables")
+    for table_rank, queue in tables.keys() - {(one, queue) for one in ranks for queue in kernels}:
+        findings.add("lowering", None, f"there is a tile table for queue {queue} of rank {table_rank}, which has none")
+    for one in ranks:
+        for queue in sorted(kernels):
+            positions = [at for at in graph.of_rank[one] if graph.operations[at].queue == queue]
+            if (one, queue) in tables:
+                _Table(plan, graph, tables[one, queue], findings).check(positions)
+            elif positions:
+                findings.add("lowering", graph.operations[positions[0]], f"queue {queue} has no tile table")
+
+
+class _Table:
+    """Compares one table with the operations of its rank and queue."""
+
+    def __init__(self, plan: Plan, graph: Graph, order: TileOrder, findings: Findings) -> None:
+        self.plan, self.graph, self.order, self.findings = plan, graph, order, findings
+        self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
+        self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
+        self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
+        config = plan.realization.matmul if self.is_matmul else plan.realization.reduction
+        assert config is not None, "engines are checked first"
+        self.block_m, self.block_n = config.block_m, config.block_n
+
+    def check(self, positions: list[int]) -> None:
+        tiles: list[list[TileRow]] = [[] for _ in positions]
+        last = 0
+        for row in self.order.rows:
+            if not 0 <= row.operation < len(positions):
+                said = f"a tile of queue {self.order.queue} on rank {self.order.rank} belongs to operation"
+                self.findings.add("lowering", None, f"{said} {row.operation} of {len(positions)}")
+                return
+            if row.operation < last:
+                operation = self.graph.operations[positions[row.operation]]
+                self.findings.add("lowering", operation, "its tiles are claimed behind those of a later operation")
+                return
+            last = row.operation
+            tiles[row.operation].append(row)
+        operands: dict[str, set[str]] = {}
+        implied = self._implied(positions)
+        for position, rows in zip(positions, tiles, strict=True):
+            operation = self.graph.operations[position]
+            self._check_duties(position, rows, implied[position])
+            if isinstance(operation, Compute):
+                _note_operands(operation, self.buffers, operands)
+                self._check_compute(operation, rows)
+            elif isinstance(operation, Reduce):
+                self._check_reduce(operation, rows)
+        for role, names in operands.items():
+            if len(names) > 1:
+                said = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
+                self.findings.add("lowering", None, f"{said}; a kernel has one")
+
+    def _check_duties(self, position: int, rows: list[TileRow], implied: set[Key]) -> None:
+        """Waits that the queue's `after` already implies may be left out; everything else must be there."""
+        operation = self.graph.operations[position]
+        base = self.order.rank * self.graph.signals_per_rank
+        asked = {key - base for key in self.graph.waited[position]}
+        needed = asked - {key - base for key in implied}
+        signals = [key - base for key in self.graph.notified[position]]
+        if len(signals) > 1 or any(notify.rank != self.order.rank for notify in operation.notifies):
+            self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank")
+            return
+        signal = signals[0] if signals else NO_SIGNAL
+        for duties in {(row.wait_lo, row.wait_hi, row.wait_count, row.signal) for row in rows}:
+            lo, hi, count, announced = duties
+            waits = set(range(lo, hi)) if 0 <= lo <= hi <= lo + len(asked) else {-1}
+            if not needed <= waits <= asked:
+                said = f"a tile waits for signals [{lo}:{hi}], not {sorted(needed)[:8]}"
+                self.findings.add("lowering", operation, said)
+            elif any(self.graph.full[key + base] != count for key in waits):
+                self.findings.add("lowering", operation, f"a tile waits until signals [{lo}:{hi}] are {count}")
+            if announced != signal:
+                self.findings.add("lowering", operation, f"a tile notifies signal {announced}, not {signal}")
+        if signals and len(rows) != operation.instances:
+            said = f"its {len(rows)} tiles add as much to a signal that counts {operation.instances}"
+            self.findings.add("lowering", operation, said)
+
+    def _implied(self, positions: list[int]) -> dict[int, set[Key]]:
+        """For each operation, the awaited signals that calls which end before its kernel starts announce in full."""
+        mine, earlier = set(positions), Counter[Key]()
+        implied: dict[int, set[Key]] = {}
+        for at in self.graph.of_rank[self.order.rank]:
+            operation = self.graph.operations[at]
+            if at in mine:
+                implied[at] = {key for key in self.graph.waited[at] if earlier[key] == self.graph.full[key]}
+            elif operation.queue in self.after:
+                for key in self.graph.notified[at]:
+                    earlier[key] += operation.instances
+        return implied
+
+    def _check_compute(self, compute: Compute, rows: list[TileRow]) -> None:
+        if len(rows) != compute.tiles:
+            self.findings.add("lowering", compute, f"the table has {len(rows)} tiles of {compute.tiles}")
+        whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in (*compute.a, *compute.out))
+        b = self.buffers[compute.b.buffer]
+        if not whole or compute.b.shape != (b.rows, b.cols) or compute.accumulate:
+            said = "the kernel multiplies whole rows by a whole `b`, and adds to nothing"
+            self.findings.add("lowering", compute, said)
+        elif [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
+            self.findings.add("lowering", compute, "`a` and `out` are not cut alike")
+        else:
+            places = [
+                (OWN_SHARD if self.buffers[a.buffer].home == INPUT else WORKSPACE, a.rows[0], out)
+                for a, out in zip(compute.a, compute.out, strict=True)
+            ]
+            self._check_rows(compute, MULTIPLY, rows, places)
+
+    def _check_reduce(self, reduce: Reduce, rows: list[TileRow]) -> None:
+        regions = (*reduce.operands, reduce.out)
+        if any(part.cols != (0, self.buffers[part.buffer].cols) for part in regions):
+            self.findings.add("lowering", reduce, "the kernel adds whole rows")
+        if any(self.buffers[part.buffer].home in (INPUT, OUTPUT) for part in reduce.operands):
+            self.findings.add("lowering", reduce, "the kernel adds what lies in the workspace")
+        self._check_rows(reduce, REDUCE, rows, [(WORKSPACE, 0, reduce.out)])
+
+    def _tiles(self, source: int, source_row: int, out: Region) -> Iterator[Placed]:
+        """The tiles of a rectangle."""
+        for row in range(*out.rows, self.block_m):
+            for col in range(*out.cols, self.block_n):
+                yield row, min(row + self.block_m, out.rows[1]), col, source, source_row + row - out.rows[0]
+
+    def _check_rows(
+        self, operation: Operation, kind: int, rows: list[TileRow], places: list[tuple[int, int, Region]]
+    ) -> None:
+        """places: source, its first row and the rectangle, for every part of the result."""
+        if any(row.kind != kind for row in rows):
+            self.findings.add("lowering", operation, "a tile is of the other kernel")
+        heights, widths = zip(*(out.shape for _, _, out in places), strict=True)
+        count = sum(
+            -(-height // self.block_m) * -(-width // self.block_n)
+            for height, width in zip(heights, widths, strict=True)
+        )
+        if len(rows) != count:
+            self.findings.add("lowering", operation, f"the table has {len(rows)} tiles; its result is {count}")
+            return
+        expected = [tile for place in places for tile in self._tiles(*place)]
+        found = [(row.row, row.row_end, row.col, row.source, row.source_row) for row in rows]
+        wrong = set(found) ^ set(expected)
+        if wrong:
+            row, row_end, col, source, source_row = min(wrong)
+            side = "lacks" if min(wrong) in expected else "has"
+            where = f"rows [{row}:{row_end}] from column {col}, read from {'workspace' if source else 'own shard'}"
+            self.findings.add("lowering", operation, f"the table {side} a tile of {where} row {source_row}")
+        elif len(set(found)) != len(found):
+            self.findings.add("lowering", operation, "the table has a tile twice")
+
+
+def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[str, set[str]]) -> None:
+    for part in compute.a:
+        role = "own shard" if buffers[part.buffer].home == INPUT else "workspace"
+        operands.setdefault(role, set()).add(part.buffer)
+    operands.setdefault("b", set()).add(compute.b.buffer)
+    for part in compute.out:
+        operands.setdefault("out", set()).add(part.buffer)

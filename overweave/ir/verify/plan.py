@@ -1,0 +1,128 @@
+"""verify_plan: what a Plan adds to its Schedule, checked against the schedule and a machine."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from overweave.ir.plan import ITEMSIZE_BYTES, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import LIMIT, Compute, Name, Region
+from overweave.ir.verify.engines import check_engines
+from overweave.ir.verify.graphs import Graph, build_graph
+from overweave.ir.verify.lowering import check_tables
+from overweave.ir.verify.residency import check_residency
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.verdict import Enough, Findings, Verdict
+
+BULK_ALIGNMENT_BYTES = 16
+SIGNAL_STRIDE_WORDS = 32  # one signal a line, as the slot is laid out
+SHARED_BYTES_OF_A_BLOCK = 1024  # what the system takes of each block's shared memory
+REGISTERS_UNIT = 256  # registers are dealt to a warp in such units
+
+
+class MachineLimits(Struct, frozen=True, kw_only=True):
+    """What one GPU can hold at once. The defaults are an H200's."""
+
+    sms: int = 132
+    registers_per_sm: int = 65536
+    shared_bytes_per_sm: int = 233472
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+
+
+class Footprint(Struct, frozen=True, kw_only=True):
+    """What the compiled kernel of a queue takes: of each block, and how many blocks (programs) it is launched with."""
+
+    queue: Name
+    registers_per_thread: int
+    shared_bytes: int
+    threads: int
+    programs: int
+
+    def of_block(self) -> tuple[int, int, int, int]:
+        """Registers, shared bytes, threads and block slots that one block takes of an SM."""
+        of_warp = -(-self.registers_per_thread * 32 // REGISTERS_UNIT) * REGISTERS_UNIT
+        return -(-self.threads // 32) * of_warp, self.shared_bytes + SHARED_BYTES_OF_A_BLOCK, self.threads, 1
+
+
+def verify_plan(
+    plan: Plan, machine_limits: MachineLimits, footprints: tuple[Footprint, ...] = (), rank: int | None = None
+) -> Verdict:
+    """Proves the plan's schedule, and that engines, tables, integers and SMs do what the schedule says.
+
+    footprints: of the kernels, once they are compiled; without one a kernel is not known to fit beside any other.
+    rank: only this rank's tile tables are there and looked at; None: every rank's.
+    """
+    verdict = verify_schedule(plan.schedule)
+    if not verdict.ok:
+        return verdict
+    findings = Findings()
+    try:
+        graph = build_graph(plan.schedule, findings)
+        check_engines(plan, graph, findings)
+        _check_numbers(plan, graph, findings)
+        if not findings.refusals:
+            check_tables(plan, graph, rank, findings)
+            check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
+    except Enough:
+        pass
+    return findings.verdict(plan.name)
+
+
+def fit_together(limits: MachineLimits, footprints: tuple[Footprint, ...]) -> frozenset[str]:
+    """The queues whose kernels surely have a block resident, however the blocks of the others are placed.
+
+    Kernels claim tiles in table order, so one resident block makes progress. Proven for two kernels at most.
+    """
+    if len(footprints) == 1:
+        return frozenset(footprint.queue for footprint in footprints)
+    if len(footprints) != 2:
+        return frozenset()
+    one, other = footprints
+    fits = _always_fits(limits, one, other) and _always_fits(limits, other, one)
+    return frozenset((one.queue, other.queue)) if fits else frozenset()
+
+
+def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint) -> bool:
+    """Whether too few of the resident's blocks exist to keep the newcomer's from every SM."""
+    capacity = (limits.registers_per_sm, limits.shared_bytes_per_sm, limits.threads_per_sm, limits.blocks_per_sm)
+    takes, needs = resident.of_block(), newcomer.of_block()
+    if any(need > whole for need, whole in zip(needs, capacity, strict=True)):
+        return False
+    most_per_sm = min(whole // take for take, whole in zip(takes, capacity, strict=True) if take)
+    to_block_one_sm = min(
+        (whole - need) // take + 1 for take, need, whole in zip(takes, needs, capacity, strict=True) if take
+    )
+    return to_block_one_sm > most_per_sm or resident.programs // to_block_one_sm < limits.sms
+
+
+def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
+    """World size and dtype as the problem has them; strides for bulk-tensor loads; 32-bit indices in the kernels."""
+    schedule, realization = plan.schedule, plan.realization
+    if (schedule.world_size, realization.dtype) != (plan.problem.world_size, plan.problem.dtype):
+        findings.add("form", None, f"the problem has {plan.problem.world_size} ranks and {plan.problem.dtype}")
+    if graph.signals_per_rank * SIGNAL_STRIDE_WORDS > LIMIT:
+        findings.add("width", None, f"{graph.signals_per_rank} signals need more than 31 bits")
+    blocks = [(config.block_m, config.block_n) for config in (realization.matmul, realization.reduction) if config]
+    block_m, block_n = (max(sizes) for sizes in zip(*blocks, strict=True)) if blocks else (0, 0)
+    itemsize = ITEMSIZE_BYTES[realization.dtype]
+    strides = {buffer.name: buffer.cols * itemsize for buffer in schedule.buffers}
+    seen: set[tuple[str, int]] = set()
+    for operation in schedule.operations:
+        engine = _engine(plan, operation.queue)
+        if engine not in (TILE_KERNEL, REDUCE_KERNEL):
+            continue
+        for region in (*operation.reads, *operation.writes):
+            if region.rows[1] + block_m > LIMIT or region.cols[1] + block_n > LIMIT:
+                findings.add("width", operation, "a tile's last row or column needs more than 31 bits", region)
+        if isinstance(operation, Compute):
+            b_stride = operation.b.shape[0] * itemsize if plan.problem.b_is_transposed else strides[operation.b.buffer]
+            loads: list[tuple[Region, int]] = [(part, strides[part.buffer]) for part in operation.a]
+            for region, stride in [*loads, (operation.b, b_stride)]:
+                if stride % BULK_ALIGNMENT_BYTES and (region.buffer, region.rank) not in seen:
+                    seen.add((region.buffer, region.rank))
+                    said = f"rows are {stride} bytes apart; bulk-tensor loads need a multiple of {BULK_ALIGNMENT_BYTES}"
+                    findings.add("alignment", operation, said, region)
+
+
+def _engine(plan: Plan, queue: str) -> str | None:
+    return next((one.engine for one in plan.realization.engines if one.queue == queue), None)

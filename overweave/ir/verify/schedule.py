@@ -1,0 +1,44 @@
+"""verify_schedule: the proof of a Schedule, pass by pass."""
+
+from __future__ import annotations
+
+from overweave.ir.schedule import Schedule
+from overweave.ir.verify.contents import TooMuchWork
+from overweave.ir.verify.coverage import check_coverage
+from overweave.ir.verify.deadlock import launch_order
+from overweave.ir.verify.form import check_form
+from overweave.ir.verify.graphs import build_graph
+from overweave.ir.verify.happens_before import past_of
+from overweave.ir.verify.reuse import check_reuse
+from overweave.ir.verify.verdict import Enough, Findings, Verdict
+
+
+def verify_schedule(schedule: Schedule) -> Verdict:
+    """Proves that the schedule cannot hang or race, meets its goals, and may be followed by itself on the same slot.
+
+    Form and signal counts first, then deadlock, then values, races and reuse: a pass relies on those before it, so it
+    is left out if they refuse. Never raises for what the schedule says.
+    """
+    findings = Findings()
+    try:
+        _prove(schedule, findings)
+    except Enough:
+        pass
+    except TooMuchWork:
+        findings.add("too_large", None, "its regions overlap too often to be followed")
+    return findings.verdict(schedule.name)
+
+
+def _prove(schedule: Schedule, findings: Findings) -> None:
+    check_form(schedule, findings)
+    if findings.refusals:
+        return
+    graph = build_graph(schedule, findings)
+    if findings.refusals:
+        return
+    order = launch_order(graph, findings)
+    if order is None:
+        return
+    past = past_of(graph, order)
+    check_reuse(graph, past, findings)
+    check_coverage(graph, order, past, findings)

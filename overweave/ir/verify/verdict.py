@@ -1,0 +1,89 @@
+"""What a proof ends with: nothing to say, or every reason why the schedule was refused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from overweave.errors import ScheduleRefused
+from overweave.ir.schedule import Operation, Region
+
+Rule = Literal[
+    "too_large",  # more than verify is willing to prove
+    "name",  # unknown or duplicate
+    "bounds",  # outside of a buffer, a pad or the group
+    "form",  # ranges, shapes or counts that make no sense
+    "ownership",  # a rank touches what it must not
+    "signal",  # counted wrongly, sent by nobody, waited for by nobody
+    "deadlock",  # a cycle in the most constrained graph
+    "race",  # two conflicting accesses without a path between them
+    "stale_read",  # a read that is ordered before the write it needs
+    "unwritten",  # a read, or a goal, of elements that nobody writes
+    "double_write",  # an element is written twice in one call
+    "value",  # an operation on values that do not fit together, or a goal that holds something else
+    "contributions",  # a goal lacks a contribution, or has one too often
+    "contribution_order",  # a goal's contributions are added in another order
+    "reuse",  # the next call on the slot may overtake this one
+    "caller_memory",  # a peer touches a caller's tensor outside of that caller's call
+    "engine",  # an operation on an engine that cannot run it
+    "lowering",  # a tile table that does not say what the schedule says
+    "alignment",  # a row stride that bulk-tensor loads cannot take
+    "width",  # a number that does not fit the kernels' integers
+    "residency",  # a kernel that spins on what may never get an SM beside it
+]
+MOST_REFUSALS = 50
+
+
+class Refusal(Struct, frozen=True):
+    """One reason. operation, rank, region: where it shows, as far as it is tied to one."""
+
+    rule: Rule
+    operation: str | None
+    rank: int | None
+    region: Region | None
+    message: str
+
+    def __str__(self) -> str:
+        where = [self.operation] if self.operation is not None else []
+        where += [f"rank {self.rank}"] if self.rank is not None else []
+        where += [str(self.region)] if self.region is not None else []
+        return f"[{self.rule}] {', '.join(where)}{': ' if where else ''}{self.message}"
+
+
+class Verdict(Struct, frozen=True):
+    """What was proven of the schedule or plan `name`: everything, if there are no refusals."""
+
+    name: str
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.refusals
+
+    def raise_if_refused(self) -> None:
+        """Raises ScheduleRefused with every refusal, if there is any."""
+        if self.refusals:
+            raise ScheduleRefused(self.name, self.refusals)
+
+
+class Enough(Exception):
+    """So much is wrong that looking for more would only cost time."""
+
+
+class Findings:
+    """Refusals as they are found. Raises Enough with the last one there is room for."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Refusal] = []
+
+    def add(self, rule: Rule, operation: Operation | None, message: str, region: Region | None = None) -> None:
+        name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
+        if rank is None and region is not None:
+            rank = region.rank
+        self.refusals.append(Refusal(rule, name, rank, region, message))
+        if len(self.refusals) >= MOST_REFUSALS:
+            raise Enough
+
+    def verdict(self, name: str) -> Verdict:
+        return Verdict(name, tuple(self.refusals))

@@ -1,0 +1,103 @@
+"""The portable matmul: `out = a @ b`, tile by tile in the order of a table, waiting and signalling where it says.
+
+    a [m, k], from one of two places: the own shard, read in place, or the workspace, filled by peers
+    b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
+
+One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
+loads, tensor cores. Epilogue: masked store, one signal. Waits stand outside the pipelined loop, which must stay nested:
+flattening or automatic warp specialisation lose the pipeline or the signals on Triton 3.6.
+
+Alone on one GPU it is an ordinary matmul: a table without waits and signals (`launch_matmul` in runtime/kernels.py).
+SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.lang import (
+    CLAIMED,
+    COL,
+    FROM_OWN_SHARD,
+    READY,
+    ROW,
+    ROW_END,
+    SOURCE,
+    SOURCE_ROW,
+    STORED,
+    claim_tile,
+    finish_tile,
+    read_column,
+    record_time,
+    wait_for_tile,
+)
+
+
+@triton.jit
+def multiply_tile(a, b, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: tl.constexpr):
+    """`a[row:, :] @ b[:, col:]` of one tile in fp32. Rows and columns beyond the matrices read as zero."""
+    BLOCK_M: tl.constexpr = a.block_shape[0]
+    BLOCK_K: tl.constexpr = a.block_shape[1]
+    BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for depth in range(0, k, BLOCK_K):
+        a_tile = a.load([row, depth])
+        if B_IS_TRANSPOSED:
+            b_tile = b.load([col, depth]).T
+        else:
+            b_tile = b.load([depth, col])
+        accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
+    return accumulator
+
+
+@triton.jit
+def matmul_kernel(
+    a_shard,
+    a_workspace,
+    b,
+    out,
+    table,
+    claims,
+    signals,
+    words,
+    limits,
+    trace,
+    tiles,
+    n,
+    k,
+    world_size,
+    PRECISION: tl.constexpr,
+    B_IS_TRANSPOSED: tl.constexpr,
+    TWO_SOURCES: tl.constexpr,
+    TRACED: tl.constexpr,
+):
+    BLOCK_M: tl.constexpr = a_shard.block_shape[0]
+    BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
+
+    tile = claim_tile(claims)
+    while tile < tiles:
+        # Prologue.
+        record_time(trace, tile, CLAIMED, TRACED)
+        verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+        record_time(trace, tile, READY, TRACED)
+        row = read_column(table, tile, ROW)
+        row_end = read_column(table, tile, ROW_END)
+        col = read_column(table, tile, COL)
+        source_row = read_column(table, tile, SOURCE_ROW)
+
+        # Main loop.
+        a = a_shard
+        if TWO_SOURCES:
+            if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
+                a = a_workspace
+        accumulator = multiply_tile(a, b, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
+        accumulator += tl.where(verdict == 1, 0.0, float("nan"))
+
+        # Epilogue.
+        rows = row + tl.arange(0, BLOCK_M)
+        cols = col + tl.arange(0, BLOCK_N)
+        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        target = out + rows.to(tl.int64)[:, None] * n + cols[None, :]
+        tl.store(target, accumulator.to(out.dtype.element_ty), mask=inside)
+        finish_tile(table, tile, signals, verdict)
+        record_time(trace, tile, STORED, TRACED)
+        tile = claim_tile(claims)

@@ -1,0 +1,41 @@
+"""Why a rank gave up a call, as fixed-width fields that fit the board, and the error it becomes on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, RankMismatch
+
+Rule = Literal["died", "timeout", "mismatch", "failed"]
+RULES: tuple[Rule, ...] = ("died", "timeout", "mismatch", "failed")
+SAME_CALL = "Call the same operator with the same shapes, dtype and options on every rank"
+
+# What happened to the peer, what is raised, what to do.
+_MEANINGS: dict[Rule, tuple[str, type[OverweaveError], str]] = {
+    "died": ("died", PeerDied, "Find out why its process ended; start the group anew"),
+    "timeout": ("is late", PeerTimeout, "Find what holds it up, then reset the workspace on every rank"),
+    "mismatch": ("differs", RankMismatch, f"{SAME_CALL}, then reset the workspace"),
+    "failed": ("failed", PeerError, "See its own error, then reset the workspace on every rank"),
+}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """In `operation`, `peer` (-1: unknown) showed `seen` where `expected` was due."""
+
+    rule: Rule
+    operation: str
+    peer: int = -1
+    slot: int = -1
+    expected: int = -1
+    seen: int = -1
+
+    def error(self, group: str, reporter: int, call: int) -> OverweaveError:
+        """What rank `reporter` saw in `call`, to raise on any rank."""
+        verb, kind, cure = _MEANINGS[self.rule]
+        slot = "" if self.slot < 0 else f", slot {self.slot}"
+        peer = "a peer" if self.peer < 0 else f"rank {self.peer}"
+        counts = "" if self.expected < 0 else f", expected {self.expected}, seen {self.seen}"
+        asked = f"call {call} of group {group}{slot}, seen by rank {reporter}"
+        return kind(asked, f"{peer} {verb}: {self.operation}{counts}", cure)

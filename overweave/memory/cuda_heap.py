@@ -1,0 +1,49 @@
+"""Memory that every GPU of a group can address: the only module that touches torch's symmetric memory (alpha).
+
+Everything is unicast. Multicast is switched off for this process before the first rendezvous: on shared hosts it can
+put the GPUs out of service, and no protocol here needs it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+
+from overweave.errors import MachineError
+from overweave.memory.group import Group
+
+for _variable, _value in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0")):
+    os.environ.setdefault(_variable, _value)
+
+
+class CudaHeap:
+    """`size_bytes` zeroed bytes on the GPU of every rank of a group. Collective: all ranks allocate in one order.
+
+    tensor: the own part, uint8 `[size_bytes]`. addresses: where each rank's part lies in this rank's address space.
+    """
+
+    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        try:
+            self.tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
+            self._handle = symmetric_memory.rendezvous(self.tensor, group.process_group)
+        except RuntimeError as error:
+            raise MachineError(
+                f"symmetric memory of {size_bytes} bytes for group {group.name}",
+                f"torch could not map it between the GPUs: {error}",
+                "All ranks need peer access over NVLink on one host; `overweave doctor` checks it",
+            ) from error
+        self.addresses: tuple[int, ...] = tuple(self._handle.buffer_ptrs)
+        # Zeroed and visible everywhere before any peer may write. SOURCE: pytorch #196546.
+        self.tensor.zero_()
+        torch.cuda.synchronize(device)
+        dist.barrier(group.process_group)
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A row-major tensor in the own part, `offset` bytes from its start."""
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        return self.tensor[offset : offset + size].view(dtype).view(shape)

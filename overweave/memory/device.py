@@ -1,0 +1,112 @@
+"""What a kernel does with signals: wait, notify, sound the alarm. The same face on the GPU and under the interpreter.
+
+Two arrays come with every kernel that waits. `words` (int32, symmetric): the abort word, then one completed-calls word
+per peer. `limits` (int64, local): how long a wait may take, where to report, and where the peers' `words` lie.
+
+Contracts (each seen broken once, on Triton 3.6; docs/design/0002-device-protocol.md):
+- notify: every thread's stores, then a block barrier, then one release at system scope.
+- wait: a loop that ends in an acquire at system scope, a block barrier, a proxy fence; bounded, with one verdict.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.memory.ptx import READ_CLOCK, WAIT_UNTIL_AT_LEAST
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+WAIT_ASSEMBLY = tl.constexpr(WAIT_UNTIL_AT_LEAST)
+CLOCK_ASSEMBLY = tl.constexpr(READ_CLOCK)
+
+# One word per 128-byte line, as in memory/layout.py (SIGNAL_STRIDE_WORDS).
+STRIDE = tl.constexpr(32)
+
+# Positions in `words`, in strides.
+ABORT = tl.constexpr(0)
+COMPLETED = tl.constexpr(1)
+
+# Positions in `limits`.
+TIMEOUT_NS = tl.constexpr(0)
+REPORT_ADDRESS = tl.constexpr(1)
+PEER_ADDRESSES = tl.constexpr(2)
+
+# Positions in the report, int32 words of pinned host memory. The first is written last.
+REPORT_IS_SET = tl.constexpr(0)
+REPORT_OPERATION = tl.constexpr(1)
+REPORT_SIGNAL = tl.constexpr(2)
+REPORT_EXPECTED = tl.constexpr(3)
+REPORT_SEEN = tl.constexpr(4)
+
+# Columns of a trace: int64 nanoseconds per tile.
+CLAIMED = tl.constexpr(0)
+READY = tl.constexpr(1)
+STORED = tl.constexpr(2)
+TRACE_COLUMNS = tl.constexpr(3)
+
+ABORTED_HERE = tl.constexpr(1)
+ABORTED_BY_PEER = tl.constexpr(2)
+
+
+@triton.jit
+def wait_at_least(word, wanted, words, limits):
+    """1 once `word >= wanted` is seen, with everything its notifiers wrote before; 0 if the wait is void.
+
+    A wait is void when its time is up or the abort word is set. The verdict is the same for the whole block.
+    """
+    if INTERPRETED:
+        seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+        stop = tl.atomic_add(words, 0, sem="acquire", scope="sys")
+        while (seen - wanted < 0) & (stop == 0):
+            seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+            stop = tl.atomic_add(words, 0, sem="acquire", scope="sys")
+        verdict = (seen - wanted >= 0).to(tl.int32)
+    else:
+        verdict = tl.inline_asm_elementwise(
+            WAIT_ASSEMBLY,
+            "=r,l,r,l,l",
+            [word, wanted, words, tl.load(limits + TIMEOUT_NS)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    return verdict
+
+
+@triton.jit
+def wait_for_signals(signals, low, high, count, operation, words, limits, world_size):
+    """Waits until each of the signals `[low, high)` has reached `count`; 1 if all did. Sounds the alarm if not."""
+    verdict = 1
+    for signal in range(low, high):
+        if verdict == 1:
+            verdict = wait_at_least(signals + signal * STRIDE, count, words, limits)
+            if verdict == 0:
+                sound_alarm(signals + signal * STRIDE, count, operation, signal, words, limits, world_size)
+    return verdict
+
+
+@triton.jit
+def notify(signal, enabled):
+    """Adds one to `signal`, after everything this block has stored is visible to every GPU."""
+    tl.debug_barrier()
+    tl.atomic_add(signal, 1, mask=enabled, sem="release", scope="sys")
+
+
+@triton.jit
+def sound_alarm(word, wanted, operation, signal, words, limits, world_size):
+    """The first block whose wait is void writes the report and sets the abort word of every peer."""
+    if tl.atomic_cas(words, 0, ABORTED_HERE, sem="acq_rel", scope="sys") == 0:
+        report = tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32))
+        tl.store(report + REPORT_OPERATION, operation)
+        tl.store(report + REPORT_SIGNAL, signal)
+        tl.store(report + REPORT_EXPECTED, wanted)
+        tl.store(report + REPORT_SEEN, tl.atomic_add(word, 0, sem="acquire", scope="sys"))
+        tl.debug_barrier()
+        tl.atomic_xchg(report + REPORT_IS_SET, 1, sem="release", scope="sys")
+        for peer in range(world_size):
+            peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
+            tl.atomic_cas(peer_words, 0, ABORTED_BY_PEER, sem="acq_rel", scope="sys")
+
+
+@triton.jit
+def read_clock():
+    """Nanoseconds of the device clock."""
+    return tl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=l", [], dtype=tl.int64, is_pure=False, pack=1)

@@ -1,0 +1,119 @@
+"""The group of ranks an operator runs in, and how its ranks exchange a few bytes.
+
+Bytes travel as fixed-width uint8 tensors. Object collectives unpickle what a peer sends, so nothing here uses them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DeviceMesh, ProcessGroup
+
+from overweave.errors import GroupError, PeerDied, PeerError, PeerTimeout
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group as one of its ranks sees it. `rank` and `world_size` count within the group.
+
+    device: where byte collectives of this group run: the CPU where the group has a CPU backend, else the current GPU.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    process_group: ProcessGroup
+    device: torch.device
+
+    @property
+    def timeout_s(self) -> float:
+        """The group's own timeout: the default deadline of every wait."""
+        backend = self.process_group._get_backend(self.device)
+        timeout: timedelta = backend.options._timeout
+        return timeout.total_seconds()
+
+
+def resolve(group: ProcessGroup | str | DeviceMesh | None) -> Group:
+    """What the caller means by `group`; None is the world. Raises GroupError."""
+    if not (dist.is_available() and dist.is_initialized()):
+        found = "torch.distributed is not initialised"
+        raise GroupError("find the process group", found, "Call init_process_group first")
+    process_group = _process_group(group)
+    rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise _lacks_this_rank(process_group.group_name)
+    return Group(
+        name=process_group.group_name,
+        rank=rank,
+        world_size=dist.get_world_size(process_group),
+        process_group=process_group,
+        device=_byte_device(process_group),
+    )
+
+
+def all_gather_bytes(group: Group, data: bytes, width: int, deadline_s: float | None = None) -> list[bytes]:
+    """`data`, at most `width` bytes, of every rank in rank order. Waits for all ranks.
+
+    Raises PeerDied or PeerTimeout; after either the process group is not fit for more collectives.
+    """
+    if len(data) > width:
+        raise GroupError(f"exchange {width} bytes", f"got {len(data)}", "Shorten the message")
+    message = len(data).to_bytes(4, "little") + data.ljust(width, b"\0")
+    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(group.device)
+    everyones = [torch.empty_like(mine) for _ in range(group.world_size)]
+    try:
+        work = dist.all_gather(everyones, mine, group=group.process_group, async_op=True)
+        if work is not None:
+            work.wait(timedelta(seconds=group.timeout_s if deadline_s is None else deadline_s))
+        received = [bytes(tensor.tolist()) for tensor in everyones]
+    except RuntimeError as error:
+        raise collective_failure(group, error) from error
+    return [record[4 : 4 + int.from_bytes(record[:4], "little")] for record in received]
+
+
+def collective_failure(group: Group, error: RuntimeError) -> PeerError:
+    """The typed error for what a collective library raised: a connection that broke is a peer that died."""
+    text = str(error)
+    asked = f"library collective in group {group.name}, rank {group.rank}"
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return PeerTimeout(asked, text[:300], "Find the rank that is absent or stuck")
+    return PeerDied(asked, text[:300], "Find out why the peer's process ended")
+
+
+def _process_group(group: ProcessGroup | str | DeviceMesh | None) -> ProcessGroup:
+    if isinstance(group, str):
+        try:
+            return dist.distributed_c10d._resolve_process_group(dist.GroupName(group))
+        except (RuntimeError, ValueError, KeyError) as error:
+            asked = f"find process group {group[:80]!r}"
+            raise GroupError(asked, "no group has this name", "Pass its group_name") from error
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            found = f"it has {group.ndim} dimensions {group.mesh_dim_names or ''}".rstrip()
+            raise GroupError("use a 1-D DeviceMesh", found, "Pass one dimension: mesh['name']")
+        if group.get_coordinate() is None:
+            raise _lacks_this_rank("of the DeviceMesh")
+        return group.get_group()
+    if group is None:
+        group = dist.group.WORLD
+    if isinstance(group, int):  # GroupMember.NON_GROUP_MEMBER, what new_group returns to outsiders
+        raise _lacks_this_rank("that was passed")
+    if not isinstance(group, ProcessGroup):
+        found = f"got {type(group).__name__}"
+        raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, "Pass one of these")
+    return group
+
+
+def _lacks_this_rank(name: str) -> GroupError:
+    found = f"rank {dist.get_rank()} of the world is not in it"
+    return GroupError(f"compute in the group {name}", found, "Call only on the group's own ranks")
+
+
+def _byte_device(process_group: ProcessGroup) -> torch.device:
+    cpu = torch.device("cpu")
+    if cpu in process_group._device_types:
+        return cpu
+    return torch.device("cuda", torch.cuda.current_device())

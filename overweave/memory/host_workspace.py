@@ -1,0 +1,171 @@
+"""The workspace of CPU ranks: two slots of a symmetric heap in turn, and the protocol that makes their reuse safe.
+
+The protocol is that of memory/protocol.py, run by the host. At the head of call e a rank has finished all calls before
+it: it zeroes the signals it has read, tells every peer so (the credit), and waits until the givers that the schedule
+names have finished the call that used this slot last, the one before the last. Nothing trails a call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from overweave.errors import InputError, WorkspaceBroken
+from overweave.ir.schedule import SYMMETRIC, Schedule
+from overweave.memory.alarm import Alarm
+from overweave.memory.board import Board
+from overweave.memory.group import Group
+from overweave.memory.host_heap import COMPLETED, SLOTS, HostHeap
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.records import Pause
+from overweave.memory.shared import Fence
+
+# A signal's line holds one word per contributor, so that no word has two writers and no atomic add is needed.
+MAX_RANKS = SIGNAL_STRIDE_WORDS
+
+# Adds to the int32 word at an address, atomically: for kernels that read a signal as one counter.
+AtomicAdd = Callable[[int, int], None]
+
+
+class HostWorkspace:
+    """One per group. Calls follow each other in the same sequence on all ranks; one at a time."""
+
+    def __init__(self, group: Group, board: Board) -> None:
+        if group.world_size > MAX_RANKS:
+            raise InputError(f"at most {MAX_RANKS} CPU ranks", f"group has {group.world_size}", "Use a smaller group")
+        self.board = board
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self.is_broken = False
+        self.agreed: set[bytes] = set()
+        self.fence = Fence()
+        self._heap: HostHeap | None = None
+        self._calls = 0
+        self._used: memoryview | None = None
+        self._last_use = [0] * SLOTS
+
+    @staticmethod
+    def of(group: Group) -> HostWorkspace:
+        """The group's workspace; the first call is collective."""
+        workspace = _WORKSPACES.get(group.process_group)
+        if workspace is None:
+            workspace = _WORKSPACES[group.process_group] = HostWorkspace(group, Board.of(group))
+        return workspace
+
+    def begin(self, schedule: Schedule, layout: SlotLayout, dtype: torch.dtype, timeout_s: float) -> HostSlot:
+        """The head of a call: a slot that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
+        if self.is_broken:
+            raise WorkspaceBroken("call on this group", "an earlier call failed", "Reset the workspace on every rank")
+        heap = self._heap_for(layout, timeout_s)
+        call = self._calls = self._calls + 1
+        index = call % SLOTS
+        if self._used is not None:
+            self._used[:] = bytes(self._used.nbytes)
+        self.fence()
+        for peer in range(self.world_size):
+            heap.word_lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
+        slot = HostSlot(self, heap, index, schedule, layout, dtype)
+        self._used = heap.signal_lines(self.rank, index)[: layout.signals * SIGNAL_STRIDE_WORDS].cast("B")
+        previous, self._last_use[index] = self._last_use[index], call
+        givers = [credit.giver for credit in schedule.credits if credit.taker == self.rank]
+        self._await_credits(heap.word_lines(self.rank), givers, previous, index, timeout_s)
+        return slot
+
+    def reset(self, timeout_s: float | None = None) -> None:
+        """Collective. Makes a broken workspace usable again. Raises PeerDied, PeerTimeout; may then be repeated."""
+        self.board.reset(self._forget, timeout_s)
+        self.is_broken = False
+
+    def _forget(self) -> None:
+        # A new heap at the next call: an interrupted growth may have left the ranks with different ones.
+        self._take(None)
+        self.agreed.clear()
+
+    def _take(self, heap: HostHeap | None) -> None:
+        self._heap, self._calls, self._used, self._last_use = heap, 0, None, [0] * SLOTS
+
+    def _heap_for(self, layout: SlotLayout, timeout_s: float) -> HostHeap:
+        heap = self._heap
+        if heap is None or not heap.holds(layout):
+            signals, slot_bytes = layout.signals, layout.size_bytes
+            if heap is not None:
+                signals, slot_bytes = max(signals, heap.signals), max(slot_bytes, heap.slot_bytes)
+            # Every rank has finished its earlier calls when it gets here, so nobody uses the old heap.
+            heap = HostHeap.create(self.board, signals, slot_bytes, timeout_s)
+            self._take(heap)
+        return heap
+
+    def _await_credits(self, words: memoryview, givers: list[int], previous: int, slot: int, timeout_s: float) -> None:
+        pause, start_s = Pause(), time.monotonic()
+        for giver in givers:
+            while (seen := words[(COMPLETED + giver) * SIGNAL_STRIDE_WORDS]) < previous:
+                pause()
+                self.board.check_now_and_then()
+                if time.monotonic() - start_s > timeout_s:
+                    raise self.board.alarm(Alarm("timeout", "credit of the slot", giver, slot, previous, seen))
+        self.fence()
+
+
+class HostSlot:
+    """One call's slot: the buffers and signals of every rank."""
+
+    def __init__(
+        self,
+        workspace: HostWorkspace,
+        heap: HostHeap,
+        index: int,
+        schedule: Schedule,
+        layout: SlotLayout,
+        dtype: torch.dtype,
+    ) -> None:
+        self.index = index
+        self.layout = layout
+        self.heap = heap
+        self.atomic_add: AtomicAdd | None = None
+        self._rank = workspace.rank
+        self._fence = workspace.fence
+        self._lines = [heap.signal_lines(rank, index) for rank in range(workspace.world_size)]
+        self._buffers = {
+            buffer.name: [
+                heap.tensor(rank, index, layout.buffers[buffer.name], (buffer.rows, buffer.cols), dtype)
+                for rank in range(workspace.world_size)
+                if buffer.home == SYMMETRIC or rank == workspace.rank
+            ]
+            for buffer in schedule.buffers
+            if buffer.name in layout.buffers
+        }
+
+    def buffer(self, name: str, rank: int) -> Tensor:
+        """`rank`'s instance of a symmetric buffer, or the own instance of a local one. `[rows, cols]`."""
+        instances = self._buffers[name]
+        return instances[rank] if len(instances) > 1 else instances[0]
+
+    def notify(self, pad: str, rank: int, signal: int, count: int) -> None:
+        """Adds `count` to a signal of `rank`, after everything this rank has stored."""
+        self._fence()
+        number = self.layout.signal(pad, signal)
+        if self.atomic_add is None:
+            self._lines[rank][number * SIGNAL_STRIDE_WORDS + self._rank] += count
+        else:
+            self.atomic_add(self.heap.signal_address(rank, self.index, number), count)
+
+    def arrived(self, pad: str, signal: int) -> list[int]:
+        """How much each contributing rank has added to an own signal; the sum alone has meaning with `atomic_add`."""
+        start = self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS
+        return self._lines[self._rank][start : start + len(self._lines)].tolist()
+
+    def has_arrived(self, pad: str, signals: tuple[int, int], count: int) -> bool:
+        """Whether each of the own signals `[lo, hi)` has reached `count`; then what was stored before them is seen."""
+        for signal in range(*signals):
+            if sum(self.arrived(pad, signal)) < count:
+                return False
+        self._fence()
+        return True
+
+
+_WORKSPACES: WeakKeyDictionary[ProcessGroup, HostWorkspace] = WeakKeyDictionary()

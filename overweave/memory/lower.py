@@ -1,0 +1,103 @@
+"""From a Schedule to addresses: the steps of a copy queue and the operands of a reduction, for one rank and slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
+from overweave.ir.schedule import INPUT, OUTPUT, Notify, Operation, Reduce, Region, Schedule, Wait
+from overweave.memory.copy_engine import CopyStep, Place, Step, WaitStep, WriteStep
+from overweave.memory.layout import SlotLayout
+
+
+class SlotAddresses(Struct, frozen=True):
+    """One slot as one rank sees it. bases: where the slot of each rank lies in this rank's address space."""
+
+    schedule: Schedule
+    dtype: Dtype
+    layout: SlotLayout
+    bases: tuple[int, ...]
+
+    def signal(self, rank: int, pad: str, index: int) -> int:
+        """The address of a signal's word on any rank."""
+        return self.bases[rank] + self.layout.signal_offset(pad, index)
+
+    def place(self, region: Region) -> Place:
+        """Where a region starts: an address, or an offset into the caller's tensor of that name."""
+        buffer = self.schedule.buffer(region.buffer)
+        itemsize = ITEMSIZE_BYTES[self.dtype]
+        pitch = buffer.cols * itemsize
+        offset = region.rows[0] * pitch + region.cols[0] * itemsize
+        if buffer.home in (INPUT, OUTPUT):
+            return Place(buffer.name, offset, pitch)
+        return Place(None, self.bases[region.rank] + self.layout.buffers[buffer.name] + offset, pitch)
+
+
+def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[Step, ...]:
+    """What the copy engine does for Puts and Gets of one queue, in order. Empty chunks still signal."""
+    steps: list[Step] = []
+    for operation in operations:
+        steps += wait_steps(addresses, operation)
+        steps += _moves(addresses, operation)
+        steps += write_steps(addresses, operation)
+    return tuple(steps)
+
+
+def wait_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WaitStep]:
+    """Stream waits for the signals of an operation's waits."""
+    for wait in operation.waits:
+        for index in range(*wait.signals):
+            yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
+
+
+def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WriteStep]:
+    """Stream writes for an operation's notifies. A write sets a word, so it must be the word's only contributor."""
+    for notify in operation.notifies:
+        if (count := _full_count(addresses.schedule, notify)) not in (None, 1):
+            raise ScheduleError(
+                f"{operation.name}: notify {notify} from a stream",
+                f"the signal counts to {count}, and a stream can only set a word to 1",
+                "Give each contributor a signal of its own and wait for the range",
+            )
+        yield WriteStep(addresses.signal(notify.rank, notify.pad, notify.signal), 1)
+
+
+def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+    """One row per Reduce of the queue: the operands' addresses in order, then the output's; 0: the caller's tensor."""
+    reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
+    width = max((len(op.operands) for op in reduces), default=1)
+    rows = []
+    for reduce in reduces:
+        places = [addresses.place(region) for region in reduce.operands]
+        if any(place.tensor for place in places):
+            raise ScheduleError(
+                f"{reduce.name}: reduce", "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
+            )
+        target = addresses.place(reduce.out)
+        fill = [0] * (width - len(places))
+        rows.append([place.address for place in places] + fill + [0 if target.tensor else target.address])
+    return rows
+
+
+def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:
+    for source, target in zip(getattr(operation, "sources", ()), getattr(operation, "destinations", ()), strict=True):
+        if not source.is_empty:
+            rows, cols = source.shape
+            row_bytes = cols * ITEMSIZE_BYTES[addresses.dtype]
+            yield CopyStep(addresses.place(source), addresses.place(target), row_bytes, rows)
+
+
+def _full_count(schedule: Schedule, notify: Notify) -> int | None:
+    return next((wait.count for wait in _waits_of(schedule, notify.rank) if _covers(wait, notify)), None)
+
+
+def _waits_of(schedule: Schedule, rank: int) -> Iterator[Wait]:
+    for operation in schedule.of_rank(rank):
+        yield from operation.waits
+
+
+def _covers(wait: Wait, notify: Notify) -> bool:
+    return wait.pad == notify.pad and wait.signals[0] <= notify.signal < wait.signals[1]

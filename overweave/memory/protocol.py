@@ -1,0 +1,62 @@
+"""The head of every call: give credits for finished calls, take those this call needs. One block, one kernel.
+
+All words only grow and live in device memory, so a captured graph replays as well as it runs eagerly:
+
+    epoch             calls begun on this rank so far
+    last_use[slot]    epoch of the last call that used a slot
+    completed[peer]   calls that a peer has finished (written by the peer, into our symmetric memory)
+
+Calls of one workspace follow each other in stream order on every rank, in the same sequence. So at the head of call e
+this rank has finished all calls before e: it zeroes the signals it has read, then tells every peer `completed = e - 1`
+(the credit). Then it waits until every peer has finished the call that used this slot last: only then may this call
+write there. With two slots that is the call before the last one, and the wait is over before it begins; with one slot,
+as a replayed graph may have it, the same two lines act as a barrier. Nothing trails a call.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.memory.device import COMPLETED, PEER_ADDRESSES, STRIDE, sound_alarm, wait_at_least
+
+# Positions in `state`, int64 words of local memory.
+EPOCH = tl.constexpr(0)
+USED_ADDRESS = tl.constexpr(1)
+USED_SIGNALS = tl.constexpr(2)
+LAST_USE = tl.constexpr(3)
+
+BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a credit did not come
+
+
+@triton.jit
+def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank, world_size, BLOCK: tl.constexpr):
+    """See the module. `signals`: those of this call's slot. `claims`: [2] tile counters of its kernels."""
+    epoch = tl.load(state + EPOCH) + 1
+    previous = tl.load(state + LAST_USE + slot).to(tl.int32)
+
+    # The signals that the last call used have all been waited for: nobody will add to them before our credit.
+    used = tl.load(state + USED_ADDRESS).to(tl.pointer_type(tl.int32))
+    used_count = tl.load(state + USED_SIGNALS)
+    for start in range(0, used_count, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        tl.store(used + index * STRIDE, tl.zeros([BLOCK], tl.int32), mask=index < used_count)
+    tl.store(claims, 0)
+    tl.store(claims + 1, 0)
+    tl.debug_barrier()
+
+    completed = (epoch - 1).to(tl.int32)
+    for peer in range(world_size):
+        peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
+        tl.atomic_xchg(peer_words + (COMPLETED + rank) * STRIDE, completed, sem="release", scope="sys")
+
+    tl.store(state + EPOCH, epoch)
+    tl.store(state + LAST_USE + slot, epoch)
+    tl.store(state + USED_ADDRESS, signals.to(tl.int64))
+    tl.store(state + USED_SIGNALS, signal_count.to(tl.int64))
+
+    verdict = 1
+    for peer in range(world_size):
+        if verdict == 1:
+            word = words + (COMPLETED + peer) * STRIDE
+            verdict = wait_at_least(word, previous, words, limits)
+            if verdict == 0:
+                sound_alarm(word, previous, BEGIN_OPERATION, peer, words, limits, world_size)

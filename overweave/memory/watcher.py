@@ -1,0 +1,104 @@
+"""The watcher: one thread per workspace that ends waits which nobody else can end.
+
+A kernel's waits have a deadline of their own; a stream's have none, and a dead peer should be known long before any
+deadline. So the watcher looks at the report of this GPU's kernels, at the peers' alarms and at their processes. On any
+trouble it sets the abort word, which every kernel polls, and raises every signal of the workspace from its own stream,
+which satisfies every stream wait: what then runs is void, and the next call raises what was found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+import torch
+
+from overweave.errors import OverweaveError
+from overweave.memory import driver
+from overweave.memory.board import Alarm, Board
+
+LOOK_EVERY_S = 0.2
+SATISFIED = 0x3FFFFFFF  # above every count, below the sign bit
+ABORTED_BY_HOST = 3
+
+
+class Watched(Protocol):
+    """What the watcher needs of a workspace."""
+
+    device: torch.device
+    timeout_s: float
+    calls: int
+
+    def reported_alarm(self) -> Alarm | None:
+        """What a kernel of this GPU reported."""
+
+    def is_idle(self) -> bool:
+        """Whether the last call has ended on the device."""
+
+    def abort_address(self) -> int:
+        """The own abort word."""
+
+    def signal_ranges(self) -> list[tuple[int, int]]:
+        """(address, words) of the own signals."""
+
+
+class Watcher:
+    """See the module. `trouble` is what it found; it stays until `forget`."""
+
+    def __init__(self, workspace: Watched, board: Board) -> None:
+        self.trouble: OverweaveError | None = None
+        self._workspace = workspace
+        self._board = board
+        self._stream = torch.cuda.Stream(workspace.device, priority=-1)
+        self._seen_calls, self._seen_s = 0, 0.0
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name="overweave watcher", daemon=True).start()
+
+    def look(self) -> OverweaveError | None:
+        """Finds trouble, if there is any, and ends all waits of this GPU. Safe from any thread."""
+        with self._lock:
+            if self.trouble is None:
+                self.trouble = self._found()
+                if self.trouble is not None:
+                    self._end_all_waits()
+            return self.trouble
+
+    def forget(self) -> None:
+        """Trouble is over: the workspace was reset on every rank."""
+        with self._lock:
+            self.trouble = None
+
+    def _run(self) -> None:
+        torch.cuda.set_device(self._workspace.device)
+        driver.exempt_thread_from_capture()
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            self.look()
+
+    def _found(self) -> OverweaveError | None:
+        alarm = self._workspace.reported_alarm()
+        if alarm is not None:
+            return self._board.alarm(alarm)
+        try:
+            self._board.check()
+        except OverweaveError as error:
+            return error
+        return self._overdue()
+
+    def _overdue(self) -> OverweaveError | None:
+        """A waiting stream has no deadline of its own, so the last call must end within the group's timeout."""
+        calls, now_s = self._workspace.calls, time.monotonic()
+        if calls != self._seen_calls or self._workspace.is_idle():
+            self._seen_calls, self._seen_s = calls, now_s
+            return None
+        if now_s - self._seen_s <= 2 * self._workspace.timeout_s:
+            return None
+        return self._board.alarm(Alarm("timeout", "a stream waits for a peer's signal"))
+
+    def _end_all_waits(self) -> None:
+        stream = self._stream.cuda_stream
+        driver.write_value(stream, self._workspace.abort_address(), ABORTED_BY_HOST)
+        for address, words in self._workspace.signal_ranges():
+            if words:
+                driver.fill_words(stream, address, SATISFIED, words)

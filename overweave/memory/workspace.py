@@ -1,0 +1,189 @@
+"""The workspace of one (group, GPU): two slots that Plans lease in turn, and the words of the protocol.
+
+Calls on one workspace are chained: each begins, on the device, after the one before it, whatever stream it came from.
+Memory is never given back while the process lives, because a captured graph may hold its addresses.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+import torch
+
+from overweave.errors import WorkspaceBroken
+from overweave.memory import driver
+from overweave.memory.board import Alarm, Board
+from overweave.memory.cuda_heap import CudaHeap
+from overweave.memory.device import (
+    REPORT_EXPECTED,
+    REPORT_IS_SET,
+    REPORT_OPERATION,
+    REPORT_SEEN,
+    REPORT_SIGNAL,
+)
+from overweave.memory.group import Group
+from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.protocol import BEGIN_OPERATION, LAST_USE
+from overweave.memory.watcher import Watcher
+
+SLOTS = 2
+SMALLEST_SLOT_BYTES = 16 << 20
+REPORT_WORDS = 8
+KERNEL_QUEUES = 2
+
+
+class Workspace:
+    """See the module. Built collectively; `Workspace.of` keeps one per group and device.
+
+    words, state, limits, claims, report: the protocol's words (memory/device.py, memory/protocol.py).
+    calls: how many calls this rank has launched eagerly.
+    """
+
+    _open: dict[tuple[str, torch.device], Workspace] = {}
+
+    def __init__(self, group: Group, device: torch.device, board: Board) -> None:
+        self.group, self.device, self.board = group, device, board
+        self.timeout_s = group.timeout_s
+        self.calls = 0
+        self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
+        self.state = torch.zeros(LAST_USE.value + SLOTS, dtype=torch.int64, device=device)
+        self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)
+        self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32).pin_memory()
+        self._report = self.report.numpy()
+        limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
+        self.limits = torch.tensor(limits, dtype=torch.int64, device=device)
+        self._heap: CudaHeap | None = None
+        self._retired: list[CudaHeap] = []
+        self._slot_bytes = 0
+        self._most_signals = 0
+        self._turn = 0
+        self._last_stream: int | None = None
+        self._last_call = torch.cuda.Event()
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._watcher = Watcher(self, board)
+        atexit.register(self._finish)
+
+    @classmethod
+    def of(cls, group: Group, device: torch.device) -> Workspace:
+        """The workspace of a group on this rank's GPU; the first call is collective."""
+        key = (group.name, device)
+        if key not in cls._open:
+            cls._open[key] = cls(group, device, Board.of(group))
+        return cls._open[key]
+
+    def reserve(self, layout: SlotLayout) -> None:
+        """Makes the slots large enough for a layout. Collective if they are not; all ranks ask for the same layout."""
+        self._most_signals = max(self._most_signals, layout.signals)
+        if layout.size_bytes <= self._slot_bytes:
+            return
+        size = -(-max(layout.size_bytes, SMALLEST_SLOT_BYTES) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if self._heap is not None:
+            self._retired.append(self._heap)
+        self._heap = CudaHeap(self.group, self.device, SLOTS * size)
+        self._slot_bytes = size
+
+    def slot_bases(self, slot: int) -> tuple[int, ...]:
+        """Where a slot lies on each rank, as this rank addresses it."""
+        assert self._heap is not None, "reserve first"
+        return tuple(address + slot * self._slot_bytes for address in self._heap.addresses)
+
+    def slot_view(self, slot: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the own part of a slot."""
+        assert self._heap is not None, "reserve first"
+        return self._heap.view(slot * self._slot_bytes + offset, shape, dtype)
+
+    def take_turn(self) -> int:
+        """The slot of the next call: they alternate."""
+        self._turn = (self._turn + 1) % SLOTS
+        return self._turn
+
+    def stream(self, queue: str) -> torch.cuda.Stream:
+        """The side stream of a queue: high priority, so that copies are issued ahead of the tiles that wait."""
+        if queue not in self._streams:
+            self._streams[queue] = torch.cuda.Stream(self.device, priority=-1)
+        return self._streams[queue]
+
+    def enter(self, stream: torch.cuda.Stream) -> None:
+        """Begins a call: chains it behind the last one if that ran on another stream. Raises what went wrong before."""
+        if self._watcher.trouble is not None or self._report[REPORT_IS_SET.value]:
+            self._refuse()
+        if self._last_stream is not None and self._last_stream != stream.cuda_stream:
+            stream.wait_event(self._last_call)
+
+    def leave(self, stream: torch.cuda.Stream) -> None:
+        """Ends the call begun by `enter`."""
+        self._last_stream = stream.cuda_stream
+        self._last_call.record(stream)
+        self.calls += 1
+
+    def check(self) -> None:
+        """Waits for all calls to end on the device; raises what went wrong in any of them."""
+        torch.cuda.synchronize(self.device)
+        trouble = self._watcher.look()
+        if trouble is not None:
+            raise trouble
+
+    def reset(self) -> None:
+        """Collective. Makes a broken workspace fit for use again, once every rank has come here."""
+        self.board.reset(self._clear)
+        self._watcher.forget()
+
+    def reported_alarm(self) -> Alarm | None:
+        """What a kernel of this GPU reported when a wait of its own was void."""
+        if not self._report[REPORT_IS_SET.value]:
+            return None
+        operation, signal, expected, seen = (
+            int(self._report[field.value])
+            for field in (REPORT_OPERATION, REPORT_SIGNAL, REPORT_EXPECTED, REPORT_SEEN)
+        )
+        if operation == BEGIN_OPERATION.value:
+            return Alarm("timeout", "begin: its credit did not come", peer=signal, expected=expected, seen=seen)
+        return Alarm("timeout", f"operation {operation} waits for signal {signal}", expected=expected, seen=seen)
+
+    def is_idle(self) -> bool:
+        """Whether the last eager call has ended on the device."""
+        return self._last_call.query()
+
+    def abort_address(self) -> int:
+        """The own abort word."""
+        return self.words.addresses[self.group.rank]
+
+    def signal_ranges(self) -> list[tuple[int, int]]:
+        """(address, words) of the own signals of every slot ever leased."""
+        heaps = [*self._retired, *([self._heap] if self._heap else [])]
+        words = self._most_signals * SIGNAL_STRIDE_WORDS
+        return [
+            (heap.addresses[self.group.rank] + slot * (heap.tensor.numel() // SLOTS), words)
+            for heap in heaps
+            for slot in range(SLOTS)
+        ]
+
+    def _refuse(self) -> None:
+        trouble = self._watcher.look()
+        assert trouble is not None
+        if not getattr(trouble, "was_raised", False):
+            trouble.was_raised = True  # type: ignore[attr-defined]
+            raise trouble
+        raise WorkspaceBroken(
+            f"call on group {self.group.name}",
+            f"an earlier call failed: {trouble}",
+            "Call overweave.reset(group) on every rank, or start the group anew",
+        )
+
+    def _clear(self) -> None:
+        torch.cuda.synchronize(self.device)
+        self.words.tensor.zero_()
+        self.state.zero_()
+        self.claims.zero_()
+        self._report[:] = 0
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        for address, words in self.signal_ranges():
+            if words:
+                driver.fill_words(stream, address, 0, words)
+        torch.cuda.synchronize(self.device)
+
+    def _finish(self) -> None:
+        """At exit: this rank's calls are done, so its end is no failure."""
+        if self._watcher.trouble is None:
+            torch.cuda.synchronize(self.device)
+            self.board.finish()

@@ -1,0 +1,100 @@
+"""`all_gather(x_shard) @ w`, the network busy while the tensor cores are."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import Group
+from overweave.ops.arguments import DTYPES, check_operands
+from overweave.ops.dispatch import GroupLike, call, group_of, refuse
+
+OPERATOR = "all_gather_matmul"
+
+
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    m: int | None = None,
+    return_gathered: Literal[False] = False,
+    plan: str | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    m: int | None = None,
+    return_gathered: Literal[True],
+    plan: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    m: int | None = None,
+    return_gathered: bool = False,
+    plan: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """y = all_gather(x_shard) @ w. Each rank waits for its peers' shards, chunk by chunk, while it multiplies.
+
+    Plain torch:  x = torch.cat(shards of all ranks, in rank order); y = x @ w
+
+    x_shard: `[m/W, k]`, bf16, fp16 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, the same
+    shape on every rank. Returns y `[m, n]`, and x `[m, k]` as well if `return_gathered`.
+    m: rows after the gather, by default W times the shard's. If W does not divide it, ranks hold the shards that
+    `torch.chunk(x, W)` deals: ceil(m/W) rows each until none are left.
+    group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
+    short name (`push pieces=4`); None: chosen, see `overweave.explain`.
+
+    Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
+    for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.3.
+    """
+    resolved = group_of(group)
+    try:
+        problem = _problem(x_shard, w, m, resolved, return_gathered)
+    except InputError as error:
+        raise refuse(resolved, error) from None
+    y = x_shard.new_empty((problem.m, problem.n))
+    tensors = {"x": x_shard, "w": w, "y": y}
+    if return_gathered:
+        tensors["gathered_out"] = x_shard.new_empty((problem.m, problem.k))
+    if y.numel() and problem.k:
+        call(problem, resolved, tensors, plan)
+    else:
+        y.zero_()
+    return (y, tensors["gathered_out"]) if return_gathered else y
+
+
+def _problem(x: torch.Tensor, w: torch.Tensor, m: int | None, group: Group, returns_gathered: bool) -> Problem:
+    check_operands(OPERATOR, x, w)
+    rows = x.shape[0] * group.world_size if m is None else m
+    if not isinstance(rows, int) or rows < 0:
+        raise InputError(f"{OPERATOR}: m, the rows after the gather", f"got {m!r}", "Pass an int >= 0, or None")
+    lo, hi = shard_rows(rows, group.world_size, group.rank)
+    if x.shape[0] != hi - lo:
+        found = f"rank {group.rank} of {group.world_size} holds {x.shape[0]} rows, not {hi - lo}"
+        raise InputError(f"{OPERATOR}: shards of m={rows} rows", found, "Deal rows as torch.chunk does, or pass m")
+    return Problem(
+        operator=OPERATOR,
+        m=rows,
+        n=w.shape[1],
+        k=w.shape[0],
+        world_size=group.world_size,
+        dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
+        b_is_transposed=not w.is_contiguous(),
+        returns_gathered=returns_gathered,
+    )

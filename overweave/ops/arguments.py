@@ -1,0 +1,38 @@
+"""What the operators accept: one typed error, with the cure, for everything else, before anything is launched."""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+
+DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+
+
+def check_operands(operator: str, x: object, w: object) -> None:
+    """`x @ w` for two dense matrices of one supported dtype on one device. Raises InputError."""
+    for name, tensor in (("x", x), ("w", w)):
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor")
+        if tensor.dim() != 2:
+            raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
+    assert isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)
+    if x.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
+    if x.dtype != w.dtype or x.device != w.device:
+        found = f"x is {x.dtype} on {x.device}, w is {w.dtype} on {w.device}"
+        raise InputError(f"{operator}: x and w alike", found, "Cast or move one of them")
+    if x.device.type not in ("cpu", "cuda"):
+        raise InputError(f"{operator}: tensors on a CPU or a CUDA GPU", f"got {x.device}", "Move them")
+    if x.shape[1] != w.shape[0]:
+        found = f"x is {list(x.shape)}, w is {list(w.shape)}"
+        raise InputError(f"{operator}: x [.., k] @ w [k, n]", found, "Pass w as [k, n]; `w.t()` is accepted as it is")
+    if not x.is_contiguous():
+        raise InputError(f"{operator}: x row-major", f"its strides are {x.stride()}", "Pass x.contiguous()")
+    if not (w.is_contiguous() or w.t().is_contiguous()):
+        found = f"w {list(w.shape)} has strides {w.stride()}"
+        raise InputError(f"{operator}: w dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
+    if x.requires_grad or w.requires_grad:
+        if torch.is_grad_enabled():
+            raise InputError(f"{operator}: tensors without gradient", "requires_grad is set", "Call it under no_grad")

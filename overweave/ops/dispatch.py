@@ -1,0 +1,134 @@
+"""From an operator's tensors to a Plan that runs: agree with the peers, choose, prove, bind once, then call.
+
+The first call of a signature waits for all ranks and raises on every rank if they differ; later calls only post what
+they are about to do (memory/board.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from overweave.errors import InputError, OverweaveError
+from overweave.ir.plan import Plan, Problem
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.memory.board import Board
+from overweave.memory.group import Group, resolve
+from overweave.ops.cuda import bind_on_gpu
+from overweave.runtime.host import run_on_host
+from overweave.schedules.catalog import build
+from overweave.tuner.choose import Choice, Target, choose, kernel_obstacle, tile_options
+
+GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
+Tensors = dict[str, torch.Tensor]
+Run = Callable[[Tensors], None]
+ALIGNED_BYTES = 16
+
+
+class Prepared(NamedTuple):
+    """A signature that all ranks agreed on once, the choice made for it, and how it runs."""
+
+    signature: bytes
+    choice: Choice
+    run: Run
+
+
+_PREPARED: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[object, ...], Prepared]] = WeakKeyDictionary()
+_GROUPS: WeakKeyDictionary[dist.ProcessGroup, Group] = WeakKeyDictionary()
+
+
+def group_of(group: GroupLike) -> Group:
+    """What the caller means by `group`, remembered. Raises GroupError."""
+    key = dist.group.WORLD if group is None else group
+    if isinstance(key, dist.ProcessGroup):
+        known = _GROUPS.get(key)
+        if known is None:
+            known = _GROUPS[key] = resolve(key)
+        return known
+    return resolve(group)
+
+
+def call(problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> None:
+    """Runs a problem on this rank: fills the output tensors. Every rank of the group calls it with the same problem.
+
+    Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
+    """
+    cache = _PREPARED.setdefault(group.process_group, {})
+    is_aligned = all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values())
+    key = (problem, plan, is_aligned, tensors["x"].device)
+    prepared = cache.get(key)
+    if prepared is None:
+        prepared = cache[key] = _prepare(problem, group, tensors, plan, is_aligned)
+    else:
+        Board.of(group).post(prepared.signature)
+    prepared.run(tensors)
+
+
+def refuse(group: Group, error: InputError) -> InputError:
+    """Tells the peers, who are about to agree on this call, that this rank cannot take part; the error to raise."""
+    with suppress(OverweaveError):
+        Board.of(group).agree(f"refused: {error}".encode())
+    return error
+
+
+def target_of(device: torch.device, is_aligned: bool = True) -> Target:
+    """What a device means to the choice of a plan."""
+    if device.type == "cpu":
+        return Target("cpu", is_aligned=is_aligned)
+    properties = torch.cuda.get_device_properties(device)
+    return Target("cuda", properties.multi_processor_count, properties.major == 9, is_aligned)
+
+
+def _prepare(problem: Problem, group: Group, tensors: Tensors, plan: str | None, is_aligned: bool) -> Prepared:
+    target = target_of(tensors["x"].device, is_aligned)
+    try:
+        choice = choose(problem, target) if plan is None else _asked(problem, target, plan)
+        built = build(choice.plan, problem, choice.options, rank=group.rank)
+    except InputError as error:
+        raise refuse(group, error) from None
+    signature = _signature(problem, choice)
+    Board.of(group).agree(signature)
+    verify_schedule(built.schedule).raise_if_refused()
+    return Prepared(signature, choice, _bind(built, group, tensors))
+
+
+def _asked(problem: Problem, target: Target, plan: str) -> Choice:
+    """The plan that the caller named, `push` or `push pieces=4`. Raises InputError."""
+    name, *pairs = plan.split()
+    options: dict[str, str | int] = {}
+    for pair in pairs:
+        option, separator, value = pair.partition("=")
+        if not separator:
+            raise InputError(f"plan {plan!r}", f"{pair!r} is no option", "Write NAME option=value ...")
+        options[option] = value
+    if name in ("push", "pull", "scatter") and target.kind == "cuda":
+        obstacle = kernel_obstacle(problem, target)
+        if obstacle:
+            raise InputError(f"{problem.operator} with plan {plan!r}", obstacle, "Leave the choice to overweave")
+        options = tile_options(target) | options
+    return Choice(f"{problem.operator}.{name}", options, "the caller asked for it")
+
+
+def _signature(problem: Problem, choice: Choice) -> bytes:
+    layout = " b=[n,k]" if problem.b_is_transposed else ""
+    gathered = " with the gathered input" if problem.returns_gathered else ""
+    shape = f"m={problem.m} n={problem.n} k={problem.k} {problem.dtype}{layout}{gathered}"
+    options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
+    return f"{choice.plan} {shape} {options}".strip().encode()
+
+
+def _bind(plan: Plan, group: Group, tensors: Tensors) -> Run:
+    if tensors["x"].device.type == "cuda":
+        return bind_on_gpu(plan, group, tensors)
+    outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
+
+    def run(moved: Tensors) -> None:
+        inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}
+        run_on_host(plan, group, inputs, {name: moved[name] for name in outputs})
+
+    return run

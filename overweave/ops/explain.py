@@ -1,0 +1,37 @@
+"""Which plan an operator takes for a problem, and why: the answer to "what did it do?"."""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.ops.arguments import DTYPES
+from overweave.ops.dispatch import target_of
+from overweave.tuner.choose import RULES, Choice, Target, choose
+
+
+def explain(
+    operator: str,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    world_size: int,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cuda",
+) -> Choice:
+    """The plan that `operator` takes for `[m, k] @ [k, n]` on each of `world_size` ranks; print it to read the reasons.
+
+    m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. Without a GPU at hand,
+    device "cuda" means an H200. Raises InputError for an unknown operator or dtype.
+    """
+    if operator not in RULES:
+        raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(RULES)}")
+    if dtype not in DTYPES:
+        raise InputError(f"explain {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
+    where = torch.device(device)
+    problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])  # type: ignore[arg-type]
+    has_gpu = where.type == "cuda" and torch.cuda.is_available()
+    target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")
+    return choose(problem, target)

@@ -1,0 +1,57 @@
+"""`reduce_scatter(x @ w)`, the network busy while the tensor cores are."""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import Group
+from overweave.ops.arguments import DTYPES, check_operands
+from overweave.ops.dispatch import GroupLike, call, group_of, refuse
+
+OPERATOR = "matmul_reduce_scatter"
+
+
+def matmul_reduce_scatter(
+    x: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, plan: str | None = None
+) -> torch.Tensor:
+    """y = this rank's rows of the sum over ranks of x @ w. Finished chunks travel while later tiles are computed.
+
+    Plain torch:  partial = x @ w; dist.all_reduce(partial); y = torch.chunk(partial, W)[rank]
+
+    x: `[m, k]`, bf16, fp16 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k, n]`, in
+    either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
+    Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once: the same bits every time.
+    group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
+    short name (`scatter pieces=2`); None: chosen, see `overweave.explain`.
+
+    Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
+    for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
+    """
+    resolved = group_of(group)
+    try:
+        problem = _problem(x, w, resolved)
+    except InputError as error:
+        raise refuse(resolved, error) from None
+    lo, hi = shard_rows(problem.m, resolved.world_size, resolved.rank)
+    y = x.new_empty((hi - lo, problem.n))
+    if problem.m and problem.n and problem.k:
+        call(problem, resolved, {"x": x, "w": w, "y": y}, plan)
+    else:
+        y.zero_()
+    return y
+
+
+def _problem(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
+    check_operands(OPERATOR, x, w)
+    return Problem(
+        operator=OPERATOR,
+        m=x.shape[0],
+        n=w.shape[1],
+        k=x.shape[1],
+        world_size=group.world_size,
+        dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
+        b_is_transposed=not w.is_contiguous(),
+    )

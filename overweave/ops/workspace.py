@@ -1,0 +1,59 @@
+"""What a caller may do with a group's workspace: check it, reset it after a failure, allocate tensors in it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+
+from overweave.errors import InputError
+from overweave.memory.host_workspace import HostWorkspace
+from overweave.ops.dispatch import GroupLike, group_of, refuse
+from overweave.runtime.host import reset_host
+
+
+def check(group: GroupLike = None) -> None:
+    """Waits for this rank's calls to end, and raises what went wrong in any of them. Their results are void then."""
+    resolved = group_of(group)
+    if torch.cuda.is_available():
+        _gpu_workspace(resolved).check()
+    else:
+        HostWorkspace.of(resolved).board.check()
+
+
+def reset(group: GroupLike = None) -> None:
+    """Collective: makes the group usable again after PeerTimeout or RankMismatch, once every rank has come here."""
+    resolved = group_of(group)
+    if torch.cuda.is_available():
+        _gpu_workspace(resolved).reset()
+    else:
+        reset_host(resolved)
+
+
+def symmetric_empty(
+    shape: tuple[int, ...] | list[int], dtype: torch.dtype, group: GroupLike = None, device: torch.device | None = None
+) -> torch.Tensor:
+    """An uninitialised tensor that every GPU of the group can address: peers read it without a staged copy.
+
+    Collective: all ranks allocate the same shape and dtype, in the same order. Plans that push read any tensor in
+    place; plans that pull spare a copy if their input lies here. On a CPU it is an ordinary tensor.
+    Raises InputError for a shape or dtype that is none, MachineError without peer access.
+    """
+    resolved = group_of(group)
+    extents = tuple(shape)
+    if not all(isinstance(extent, int) and extent >= 0 for extent in extents) or not isinstance(dtype, torch.dtype):
+        error = InputError("symmetric_empty", f"shape {extents}, dtype {dtype}", "Pass ints >= 0 and a torch.dtype")
+        raise refuse(resolved, error)
+    if not torch.cuda.is_available():
+        return torch.empty(extents, dtype=dtype)
+    heaps = import_module("overweave.memory.cuda_heap")
+    where = device or torch.device("cuda", torch.cuda.current_device())
+    size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
+    heap = heaps.CudaHeap(resolved, where, size_bytes)
+    tensor: torch.Tensor = heap.view(0, extents, dtype)
+    return tensor
+
+
+def _gpu_workspace(group: object) -> object:
+    workspaces = import_module("overweave.memory.workspace")
+    return workspaces.Workspace.of(group, torch.device("cuda", torch.cuda.current_device()))

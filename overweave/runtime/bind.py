@@ -1,0 +1,122 @@
+"""The kernels of one plan, compiled, loaded and bound to one slot of a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Engine, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute
+from overweave.memory.device import TRACE_COLUMNS
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS
+from overweave.memory.lower import SlotAddresses, reduction_operands
+from overweave.memory.workspace import Workspace
+from overweave.runtime.kernels import begin_launch, moving, reduction_launch, table_tensor
+from overweave.runtime.matmul import Operands, Protocol, matmul_launch
+
+Tensors = Mapping[str, torch.Tensor]
+Enqueue = Callable[[int, dict[str, int]], None]
+
+
+class SlotKernels:
+    """begin, multiply, reduce: each enqueues one kernel of the plan on a stream; the latter two take addresses by name.
+
+    traces: for a traced plan, queue -> int64 `[tiles, TRACE_COLUMNS]`, filled by each call.
+    """
+
+    def __init__(
+        self, plan: Plan, workspace: Workspace, addresses: SlotAddresses, slot: int, example: Tensors, traced: bool
+    ) -> None:
+        self._plan, self._workspace, self._addresses = plan, workspace, addresses
+        self._slot, self._rank, self._example, self._traced = slot, workspace.group.rank, example, traced
+        words = max(addresses.layout.signals, 1) * SIGNAL_STRIDE_WORDS
+        self._signals = workspace.slot_view(slot, 0, (words,), torch.int32)
+        self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        self.traces: dict[str, torch.Tensor] = {}
+        self.begin = begin_launch(
+            [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
+            [slot, addresses.layout.signals, self._rank, workspace.group.world_size],
+        )
+        self.multiply = self._bound(TILE_KERNEL, self._multiply)
+        self.reduce = self._bound(REDUCE_KERNEL, self._reduce)
+
+    def _bound(self, engine: Engine, make: Callable[[str], Enqueue]) -> Enqueue:
+        """The launch of the plan's queue for this kernel, if it has tiles there."""
+        for queue in self._plan.schedule.queues:
+            if self._plan.realization.engine_of(queue.name) == engine:
+                if self._plan.tile_order(self._rank, queue.name).rows:
+                    return make(queue.name)
+        return lambda stream, addresses: None
+
+    def _protocol(self, queue: str, counter: int) -> Protocol:
+        workspace = self._workspace
+        rows = self._plan.tile_order(self._rank, queue).rows
+        trace_size = len(rows) if self._traced else 1
+        trace = torch.zeros((trace_size, TRACE_COLUMNS.value), dtype=torch.int64, device=workspace.device)
+        self.traces[queue] = trace
+        return Protocol(
+            table=table_tensor(rows, workspace.device),
+            claims=workspace.claims[counter:],
+            signals=self._signals,
+            words=self._words,
+            limits=workspace.limits,
+            trace=trace,
+            world_size=workspace.group.world_size,
+            traced=self._traced,
+        )
+
+    def _multiply(self, queue: str) -> Enqueue:
+        config = self._plan.realization.matmul
+        assert config is not None
+        computes = [op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Compute)]
+        sides = {self._buffer(compute.a[0].buffer) for compute in computes}
+        shard = next((buffer for buffer in sides if buffer.home == INPUT), None)
+        gathered = next((buffer for buffer in sides if buffer.home != INPUT), None)
+        out = self._buffer(computes[0].out[0].buffer)
+        movers = {"b": "w"} | ({"a_shard": shard.name} if shard else {})
+        movers |= {"out": out.name} if out.home == OUTPUT else {}
+        bases = {side: moving(self._example[name]) for side, name in movers.items()}
+        operands = Operands(
+            a_shard=self._example[shard.name] if shard else None,
+            a_workspace=self._own(gathered) if gathered else None,
+            b=self._example["w"],
+            out=self._example[out.name] if out.home == OUTPUT else self._own(out),
+            b_is_transposed=self._plan.problem.b_is_transposed,
+            bases=bases,
+        )
+        launch = matmul_launch(config, operands, self._protocol(queue, 0))
+        followed = [(bases[side], name) for side, name in movers.items()]
+
+        def enqueue(stream: int, addresses: dict[str, int]) -> None:
+            for base, name in followed:
+                base.address = addresses[name]
+            launch(stream)
+
+        return enqueue
+
+    def _reduce(self, queue: str) -> Enqueue:
+        config, workspace = self._plan.realization.reduction, self._workspace
+        assert config is not None
+        rows = reduction_operands(self._addresses, self._rank, queue)
+        operands = torch.tensor(rows, dtype=torch.int64, device=workspace.device)
+        protocol, out = self._protocol(queue, 1), moving(self._example["y"])
+        tiles = protocol.table.shape[0]
+        arguments: list[Any] = [operands, out, *protocol.arrays, tiles, self._plan.problem.n, protocol.world_size]
+        launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, self._traced)
+
+        def enqueue(stream: int, addresses: dict[str, int]) -> None:
+            out.address = addresses["y"]
+            launch(stream)
+
+        return enqueue
+
+    def _buffer(self, name: str) -> Buffer:
+        return self._plan.schedule.buffer(name)
+
+    def _own(self, buffer: Buffer) -> torch.Tensor:
+        """The own instance of a workspace buffer."""
+        offset, dtype = self._addresses.layout.buffers[buffer.name], self._example["w"].dtype
+        return self._workspace.slot_view(self._slot, offset, (buffer.rows, buffer.cols), dtype)
+

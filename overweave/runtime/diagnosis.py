@@ -1,0 +1,207 @@
+"""What this machine can do for us, found out by trying: the checks behind `overweave doctor`.
+
+A check is data: a name and a probe. A probe returns a Finding; one that raises has failed with what it raised.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from itertools import permutations
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+
+from overweave.errors import MachineError
+from overweave.memory.cuda_heap import CudaHeap
+from overweave.memory.group import resolve
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 10)
+TESTED_TORCH = ("2.11", "2.13")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
+SMALLEST_SHARED_MEMORY_BYTES = 1 << 30
+SYMMETRIC_BYTES = 1 << 20
+HOPPER = (9, 0)
+SWITCHES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+
+Status = Literal["ok", "note", "failed"]
+
+
+class Finding(Struct, frozen=True):
+    """What a probe saw. `note`: it works, but you should know. cure: what to do, empty where nothing need be done."""
+
+    status: Status
+    found: str
+    cure: str = ""
+
+
+class Check(Struct, frozen=True):
+    """A question to the machine. needs_gpu: not asked where torch sees none."""
+
+    name: str
+    probe: Callable[[], Finding]
+    needs_gpu: bool = False
+
+    def run(self) -> Finding:
+        """The finding; whatever the probe raises is one too."""
+        try:
+            return self.probe()
+        except Exception as error:  # noqa: BLE001 - a machine that surprises us is what a doctor is for
+            return Finding("failed", f"{type(error).__name__}: {error}", "Mend what it names, then run this again")
+
+
+def installed(package: str) -> str:
+    """The version of an installed package, or an empty string."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    digits = ["".join(filter(str.isdigit, part)) for part in text.split("+")[0].split(".")[:2]]
+    return tuple(int(part or 0) for part in digits)
+
+
+def _python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("failed", found, "Install Python 3.11 or newer")
+    return Finding("ok", found)
+
+
+def _torch() -> Finding:
+    found = torch.__version__
+    if _numbers(found) < OLDEST_TORCH:
+        return Finding("failed", found, "pip install 'torch>=2.10'")
+    if not found.startswith(TESTED_TORCH):
+        return Finding("note", f"{found}; tested with {' and '.join(TESTED_TORCH)}")
+    return Finding("ok", found)
+
+
+def _triton() -> Finding:
+    found, numpy = installed("triton"), installed("numpy")
+    if not found:
+        return Finding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
+                       "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
+    if _numbers(found) <= (3, 6) and _numbers(numpy) >= (2, 4):
+        return Finding("failed", f"{found} with numpy {numpy}: its interpreter breaks there", "pip install 'numpy<2.4'")
+    return Finding("ok", found)
+
+
+def _driver() -> Finding:
+    if shutil.which("nvidia-smi") is None:
+        return Finding("note", "no NVIDIA driver: ranks are emulated on the CPU")
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    if answer.returncode:
+        return Finding("failed", answer.stdout.strip() or answer.stderr.strip(), "Repair the NVIDIA driver")
+    return Finding("ok", answer.stdout.split("\n")[0])
+
+
+def _gpus() -> Finding:
+    count = torch.cuda.device_count()
+    if not count and shutil.which("nvidia-smi") is None:
+        return Finding("note", "none")
+    if not count:
+        return Finding("failed", f"a driver is here, but torch {torch.__version__} sees no GPU",
+                       "Install a CUDA build of torch, and look at CUDA_VISIBLE_DEVICES")  # fmt: skip
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    oldest = min(torch.cuda.get_device_capability(index) for index in range(count))
+    found = f"{count}: {names}; CUDA {torch.version.cuda}"
+    if oldest != HOPPER:
+        return Finding("note", f"{found}; kernels are tested on sm_90a, this is sm_{oldest[0]}{oldest[1]}")
+    return Finding("ok", found)
+
+
+def _nccl() -> Finding:
+    switches = ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
+    return Finding("ok", f"{'.'.join(map(str, torch.cuda.nccl.version()))}; {switches or 'no switches set'}")
+
+
+def _peer_access() -> Finding:
+    count = torch.cuda.device_count()
+    if count < 2:
+        return Finding("note", "one GPU: nothing to link")
+    cut = [(a, b) for a, b in permutations(range(count), 2) if not torch.cuda.can_device_access_peer(a, b)]
+    if cut:
+        return Finding("failed", f"GPU {cut[0][0]} cannot address GPU {cut[0][1]} ({len(cut)} pairs in all)",
+                       "Use GPUs of one NVLink island, and allow peer access in the container")  # fmt: skip
+    return Finding("ok", f"all {count * (count - 1)} pairs")
+
+
+def _links() -> Finding:
+    query = ["nvidia-smi", "nvlink", "--status"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    active = sum("GB/s" in line for line in answer.stdout.splitlines())
+    if answer.returncode or not active:
+        return Finding("note", "no active NVLink: copies between GPUs take the slow road")
+    return Finding("ok", f"{active // torch.cuda.device_count()} NVLinks per GPU")
+
+
+def _cuda_bindings() -> Finding:
+    found, cuda = installed("cuda-bindings"), torch.version.cuda or "0"
+    cure = f"pip install 'cuda-bindings=={cuda.split('.')[0]}.*'"
+    if not found:
+        return Finding("failed", "not installed: the copy engine cannot be driven", cure)
+    if found.split(".")[0] != cuda.split(".")[0]:
+        return Finding("note", f"{found} beside torch's CUDA {cuda}", cure)
+    return Finding("ok", found)
+
+
+def _symmetric_memory() -> Finding:
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        CudaHeap(resolve(None), device, SYMMETRIC_BYTES)
+    except MachineError as error:
+        return Finding("failed", error.found, "Use a CUDA build of torch 2.10 or newer on one host")
+    finally:
+        dist.destroy_process_group()
+    return Finding("ok", "a buffer was allocated and mapped")
+
+
+def _shared_memory() -> Finding:
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    found = f"{free / 2**30:.1f} GiB free in {SHARED_MEMORY}"
+    if free < SMALLEST_SHARED_MEMORY_BYTES:
+        return Finding("failed", found, "Give the container more: docker run --shm-size=8g")
+    return Finding("ok", found)
+
+
+def _process_group() -> Finding:
+    if not dist.is_available():
+        return Finding("failed", "this torch was built without torch.distributed", "Install another build of torch")
+    backends = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
+    if "gloo" not in backends:
+        return Finding("failed", "no gloo backend", "Install another build of torch")
+    return Finding("ok", ", ".join(backends))
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("python", _python),
+    Check("torch", _torch),
+    Check("triton", _triton),
+    Check("process groups", _process_group),
+    Check("shared memory", _shared_memory),
+    Check("driver", _driver),
+    Check("GPUs", _gpus),
+    Check("NCCL", _nccl, needs_gpu=True),
+    Check("cuda-bindings", _cuda_bindings, needs_gpu=True),
+    Check("peer access", _peer_access, needs_gpu=True),
+    Check("links", _links, needs_gpu=True),
+    Check("symmetric memory", _symmetric_memory, needs_gpu=True),
+)
+
+
+def applicable(checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """The checks that make sense here."""
+    has_gpu = torch.cuda.device_count() > 0
+    return tuple(check for check in checks if has_gpu or not check.needs_gpu)

@@ -1,0 +1,170 @@
+"""The interpreter depth: the actual portable kernels, several programs at once, beside the copies of the Plan.
+
+Copies and library operations run as at library depth; each kernel queue is one launch in a thread of its own, with its
+tile table, and signals are single counters that kernels add to atomically. A kernel's wait ends when the abort word is
+set, which is this loop's to do: the interpreter has no device clock to bound it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overweave.errors import InputError
+from overweave.ir.plan import ITEMSIZE_BYTES, OWN_SHARD, REDUCE_KERNEL, TILE_KERNEL, WORKSPACE, Plan
+from overweave.ir.schedule import INPUT, Compute, Reduce
+from overweave.memory.host_heap import ABORT, COMPLETED
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS
+from overweave.runtime import interpreter
+from overweave.runtime.agenda import Agenda, Step
+from overweave.runtime.emulate import HostCall, IsDone
+
+interpreter.repair()
+
+# Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from overweave.kernels.matmul import matmul_kernel  # noqa: E402
+from overweave.kernels.reduction import reduction_kernel  # noqa: E402
+
+PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
+_ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
+_REPORT_WORDS = 8
+_PRECISION = "ieee"  # interpreted dots are fp32 whatever it says
+_CLAIMS = {TILE_KERNEL: 0, REDUCE_KERNEL: 1}
+
+
+class InterpretedCall(HostCall):
+    """One call of a plan on one rank, its kernels interpreted."""
+
+    @staticmethod
+    def check(plan: Plan, rank: int) -> None:
+        """Rows of every matrix that a kernel loads in bulk must start at multiples of 16 bytes. Raises InputError."""
+        problem, config = plan.problem, plan.realization.matmul
+        if not _kernel_queues(plan):
+            return
+        if config is not None and config.kernel != "portable":
+            raise InputError(f"interpret {plan.name}", f"it names the {config.kernel} kernel", "Name the portable one")
+        for name, extent in (("k", problem.k), ("n", problem.n)):
+            if extent * ITEMSIZE_BYTES[problem.dtype] % _ROW_BYTES:
+                cure = f"Pad {name} to a multiple of {_ROW_BYTES // ITEMSIZE_BYTES[problem.dtype]}"
+                raise InputError(f"run the kernels of {plan.name}", f"{name}={extent} of {problem.dtype}", cure)
+
+    def make_agenda(self) -> Agenda:
+        """A kernel's queue is one step."""
+        return Agenda.of(self.plan.schedule, self.group.rank, frozenset(_kernel_queues(self.plan)))
+
+    def prepare(self) -> None:
+        """The arrays that come with every kernel that waits (memory/device.py)."""
+        slot, rank, ranks = self.slot, self.group.rank, self.group.world_size
+        slot.atomic_add = interpreter.atomic_add
+        self._words = slot.heap.word_lines(rank)
+        self._words[ABORT] = 0
+        self._report = torch.zeros(_REPORT_WORDS, dtype=torch.int32)
+        peers = [slot.heap.word_address(peer) for peer in range(ranks)]
+        self._limits = torch.tensor([0, self._report.data_ptr(), *peers])
+        self._claims = torch.zeros(2, dtype=torch.int32)
+        self._claimed = 0
+        self._threads: list[threading.Thread] = []
+        lines = max(slot.layout.signals, 1) * SIGNAL_STRIDE_WORDS
+        # A view of the own signals as a tensor; a plan without signals gets a line that nobody reads.
+        signals = slot.heap.signal_lines(rank, slot.index)[:lines] if slot.layout.signals else None
+        self._protocol = [
+            torch.zeros(lines, dtype=torch.int32) if signals is None else torch.frombuffer(signals, dtype=torch.int32),
+            torch.frombuffer(self._words, dtype=torch.int32)[: (COMPLETED + ranks) * SIGNAL_STRIDE_WORDS],
+            self._limits,
+            torch.zeros(1, dtype=torch.int64),
+        ]
+
+    def begin_step(self, step: Step) -> IsDone | None:
+        """Launches a kernel in a thread; everything else as at library depth."""
+        if not step.is_kernel:
+            return super().begin_step(step)
+        engine = self.plan.realization.engine_of(step.queue)
+        rows = self.plan.tile_order(self.group.rank, step.queue).rows
+        if not rows:
+            return None
+        launch = self._multiply if engine == TILE_KERNEL else self._reduce
+        table = torch.tensor(rows, dtype=torch.int32)
+        claims = self._claims[_CLAIMS[engine] :]
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                launch(step, table, claims, (min(PROGRAMS, len(rows)),))
+            except BaseException as error:  # noqa: BLE001 - raised by the loop
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+        def is_done() -> bool:
+            if errors:
+                raise errors[0]
+            return not thread.is_alive()
+
+        return is_done
+
+    def has_moved(self) -> bool:
+        """Whether a kernel has claimed another tile."""
+        before, self._claimed = self._claimed, int(self._claims.sum())
+        return self._claimed != before
+
+    def give_up(self) -> None:
+        """Sets the abort word, which every wait of our kernels polls, and waits for the kernels to end."""
+        if hasattr(self, "_words"):
+            self._words[ABORT] = 1
+            for thread in self._threads:
+                thread.join()
+
+    def _multiply(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
+        problem, config = self.plan.problem, self.plan.realization.matmul
+        assert config is not None
+        computes = [operation for operation in step.operations if isinstance(operation, Compute)]
+        block = [config.block_m, config.block_k]
+        sides: dict[int, Any] = {}
+        for buffer in dict.fromkeys(region.buffer for compute in computes for region in compute.a):
+            is_own = self.plan.schedule.buffer(buffer).home == INPUT
+            matrix = _row_major(self.tensors[buffer]) if is_own else self.slot.buffer(buffer, self.group.rank)
+            sides[OWN_SHARD if is_own else WORKSPACE] = TensorDescriptor.from_tensor(matrix, block)
+        own, workspace = (sides.get(side, next(iter(sides.values()))) for side in (OWN_SHARD, WORKSPACE))
+        b = self.tensors[computes[0].b.buffer]
+        block = [config.block_n, config.block_k] if problem.b_is_transposed else [config.block_k, config.block_n]
+        weight = TensorDescriptor.from_tensor(_row_major(b.t() if problem.b_is_transposed else b), block)
+        arguments = [own, workspace, weight]
+        arguments += [self._matrix(computes[0].out[0].buffer), table, claims, *self._protocol]
+        numbers = [len(table), problem.n, problem.k, self.group.world_size]
+        flags = [_PRECISION, problem.b_is_transposed, len(sides) == 2, False]
+        matmul_kernel[grid](*arguments, *numbers, *flags)
+
+    def _reduce(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
+        config = self.plan.realization.reduction
+        assert config is not None
+        reduces = [operation for operation in step.operations if isinstance(operation, Reduce)]
+        width = max(len(reduce.operands) for reduce in reduces)
+        operands = torch.zeros((len(reduces), width + 1), dtype=torch.int64)
+        for row, reduce in zip(operands, reduces, strict=True):
+            for index, region in enumerate(reduce.operands):
+                row[index] = self.view(region).data_ptr()
+            row[width] = self.view(reduce.out).data_ptr()
+        out = self._matrix(reduces[0].out.buffer)
+        numbers = [len(table), self.plan.problem.n, self.group.world_size, width, config.block_m, config.block_n]
+        reduction_kernel[grid](operands, out, table, claims, *self._protocol, *numbers, False)
+
+    def _matrix(self, buffer: str) -> Tensor:
+        return self.tensors[buffer] if buffer in self.tensors else self.slot.buffer(buffer, self.group.rank)
+
+
+def _kernel_queues(plan: Plan) -> list[str]:
+    engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
+    return [queue for queue, engine in engines.items() if engine in _CLAIMS]
+
+
+def _row_major(matrix: Tensor) -> Tensor:
+    """The matrix with rows one behind the other at multiples of 16 bytes, copied if need be."""
+    aligned = matrix.data_ptr() % _ROW_BYTES == 0 and matrix.stride(0) * matrix.element_size() % _ROW_BYTES == 0
+    return matrix if matrix.stride(1) == 1 and aligned else matrix.clone(memory_format=torch.contiguous_format)

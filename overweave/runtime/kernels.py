@@ -1,0 +1,77 @@
+"""How kernels are launched: compiled for fixed shapes, loaded, and called with a few microseconds of host time.
+
+A `Launch` never compiles after it is made. Tensors that stay the same from call to call are bound as plain addresses;
+what moves is bound through a `Moving`, which descriptors and arguments read at each launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overweave.ir.plan import ReduceConfig, TileRow
+from overweave.kernels.reduction import reduction_kernel
+from overweave.memory.protocol import begin_kernel
+
+BEGIN_BLOCK = 128
+
+
+@dataclass
+class Moving:
+    """A tensor whose address changes from call to call; stands for it in descriptors and arguments."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """Where the tensor of the next launch lies."""
+        return self.address
+
+
+def moving(tensor: torch.Tensor) -> Moving:
+    """A stand-in that starts at `tensor`."""
+    return Moving(tensor.data_ptr(), tensor.dtype)
+
+
+class Launch:
+    """A compiled kernel with its grid, arguments and options."""
+
+    def __init__(self, kernel: Any, programs: int, arguments: list[Any], options: dict[str, int]) -> None:
+        self.compiled = kernel.warmup(*arguments, grid=(programs,), **options)
+        self.compiled._init_handles()
+        self._programs = programs
+        self._kept_alive = arguments
+        self._arguments = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in arguments]
+
+    def __call__(self, stream: int) -> None:
+        """Launches on a stream."""
+        compiled = self.compiled
+        function, metadata = compiled.function, compiled.packed_metadata
+        compiled.run(self._programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
+
+
+def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
+    """The head of a call. words: state, signals, claims, words, limits. numbers: slot, signals, rank, world_size."""
+    return Launch(begin_kernel, 1, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
+
+
+def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, traced: bool) -> Launch:
+    """The ordered reduction. arguments: everything before the constants of `reduction_kernel`."""
+    constants = [operands, config.block_m, config.block_n, traced]
+    return Launch(reduction_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
+
+
+def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:
+    """A tile order as the kernels read it: int32 `[tiles, columns]`."""
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(-1, len(TileRow._fields))
+
+
+def descriptor(matrix: torch.Tensor, block: list[int], base: Any = None) -> TensorDescriptor:
+    """A bulk-tensor descriptor of a row-major matrix whose rows start at multiples of 16 bytes."""
+    described = TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+    if base is not None:
+        described.base = base
+    return described

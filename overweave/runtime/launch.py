@@ -1,0 +1,153 @@
+"""Runs Plans on GPUs: copies beside the kernel, own shard in place, one `begin` at the head, nothing behind the end.
+
+Everything that can be decided once is decided when a plan is bound: kernels are compiled and loaded, tables and graphs
+built, addresses resolved, per slot. A call then costs a few launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, TILE_KERNEL, Plan
+from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Operation, Region
+from overweave.memory import driver
+from overweave.memory.copy_engine import CopyQueue
+from overweave.memory.layout import lay_out
+from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
+from overweave.memory.workspace import SLOTS, Workspace
+from overweave.runtime.bind import SlotKernels
+from overweave.runtime.library import run_operation
+from overweave.runtime.order import Action, launch_order
+
+Tensors = Mapping[str, torch.Tensor]
+Addresses = dict[str, int]
+Enqueue = Callable[[torch.cuda.Stream, Tensors, Addresses], None]
+
+
+class _Slot:
+    """A plan bound to one slot of a workspace. `enqueue`: what each of its actions does."""
+
+    def __init__(
+        self, plan: Plan, workspace: Workspace, slot: int, actions: tuple[Action, ...], example: Tensors, traced: bool
+    ) -> None:
+        self._plan, self._workspace, self._number = plan, workspace, slot
+        self._dtype = example["w"].dtype
+        self._layout = lay_out(plan.schedule, plan.realization.dtype)
+        bases = workspace.slot_bases(slot)
+        self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, bases)
+        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced)
+        self.begin = self._kernels.begin
+        self.enqueue = tuple(self._bound(action) for action in actions)
+
+    def _bound(self, action: Action) -> Enqueue:
+        if action.engine == COPY_ENGINE:
+            return self._copies(action)
+        if action.engine == LIBRARY:
+            return self._library(action.operations[0])
+        launch = self._kernels.multiply if action.engine == TILE_KERNEL else self._kernels.reduce
+        return lambda stream, tensors, addresses: launch(stream.cuda_stream, addresses)
+
+    def _copies(self, action: Action) -> Enqueue:
+        copies = CopyQueue(copy_steps(self._addresses, action.operations))
+        side = self._workspace.stream(action.queue).cuda_stream
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            if torch.cuda.is_current_stream_capturing():
+                copies.issue(side, addresses)
+            else:
+                copies.launch(side, addresses)
+
+        return enqueue
+
+    def _library(self, operation: Operation) -> Enqueue:
+        waits = tuple(wait_steps(self._addresses, operation))
+        writes = tuple(write_steps(self._addresses, operation))
+        group = self._workspace.group
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            for wait in waits:
+                driver.wait_value(stream.cuda_stream, wait.address, wait.value)
+            run_operation(operation, lambda region: self._view(tensors, region), group)
+            for write in writes:
+                driver.write_value(stream.cuda_stream, write.address, write.value)
+
+        return enqueue
+
+    def _view(self, tensors: Tensors, region: Region) -> torch.Tensor:
+        buffer = self._plan.schedule.buffer(region.buffer)
+        if buffer.home in (INPUT, OUTPUT):
+            whole = tensors[buffer.name]
+        else:
+            offset = self._layout.buffers[buffer.name]
+            whole = self._workspace.slot_view(self._number, offset, (buffer.rows, buffer.cols), self._dtype)
+        return whole[slice(*region.rows), slice(*region.cols)]
+
+
+class CudaRun:
+    """A plan bound to a workspace: call it with the tensors of every input and output buffer.
+
+    Binding is collective if the workspace must grow. A call enqueues its work on the current stream and returns; under
+    capture it is captured. Raises PeerError for what went wrong in an earlier call.
+    """
+
+    def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
+        self._workspace = workspace
+        workspace.reserve(lay_out(plan.schedule, plan.realization.dtype))
+        actions = launch_order(plan, workspace.group.rank)
+        self._slots = [_Slot(plan, workspace, slot, actions, example, traced) for slot in range(SLOTS)]
+        queues = dict.fromkeys(action.queue for action in actions if action.engine == COPY_ENGINE)
+        self._sides = [workspace.stream(queue) for queue in queues]
+        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
+        workspace, stream = self._workspace, torch.cuda.current_stream()
+        is_captured = torch.cuda.is_current_stream_capturing()
+        if not is_captured:
+            workspace.enter(stream)
+        slot = self._slots[workspace.take_turn()]
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        slot.begin(stream.cuda_stream)
+        self._begun.record(stream)
+        for side in self._sides:
+            side.wait_event(self._begun)
+        for enqueue in slot.enqueue:
+            enqueue(stream, tensors, addresses)
+        for side in self._sides:
+            self._done.record(side)
+            stream.wait_event(self._done)
+        if not is_captured:
+            workspace.leave(stream)
+
+
+class LibraryRun:
+    """A plan that only a library runs: no signals, no workspace; local buffers come from torch's allocator."""
+
+    def __init__(self, plan: Plan, workspace: Workspace) -> None:
+        self._schedule = plan.schedule
+        self._group = workspace.group
+        self._operations = tuple(plan.schedule.of_rank(workspace.group.rank))
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs the plan once, on the current stream."""
+        like = next(iter(tensors.values()))
+        whole = dict(tensors)
+        for buffer in self._schedule.buffers:
+            if buffer.home == LOCAL:
+                whole[buffer.name] = like.new_empty((buffer.rows, buffer.cols))
+
+        def view(region: Region) -> torch.Tensor:
+            return whole[region.buffer][slice(*region.rows), slice(*region.cols)]
+
+        for operation in self._operations:
+            run_operation(operation, view, self._group)
+
+
+def bind(plan: Plan, workspace: Workspace, example: Tensors) -> CudaRun | LibraryRun:
+    """The plan ready to run on this rank's GPU; `example` are tensors as it will be called with."""
+    is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
+    if is_library and not plan.schedule.pads:
+        return LibraryRun(plan, workspace)
+    return CudaRun(plan, workspace, example)

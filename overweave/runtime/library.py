@@ -1,0 +1,116 @@
+"""Operations that a library runs: one torch or collective call each, on the caller's stream, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from overweave.errors import ScheduleError
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce, Region
+from overweave.memory.group import Group
+
+View = Callable[[Region], torch.Tensor]
+
+
+@contextmanager
+def full_precision(dtype: torch.dtype) -> Iterator[None]:
+    """fp32 means fp32: no TF32 in what runs inside, whatever the caller has set for his own matmuls."""
+    settings = torch.backends.cuda.matmul
+    if dtype != torch.float32 or not settings.allow_tf32:
+        yield
+        return
+    settings.allow_tf32 = False
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = True
+
+
+def run_operation(operation: Operation, view: View, group: Group) -> None:
+    """Runs one operation of a library queue. `view` gives the own tensor of a region. Raises ScheduleError."""
+    if isinstance(operation, Compute):
+        _multiply(operation, view)
+    elif isinstance(operation, Reduce):
+        _sum_in_order(operation, view)
+    elif isinstance(operation, Copy):
+        for source, target in zip(operation.sources, operation.destinations, strict=True):
+            if not source.is_empty:
+                view(target).copy_(view(source))
+    elif isinstance(operation, Collective):
+        COLLECTIVES[operation.function](operation, view, group)
+    else:
+        raise ScheduleError(
+            f"run {operation.name} by the library", "it moves data between ranks", "Give its queue to the copy engine"
+        )
+
+
+def _multiply(compute: Compute, view: View) -> None:
+    b = view(compute.b)
+    for a, out in zip(compute.a, compute.out, strict=True):
+        if not out.is_empty:
+            with full_precision(b.dtype):
+                target = view(out)
+                if compute.accumulate:
+                    torch.addmm(target, view(a), b, out=target)
+                else:
+                    torch.mm(view(a), b, out=target)
+
+
+def _sum_in_order(reduce: Reduce, view: View) -> None:
+    if reduce.out.is_empty:
+        return
+    total = view(reduce.operands[0]).float()
+    for operand in reduce.operands[1:]:
+        total += view(operand)
+    view(reduce.out).copy_(total)
+
+
+def _all_gather(collective: Collective, view: View, group: Group) -> None:
+    """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong."""
+    source, targets = view(collective.sources[0]), [view(target) for target in collective.destinations]
+    size = max(target.shape[0] for target in targets)
+    is_even = all(target.shape[0] == size for target in targets)
+    if is_even and _are_adjacent(targets):
+        whole = targets[0].as_strided((size * len(targets), targets[0].shape[1]), targets[0].stride())
+        dist.all_gather_into_tensor(whole, source, group=group.process_group)
+        return
+    padded = source.new_zeros((size, source.shape[1]))
+    padded[: source.shape[0]] = source
+    gathered = source.new_empty((size * len(targets), source.shape[1]))
+    dist.all_gather_into_tensor(gathered, padded, group=group.process_group)
+    for target, part in zip(targets, gathered.split(size), strict=True):
+        target.copy_(part[: target.shape[0]])
+
+
+def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
+    sources, target = [view(source) for source in collective.sources], view(collective.destinations[0])
+    size = max(source.shape[0] for source in sources)
+    is_even = all(source.shape[0] == size for source in sources)
+    if is_even and _are_adjacent(sources):
+        whole = sources[0].as_strided((size * len(sources), target.shape[1]), sources[0].stride())
+        dist.reduce_scatter_tensor(target, whole, group=group.process_group)
+        return
+    padded = target.new_zeros((len(sources), size, target.shape[1]))
+    for part, source in zip(padded, sources, strict=True):
+        part[: source.shape[0]] = source
+    summed = target.new_empty((size, target.shape[1]))
+    dist.reduce_scatter_tensor(summed, padded.flatten(0, 1), group=group.process_group)
+    target.copy_(summed[: target.shape[0]])
+
+
+def _are_adjacent(parts: list[torch.Tensor]) -> bool:
+    """Whether row-major parts stand one behind the other in memory."""
+    starts = [part.data_ptr() for part in parts]
+    sizes = [part.numel() * part.element_size() for part in parts]
+    return all(part.is_contiguous() for part in parts) and all(
+        start + size == following for start, size, following in zip(starts, sizes, starts[1:], strict=False)
+    )
+
+
+COLLECTIVES: dict[str, Callable[[Collective, View, Group], None]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+}

@@ -1,0 +1,176 @@
+"""Ranks as forked processes: tests, demo and benchmarks start them from one process that has imported torch.
+
+Results and errors come back as JSON over a pipe. Whatever happens, no process outlives its deadline or its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overweave.errors import OverweaveError
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank ended. value: what the function returned. error: class name of what it raised, None if nothing.
+
+    exit_signal: the signal that ended it, 0 if none; `SIGKILL` also for a rank that was ended at the deadline.
+    """
+
+    rank: int
+    value: Any
+    error: str | None
+    message: str
+    exit_signal: int
+
+
+class RanksFailed(OverweaveError):
+    """Some ranks raised, died or did not end in time; `outcomes` holds every rank's."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.outcomes = outcomes
+        bad = [outcome for outcome in outcomes if outcome.error or outcome.exit_signal]
+        found = "; ".join(f"rank {one.rank}: {one.message or signal.Signals(one.exit_signal).name}" for one in bad)
+        super().__init__(f"run {len(outcomes)} ranks", found, "")
+
+
+class Ranks:
+    """Running ranks. A context manager: on leaving, all processes are gone and the private folder too."""
+
+    def __init__(self, function: Callable[..., Any], world_size: int, *arguments: Any, group_timeout_s: float) -> None:
+        self.world_size = world_size
+        self.processes: list[int] = []
+        self._pipes: list[int] = []
+        self._received = [b""] * world_size
+        self._statuses: list[int | None] = [None] * world_size
+        self._folder = tempfile.mkdtemp(prefix="overweave-")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for rank in range(world_size):
+            reader, writer = os.pipe()
+            process = os.fork()
+            if process == 0:
+                os.close(reader)
+                _live(function, arguments, (rank, world_size), (self._folder, group_timeout_s), writer)
+            os.close(writer)
+            self.processes.append(process)
+            self._pipes.append(reader)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.kill()
+        for rank, pipe in enumerate(self._pipes):
+            self._reap(rank)
+            os.close(pipe)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
+        """Sends a signal to the given ranks, or to all that still run."""
+        for rank in ranks or range(self.world_size):
+            if self._statuses[rank] is None:
+                os.kill(self.processes[rank], number)
+
+    def wait(self, timeout_s: float, *ranks: int) -> list[Outcome]:
+        """Until the given ranks, or all, have ended; those that have not by then are killed."""
+        wanted = list(ranks or range(self.world_size))
+        open_pipes = {self._pipes[rank]: rank for rank in wanted}
+        end_s = time.monotonic() + timeout_s
+        while open_pipes and (left_s := end_s - time.monotonic()) > 0:
+            for pipe in select.select(list(open_pipes), [], [], left_s)[0]:
+                data = os.read(pipe, 1 << 16)
+                self._received[open_pipes[pipe]] += data
+                if not data:
+                    del open_pipes[pipe]
+        for rank in open_pipes.values():
+            os.kill(self.processes[rank], signal.SIGKILL)
+        return [self._outcome(rank) for rank in wanted]
+
+    def _reap(self, rank: int) -> int:
+        status = self._statuses[rank]
+        if status is None:
+            status = self._statuses[rank] = os.waitpid(self.processes[rank], 0)[1]
+        return status
+
+    def _outcome(self, rank: int) -> Outcome:
+        status = self._reap(rank)
+        exit_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        try:
+            told = json.loads(self._received[rank])
+        except ValueError:
+            code = os.waitstatus_to_exitcode(status)
+            told = {"value": None, "error": "Died", "message": f"ended with {code} and said nothing"}
+        return Outcome(rank, told["value"], told["error"], told["message"], exit_signal)
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout_s: float = 60.0,
+    group_timeout_s: float = 30.0,
+) -> list[Any]:
+    """`function(*arguments)` on `world_size` forked ranks, each with gloo as its default group; results in rank order.
+
+    Results must fit JSON. timeout_s: after this long every rank is killed. Raises RanksFailed.
+    """
+    with Ranks(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks:
+        outcomes = ranks.wait(timeout_s)
+    if any(outcome.error or outcome.exit_signal for outcome in outcomes):
+        raise RanksFailed(outcomes)
+    return [outcome.value for outcome in outcomes]
+
+
+def _live(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    place: tuple[int, int],
+    how: tuple[str, float],
+    pipe: int,
+) -> None:
+    """The life of one rank; never returns into the parent's code."""
+    told: dict[str, Any] = {"value": None, "error": None, "message": ""}
+    try:
+        _die_with_parent()
+        # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
+        torch.set_num_threads(1)
+        (rank, world_size), (folder, group_timeout_s) = place, how
+        store = dist.FileStore(str(Path(folder) / "store"), world_size)
+        timeout = timedelta(seconds=group_timeout_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+        told["value"] = function(*arguments)
+        data = json.dumps(told).encode()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        where = "" if isinstance(error, OverweaveError) else "\n" + traceback.format_exc()
+        told = {"value": None, "error": type(error).__name__, "message": f"{type(error).__name__}: {error}{where}"}
+        data = json.dumps(told).encode()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    while data:
+        data = data[os.write(pipe, data) :]
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

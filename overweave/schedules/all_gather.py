@@ -1,0 +1,222 @@
+"""All-gather of row shards: `x [S, k]` on every rank -> all of `a [m, k]` on every rank, S = ceil(m / world_size).
+
+A rank meets the shards in the order own, own + 1, own + 2, ...: its rotation. In step s every rank serves, or asks,
+the peer at distance s, so that in ring order each link carries one chunk at a time.
+SOURCE: Flux (arXiv 2406.06858) 4.2 for pull, push and rotation; FiCCO for pieces from all peers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from overweave.ir.schedule import (
+    Buffer,
+    Collective,
+    Copy,
+    Get,
+    Given,
+    Goal,
+    Notify,
+    Operation,
+    Put,
+    Queue,
+    SignalPad,
+    Wait,
+)
+from overweave.schedules.communication import (
+    ARRIVED,
+    COMPLETE,
+    MAIN,
+    READY,
+    TILES,
+    A,
+    Chunk,
+    Communication,
+    Split,
+    X,
+    is_empty,
+    one,
+    region,
+    shifted,
+    used,
+)
+
+STAGED, GATHERED, GATHERED_OUT = "staged", "gathered", "gathered_out"
+
+
+class _Gather(Struct, frozen=True):
+    split: Split
+    x: Buffer
+    staged: Buffer
+    gathered: Buffer
+    gathered_out: Buffer
+
+    def own(self, rank: int) -> Chunk:
+        lo, hi = self.split.shard(rank)
+        return Chunk(name=f"multiply.{rank}.own", rank=rank, rows=(lo, hi), region=region(self.x, rank, (0, hi - lo)))
+
+
+def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = False) -> Communication:
+    """The moves of an all-gather of `[split.rows, cols]`, with a `Chunk` where each arrived chunk may be used.
+
+    collective: the library's. push: each owner puts its pieces into its peers' `gathered`, and the flag after them.
+    pull: each owner stages its shard and says `ready`; its peers get the pieces.
+    The own shard is used where it lies. returns_gathered: once all has arrived it is copied to output `gathered_out`.
+    """
+    ranks = range(split.world_size)
+    rows = split.rows
+    gather = _Gather(
+        split,
+        Buffer(X, split.shard_size, cols, "input"),
+        Buffer(STAGED, split.shard_size, cols, "symmetric"),
+        Buffer(GATHERED, rows, cols, "local" if method == "collective" else "symmetric"),
+        Buffer(GATHERED_OUT, rows, cols, "output"),
+    )
+    collects = returns_gathered and rows > 0
+    steps: list[Operation | Chunk] = []
+    for rank in ranks:
+        steps += METHODS[method](gather, rank)
+        steps += [_collect(gather, rank, method != "collective")] if collects else []
+    buffers = (gather.x, gather.staged, gather.gathered) + ((gather.gathered_out,) if returns_gathered else ())
+    queues = () if method == "collective" else split.copy_queues()
+    if any(not isinstance(step, Chunk) and step.queue == MAIN for step in steps):
+        queues = (Queue(MAIN, COMPLETE, after=(TILES,)), *queues)
+    return Communication(
+        world_size=split.world_size,
+        buffers=used(buffers, steps),
+        pads=_pads(split, method),
+        queues=queues,
+        given=tuple(_given(gather, rank) for rank in ranks if not is_empty(split.shard(rank))),
+        goal=tuple(Goal(region(gather.gathered_out, rank, (0, rows)), A, 0, 0) for rank in ranks if collects),
+        steps=tuple(steps),
+    )
+
+
+def _pads(split: Split, method: str) -> tuple[SignalPad, ...]:
+    if method == "collective" or split.world_size == 1:
+        return ()
+    arrived = SignalPad(ARRIVED, split.world_size * split.pieces)
+    return (arrived,) if method == "push" else (arrived, SignalPad(READY, split.world_size))
+
+
+def _given(gather: _Gather, rank: int) -> Given:
+    lo, hi = gather.split.shard(rank)
+    return Given(region(gather.x, rank, (0, hi - lo)), A, lo, 0)
+
+
+def _collective(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    split = gather.split
+    if split.world_size == 1:
+        if split.rows > 0:
+            yield gather.own(rank)
+        return
+    ranks = tuple(range(split.world_size))
+    if split.rows == 0:
+        return
+    yield Collective(
+        name=f"all_gather.{rank}",
+        rank=rank,
+        queue=MAIN,
+        function="all_gather",
+        label="all_gather",
+        ranks=ranks,
+        sources=(gather.own(rank).region,),
+        destinations=tuple(region(gather.gathered, rank, split.shard(peer)) for peer in ranks),
+    )
+    whole = (0, split.rows)
+    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gather.gathered, rank, whole))
+
+
+def _push(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    split = gather.split
+    first = split.shard(rank)[0]
+    for step, piece in split.steps():
+        peer, rows = (rank - step) % split.world_size, split.piece(rank, piece)
+        yield Put(
+            name=f"push.{rank}-{peer}.{piece}",
+            rank=rank,
+            queue=split.copy_queue(step),
+            notifies=(Notify(ARRIVED, peer, split.signal(rank, piece)),),
+            sources=(region(gather.x, rank, shifted(rows, -first)),),
+            destinations=(region(gather.gathered, peer, rows),),
+        )
+    yield from _arrivals(gather, rank)
+
+
+def _pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    split = gather.split
+    peers = [(rank + step) % split.world_size for step in range(1, split.world_size)]
+    lo, hi = split.shard(rank)
+    if peers:
+        yield Copy(
+            name=f"stage.{rank}",
+            rank=rank,
+            queue=MAIN,
+            notifies=tuple(Notify(READY, peer, rank) for peer in peers),
+            sources=(region(gather.x, rank, (0, hi - lo)),),
+            destinations=(region(gather.staged, rank, (0, hi - lo)),),
+        )
+    for step, piece in split.steps():
+        peer = (rank + step) % split.world_size
+        rows, first = split.piece(peer, piece), split.shard(peer)[0]
+        yield Get(
+            name=f"pull.{rank}-{peer}.{piece}",
+            rank=rank,
+            queue=split.copy_queue(step),
+            waits=one(READY, peer),
+            notifies=(Notify(ARRIVED, rank, split.signal(peer, piece)),),
+            sources=(region(gather.staged, peer, shifted(rows, -first)),),
+            destinations=(region(gather.gathered, rank, rows),),
+        )
+    yield from _arrivals(gather, rank)
+
+
+def _arrivals(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    """The own shard, then what arrives, in the order it does. An empty piece is waited for at the very end."""
+    split = gather.split
+    if not is_empty(split.shard(rank)):
+        yield gather.own(rank)
+    idle: list[Copy] = []
+    for step, piece in split.steps():
+        peer = (rank + step) % split.world_size
+        rows, waits = split.piece(peer, piece), one(ARRIVED, split.signal(peer, piece))
+        if is_empty(rows):
+            name, queue = f"idle.{rank}-{peer}.{piece}", split.copy_queue(step)
+            idle.append(Copy(name=name, rank=rank, queue=queue, waits=waits, sources=(), destinations=()))
+        else:
+            source = region(gather.gathered, rank, rows)
+            yield Chunk(name=f"multiply.{rank}-{peer}.{piece}", rank=rank, rows=rows, region=source, waits=waits)
+    yield from idle
+
+
+def _collect(gather: _Gather, rank: int, waits_for_all: bool) -> Copy:
+    """Copies everything that has arrived, and the own shard, to the caller's output."""
+    split = gather.split
+    lo, hi = split.shard(rank)
+    if split.world_size == 1:
+        parts = [(gather.x, (0, hi), (0, hi))]
+    elif not waits_for_all:
+        parts = [(gather.gathered, (0, split.rows), (0, split.rows))]
+    else:
+        rest = [(gather.gathered, rows, rows) for rows in ((0, lo), (hi, split.rows))]
+        parts = [(gather.x, (0, hi - lo), (lo, hi)), *rest]
+    parts = [part for part in parts if not is_empty(part[1])]
+    own = split.signal(rank, 0), split.signal(rank + 1, 0)
+    ranges = [(0, own[0]), (own[1], split.signal(split.world_size, 0))] if waits_for_all else []
+    return Copy(
+        name=f"collect.{rank}",
+        rank=rank,
+        queue=MAIN,
+        waits=tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals)),
+        sources=tuple(region(buffer, rank, source) for buffer, source, _ in parts),
+        destinations=tuple(region(gather.gathered_out, rank, rows) for _, _, rows in parts),
+    )
+
+
+METHODS: dict[str, Callable[[_Gather, int], Iterator[Operation | Chunk]]] = {
+    "collective": _collective,
+    "push": _push,
+    "pull": _pull,
+}

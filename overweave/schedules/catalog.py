@@ -1,0 +1,214 @@
+"""Every schedule by name: `build(name, problem, options)` fills a template and says how it is realized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from msgspec import Struct
+
+from overweave.errors import InputError
+from overweave.ir.plan import (
+    COPY_ENGINE,
+    ITEMSIZE_BYTES,
+    LIBRARY,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    Assignment,
+    Engine,
+    MatmulConfig,
+    Plan,
+    Problem,
+    Realization,
+    ReduceConfig,
+)
+from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Schedule, product
+from overweave.schedules import all_gather, options, reduce_scatter
+from overweave.schedules.communication import (
+    COMPLETE,
+    COPIES,
+    ISSUE,
+    MAIN,
+    SUMS,
+    TILES,
+    A,
+    B,
+    Split,
+    W,
+    X,
+    Y,
+    region,
+)
+from overweave.schedules.compose import Footprint, compose
+from overweave.schedules.options import Option, Settings, settle
+from overweave.schedules.tile_order import tile_orders
+from overweave.schedules.tile_shape import shapes, tile_shape
+
+ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
+MAX_WORLD_SIZE = 1024
+_LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
+_ENGINES = {COPIES: COPY_ENGINE, MAIN: LIBRARY, TILES: TILE_KERNEL, SUMS: REDUCE_KERNEL}
+
+
+class Template(Struct, frozen=True):
+    """A named schedule: the communication it stands on, whether a tile kernel computes, and what can be asked."""
+
+    operator: str
+    method: str
+    is_fused: bool
+    summary: str
+    options: tuple[Option, ...] = ()
+
+
+_FUSED = (options.PIECES, options.ORDER, *options.TILES)
+_AG, _RS = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+TEMPLATES: dict[str, Template] = {
+    f"{_AG}.sequential": Template(_AG, "collective", False, "library all-gather, then one library matmul"),
+    f"{_AG}.per_shard": Template(
+        _AG, "push", False, "shards pushed by copy engine, one library matmul per shard", (options.ORDER,)
+    ),
+    f"{_AG}.push": Template(_AG, "push", True, "pieces pushed by copy engine, tiles of one kernel wait", _FUSED),
+    f"{_AG}.pull": Template(_AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", _FUSED),
+    f"{_RS}.sequential": Template(_RS, "collective", False, "one library matmul, then library reduce-scatter"),
+    f"{_RS}.per_shard": Template(
+        _RS, "scatter", False, "one library matmul per shard, put to its owner, who sums in order", (options.ORDER,)
+    ),
+    f"{_RS}.scatter": Template(
+        _RS, "scatter", True, "tiles of one kernel signal, copy engine scatters pieces, owners sum in order", _FUSED
+    ),
+    f"{_RS}.ring": Template(
+        _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
+    ),
+}
+
+
+def names(operator: str | None = None) -> tuple[str, ...]:
+    """The schedules of an operator, or all. Raises InputError for an unknown operator."""
+    found = tuple(name for name, template in TEMPLATES.items() if operator in (None, template.operator))
+    if not found:
+        raise InputError(f"operator {operator}", "unknown", f"Operators: {', '.join(operators())}")
+    return found
+
+
+def operators() -> tuple[str, ...]:
+    """The operators that have schedules."""
+    return tuple(dict.fromkeys(template.operator for template in TEMPLATES.values()))
+
+
+def template_of(name: str) -> Template:
+    """The template called `name`. Raises InputError that names all."""
+    if name not in TEMPLATES:
+        raise InputError(f"schedule {str(name)[:80]}", "unknown", f"Schedules: {', '.join(TEMPLATES)}")
+    return TEMPLATES[name]
+
+
+def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank: int | None = None) -> Plan:
+    """The plan `name` for a problem: a pure function of its arguments, so that all ranks build the same one.
+
+    rank: build only this rank's tile tables (the schedule is always everybody's). None: every rank's.
+    Raises InputError for an unknown schedule or option, a value out of range, or a problem that is none.
+    """
+    template = template_of(name)
+    _check(name, template, problem, rank)
+    settings = settle(name, template.options, options)
+    make = {ALL_GATHER_MATMUL: _all_gather_matmul, MATMUL_REDUCE_SCATTER: _matmul_reduce_scatter}[template.operator]
+    config = _config(problem, settings) if template.is_fused else None
+    schedule = make(name, problem, template, (settings, config))
+    reduces = any(queue.name == SUMS for queue in schedule.queues)
+    realization = Realization(
+        dtype=problem.dtype,
+        engines=tuple(Assignment(queue.name, _engine(queue.name)) for queue in schedule.queues),
+        matmul=config,
+        reduction=ReduceConfig() if reduces else None,
+    )
+    tables = tile_orders(schedule, realization, rank)
+    return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
+
+
+def _engine(queue: str) -> Engine:
+    return cast("Engine", _ENGINES[queue.split(".")[0]])
+
+
+def _check(name: str, template: Template, problem: Problem, rank: int | None) -> None:
+    asked = f"build {name}"
+    if problem.operator != template.operator:
+        raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {_names_for(problem.operator)}")
+    if problem.dtype not in ITEMSIZE_BYTES:
+        raise InputError(asked, f"dtype {problem.dtype}", f"Use one of {', '.join(ITEMSIZE_BYTES)}")
+    if not 1 <= problem.world_size <= MAX_WORLD_SIZE:
+        raise InputError(asked, f"world_size {problem.world_size}", f"Use 1 to {MAX_WORLD_SIZE} ranks")
+    if problem.m < 0 or problem.n < 1 or problem.k < 1:
+        found = f"m={problem.m} n={problem.n} k={problem.k}"
+        raise InputError(asked, found, "m must be at least 0, n and k at least 1: there is nothing to compute without")
+    if problem.world_size * max(-(-problem.m // problem.world_size), problem.n, problem.k) > LIMIT:
+        raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
+    if rank is not None and not 0 <= rank < problem.world_size:
+        raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
+    if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
+
+
+def _names_for(operator: str) -> str:
+    return ", ".join(name for name, template in TEMPLATES.items() if template.operator == operator) or "none"
+
+
+def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:
+    """Pieces start at tile boundaries of their shard."""
+    alignment = config.block_m if config else _LIBRARY_ALIGNMENT
+    return Split(
+        rows=problem.m,
+        world_size=problem.world_size,
+        order=settings.order,
+        pieces=settings.pieces,
+        alignment=alignment,
+    )
+
+
+def _config(problem: Problem, settings: Settings) -> MatmulConfig:
+    """The tile shape. Pieces are aligned to tiles, so that what rounds up is each shard."""
+    split = Split(rows=problem.m, world_size=problem.world_size)
+    shards = [split.shard(rank) for rank in range(problem.world_size)]
+    heights = [hi - lo for lo, hi in shards]
+    return settings.matmul(tile_shape(heights, problem.n, settings.sms, shapes(problem.dtype, settings.kernel)))
+
+
+def _queue(config: MatmulConfig | None) -> Queue:
+    """All work of the caller's stream runs in launch order, kernels too: hence each names the other."""
+    return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE)
+
+
+_How = tuple[Settings, MatmulConfig | None]
+
+
+def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+    """Every rank has its own `b [k, n]`: columns `[rank * n, (rank + 1) * n)` of the whole product are its own."""
+    m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
+    ranks = range(problem.world_size)
+    b, y = Buffer(W, k, n, "input"), Buffer(Y, m, n, "output")
+    communication = all_gather.all_gather(
+        _split(problem, settings, config), k, template.method, problem.returns_gathered
+    )
+    kernel = Footprint(
+        queue=_queue(config),
+        a=None,
+        b=b,
+        out=y,
+        config=config,
+        given=tuple(Given(region(b, rank, (0, k)), B, 0, rank * n) for rank in ranks),
+        goal=tuple(Goal(region(y, rank, (0, m)), product(A, B), 0, rank * n, ((0, k),)) for rank in ranks if m > 0),
+    )
+    return compose(name, communication, kernel)
+
+
+def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+    """Rank r has columns `[r * k, (r + 1) * k)` of `a` and the same rows of `b`: its part of the reduced axis."""
+    m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
+    held = tuple((rank * k, (rank + 1) * k) for rank in range(problem.world_size))
+    a, b = Buffer(X, m, k, "input"), Buffer(W, k, n, "input")
+    communication = reduce_scatter.reduce_scatter(
+        _split(problem, settings, config), n, template.method, held, SUMS if config else MAIN
+    )
+    given_a = tuple(Given(region(a, rank, (0, m)), A, 0, part[0]) for rank, part in enumerate(held) if m > 0)
+    given_b = tuple(Given(region(b, rank, (0, k)), B, part[0], 0) for rank, part in enumerate(held))
+    kernel = Footprint(queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b)
+    return compose(name, communication, kernel)

@@ -1,0 +1,120 @@
+"""What every template fills: moves with holes where compute belongs, and the words all templates share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from overweave.ir.schedule import Buffer, Given, Goal, Notify, Operation, Queue, Range, Region, SignalPad, Wait
+from overweave.ir.shards import piece_rows, shard_rows
+
+COMPLETE: Literal["complete"] = "complete"
+ISSUE: Literal["issue"] = "issue"
+
+MAIN, COPIES, TILES, SUMS = "main", "copies", "tiles", "sums"  # queues
+X, W, Y = "x", "w", "y"  # the caller's buffers
+ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # pads
+A, B = "a", "b"  # the tensors of the global matmul
+
+Order = Literal["ring", "all_peers"]
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
+
+    rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
+    tiles.
+    """
+
+    name: str
+    rank: int
+    rows: Range
+    region: Region
+    waits: tuple[Wait, ...] = ()
+    notifies: tuple[Notify, ...] = ()
+
+
+class Communication(Struct, frozen=True, kw_only=True):
+    """A template's result. `steps` stand in launch order."""
+
+    world_size: int
+    buffers: tuple[Buffer, ...]
+    pads: tuple[SignalPad, ...]
+    queues: tuple[Queue, ...]
+    given: tuple[Given, ...]
+    goal: tuple[Goal, ...]
+    steps: tuple[Operation | Chunk, ...]
+
+
+class Split(Struct, frozen=True, kw_only=True):
+    """How `rows` rows are dealt to ranks, each shard to pieces, and in which order the peers are served.
+
+    ring: one peer after the other, one copy queue. all_peers: a piece for every peer, each peer with its own queue.
+    alignment: pieces begin at multiples of so many rows of their shard, so that tiles need not be cut.
+    """
+
+    rows: int
+    world_size: int
+    order: Order = "ring"
+    pieces: int = 1
+    alignment: int = 1
+
+    @property
+    def shard_size(self) -> int:
+        """Rows of the longest shard."""
+        return -(-self.rows // self.world_size)
+
+    def shard(self, rank: int) -> Range:
+        return shard_rows(self.rows, self.world_size, rank)
+
+    def piece(self, rank: int, piece: int) -> Range:
+        """Rows of a piece, in the whole."""
+        return piece_rows(self.shard(rank), self.pieces, self.alignment)[piece]
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """(step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer."""
+        steps, pieces = range(1, self.world_size), range(self.pieces)
+        if self.order == "ring":
+            return ((step, piece) for step in steps for piece in pieces)
+        return ((step, piece) for piece in pieces for step in steps)
+
+    def copy_queue(self, step: int) -> str:
+        return COPIES if self.order == "ring" else f"{COPIES}.{step}"
+
+    def copy_queues(self) -> tuple[Queue, ...]:
+        names = dict.fromkeys(self.copy_queue(step) for step in range(1, self.world_size))
+        return tuple(Queue(name, COMPLETE) for name in names)
+
+    def signal(self, rank: int, piece: int) -> int:
+        """The signal of a rank's piece in a pad that has one for each piece of each rank."""
+        return rank * self.pieces + piece
+
+
+def region(buffer: Buffer, rank: int, rows: Range) -> Region:
+    """Whole rows of a rank's instance of a buffer."""
+    return Region(buffer.name, rank, rows, (0, buffer.cols))
+
+
+def shifted(rows: Range, by: int) -> Range:
+    return rows[0] + by, rows[1] + by
+
+
+def is_empty(rows: Range) -> bool:
+    return rows[0] >= rows[1]
+
+
+def one(pad: str, signal: int) -> tuple[Wait, ...]:
+    """Waits for one signal that is announced once."""
+    return (Wait(pad, (signal, signal + 1), 1),)
+
+
+def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple[Buffer, ...]:
+    """The buffers that some step names: a group of one moves nothing and needs no workspace."""
+    named = {part.buffer for step in steps for part in _regions(step)}
+    return tuple(buffer for buffer in buffers if buffer.name in named or buffer.home in ("input", "output"))
+
+
+def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
+    return (step.region,) if isinstance(step, Chunk) else (*step.reads, *step.writes)

@@ -1,0 +1,129 @@
+"""Weaves a matmul into a communication: every `Chunk` becomes a Compute, counted in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.schedule import (
+    Buffer,
+    Compute,
+    Credit,
+    Given,
+    Goal,
+    Operation,
+    Queue,
+    Range,
+    Region,
+    Schedule,
+    Wait,
+)
+from overweave.schedules.communication import Chunk, Communication, region
+
+
+class Footprint(Struct, frozen=True, kw_only=True):
+    """What a matmul `a @ b -> out` on every rank reads, writes and announces.
+
+    a, out: None on the side that the communication's chunks hold; else the buffer with the same rows in global place.
+    config: None for a library matmul, which is one instance whatever its size.
+    """
+
+    queue: Queue
+    a: Buffer | None
+    b: Buffer
+    out: Buffer | None
+    config: MatmulConfig | None
+    given: tuple[Given, ...]
+    goal: tuple[Goal, ...] = ()
+
+    def tiles(self, rows: Range) -> int:
+        """How many tiles compute a chunk of so many rows."""
+        if self.config is None:
+            return 1
+        return -(-(rows[1] - rows[0]) // self.config.block_m) * -(-self.b.cols // self.config.block_n)
+
+    def compute(self, chunk: Chunk) -> Compute:
+        rank, rows = chunk.rank, chunk.rows
+        return Compute(
+            name=chunk.name,
+            rank=rank,
+            queue=self.queue.name,
+            waits=chunk.waits,
+            notifies=chunk.notifies,
+            a=(region(self.a, rank, rows) if self.a else chunk.region,),
+            b=Region(self.b.name, rank, (0, self.b.rows), (0, self.b.cols)),
+            out=(region(self.out, rank, rows) if self.out else chunk.region,),
+            tiles=self.tiles(rows),
+        )
+
+
+def compose(name: str, communication: Communication, kernel: Footprint) -> Schedule:
+    """The schedule in which `kernel` computes the communication's chunks in the order they have there.
+
+    The Computes of an issue queue are one launch, so they move up to where the rank's first one stands. Waits on a
+    signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
+    if peers touch the workspace at all.
+    """
+    steps: Iterable[Operation | Chunk] = communication.steps
+    if kernel.queue.order == "issue":
+        steps = _gathered_into_one_launch(communication.steps)
+    operations = tuple(kernel.compute(step) if isinstance(step, Chunk) else step for step in steps)
+    queues = (kernel.queue, *(queue for queue in communication.queues if queue.name != kernel.queue.name))
+    matmul_buffers = tuple(buffer for buffer in (kernel.a, kernel.b, kernel.out) if buffer)
+    return Schedule(
+        name=name,
+        world_size=communication.world_size,
+        buffers=communication.buffers + matmul_buffers,
+        pads=communication.pads,
+        queues=_with_known_predecessors(queues),
+        credits=_credits(communication),
+        given=communication.given + kernel.given,
+        goal=communication.goal + kernel.goal,
+        operations=_counted_in_tiles(operations),
+    )
+
+
+def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:
+    chunks: dict[int, list[Operation | Chunk]] = {}
+    for step in steps:
+        if isinstance(step, Chunk):
+            chunks.setdefault(step.rank, []).append(step)
+    ordered: list[Operation | Chunk] = []
+    for step in steps:
+        ordered += chunks.pop(step.rank, []) if isinstance(step, Chunk) else [step]
+    return ordered
+
+
+def _counted_in_tiles(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    tiles = {
+        (notify.pad, notify.rank, notify.signal): operation.instances
+        for operation in operations
+        if operation.instances > 1
+        for notify in operation.notifies
+    }
+    return tuple(
+        replace(operation, waits=tuple(_raised(wait, operation.rank, tiles) for wait in operation.waits))
+        for operation in operations
+    )
+
+
+def _raised(wait: Wait, rank: int, tiles: dict[tuple[str, int, int], int]) -> Wait:
+    return replace(wait, count=tiles.get((wait.pad, rank, wait.signals[0]), wait.count))
+
+
+def _with_known_predecessors(queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
+    """Templates name every queue that might run before theirs on the caller's stream; not each is in use."""
+    names = {queue.name for queue in queues}
+    return tuple(
+        replace(queue, after=tuple(name for name in queue.after if name in names and name != queue.name))
+        for queue in queues
+    )
+
+
+def _credits(communication: Communication) -> tuple[Credit, ...]:
+    ranks = range(communication.world_size)
+    is_shared = bool(communication.pads) or any(buffer.home == "symmetric" for buffer in communication.buffers)
+    return tuple(Credit(giver, taker) for giver in ranks for taker in ranks if giver != taker) if is_shared else ()

@@ -1,0 +1,110 @@
+"""The typed options that templates take, and the one place where a caller's values for them are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.plan import MatmulConfig
+from overweave.schedules.communication import Order
+from overweave.schedules.tile_shape import Kernel
+
+AUTO = "auto"
+
+
+class Option(Struct, frozen=True, kw_only=True):
+    """One option: a number in `[low, high]`, or one of `choices`. default None: chosen from the problem (`auto`)."""
+
+    name: str
+    meaning: str
+    default: int | str | None = None
+    low: int = 1
+    high: int = 1
+    choices: tuple[int | str, ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """What may be asked for, as text."""
+        named = "|".join(map(str, self.choices)) if self.choices else f"{self.low}..{self.high}"
+        return f"{named}|{AUTO}" if self.default is None else named
+
+    def parse(self, value: int | str) -> int | str | None:
+        """The value, from a number or from text. Raises InputError."""
+        if self.default is None and value == AUTO:
+            return None
+        number = _as_int(value)
+        if self.choices:
+            match = [choice for choice in self.choices if choice == (number if isinstance(choice, int) else value)]
+            if match:
+                return match[0]
+        elif number is not None and self.low <= number <= self.high:
+            return number
+        raise InputError(f"option {self.name}={str(value)[:40]}", "no such value", f"Give one of {self.domain}")
+
+
+def _as_int(value: int | str) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal() and len(value) <= 9):
+        return None
+    return int(value)
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """The options of one plan, checked. None: chosen from the problem."""
+
+    pieces: int = 1
+    order: Order = "ring"
+    kernel: Kernel = "portable"
+    sms: int = 132
+    block_m: int | None = None
+    block_n: int | None = None
+    block_k: int | None = None
+    group_m: int | None = None
+    stages: int | None = None
+    warps: int | None = None
+
+    def matmul(self, chosen: MatmulConfig) -> MatmulConfig:
+        """The chosen tile shape, with whatever was asked for instead. Raises InputError for a tile it cannot run."""
+        asked = {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
+        config = replace(chosen, **asked)
+        if config.kernel == "hopper" and config.block_m < 128:
+            raise InputError(
+                f"block_m={config.block_m}", "kernel hopper needs 64 rows for each of two groups", "Use 128|256"
+            )
+        return config
+
+
+_SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps")
+_BLOCKS = (16, 32, 64, 128, 256)
+ORDER = Option(
+    name="order", default="ring", choices=("ring", "all_peers"), meaning="peers one after the other, or all at once"
+)
+PIECES = Option(name="pieces", default=2, high=64, meaning="chunks per shard")
+TILES = (
+    Option(
+        name="kernel", default="portable", choices=("portable", "hopper"), meaning="the tile kernel; hopper needs sm_90"
+    ),
+    Option(name="sms", default=132, high=1024, meaning="SMs of the GPU, by which tile shapes are judged"),
+    Option(name="block_m", choices=_BLOCKS, meaning="rows of a tile"),
+    Option(name="block_n", choices=_BLOCKS, meaning="columns of a tile"),
+    Option(name="block_k", choices=_BLOCKS[:4], meaning="steps of the main loop along k"),
+    Option(name="group_m", high=1024, meaning="tile rows that run together, to reuse `b` in L2"),
+    Option(name="stages", high=8, meaning="steps of the main loop in flight"),
+    Option(name="warps", choices=(1, 2, 4, 8), meaning="warps of a program"),
+)
+
+
+def settle(asked: str, known: tuple[Option, ...], values: Mapping[str, str | int]) -> Settings:
+    """The values of all known options. Raises InputError that names the valid ones."""
+    by_name = {option.name: option for option in known}
+    for name in values:
+        if name not in by_name:
+            valid = ", ".join(f"{option.name}={option.domain}" for option in known) or "none"
+            raise InputError(f"option {str(name)[:40]} of {asked}", "unknown", f"Valid options: {valid}")
+    parsed = {name: by_name[name].parse(value) for name, value in values.items()}
+    settled = {option.name: parsed.get(option.name, option.default) for option in known}
+    return convert(settled, Settings)

@@ -1,0 +1,254 @@
+"""Reduce-scatter of row shards: a partial `[m, n]` on every rank -> its summed shard `y [S, n]`, S = ceil(m / W).
+
+Peers' shards are served first and the own one last, so that a shard travels while the next one is computed.
+SOURCE: Flux (arXiv 2406.06858) 4.1 for scatter and rotation; torch's Async-TP for one matmul per shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from overweave.ir.schedule import (
+    Buffer,
+    Collective,
+    Copy,
+    Goal,
+    Notify,
+    Operation,
+    Put,
+    Queue,
+    Range,
+    Reduce,
+    SignalPad,
+    Wait,
+    product,
+)
+from overweave.schedules.communication import (
+    ARRIVED,
+    COMPLETE,
+    COMPUTED,
+    COPIES,
+    ISSUE,
+    MAIN,
+    SUMMED,
+    SUMS,
+    TILES,
+    A,
+    B,
+    Chunk,
+    Communication,
+    Split,
+    Y,
+    is_empty,
+    one,
+    region,
+    shifted,
+    used,
+)
+
+PARTIAL, SLOTS, RUNNING = "partial", "slots", "running"
+
+
+class _Scatter(Struct, frozen=True):
+    split: Split
+    partial: Buffer
+    slots: Buffer
+    running: Buffer
+    y: Buffer
+    sums: str  # the queue of the scatter's reductions
+
+    def chunk(self, rank: int, peer: int, piece: int, signals: bool) -> Iterator[Chunk]:
+        """The part of the partial that belongs to a peer's piece; nothing if that is empty."""
+        rows = self.split.piece(peer, piece)
+        if not is_empty(rows):
+            notifies = (Notify(COMPUTED, rank, self.split.signal(peer, piece)),) if signals else ()
+            name, part = f"multiply.{rank}-{peer}.{piece}", region(self.partial, rank, rows)
+            yield Chunk(name=name, rank=rank, rows=rows, region=part, notifies=notifies)
+
+    def slot_rows(self, slot: int, rank: int, piece: int) -> Range:
+        """Rows of `slots` where a piece of `rank`'s shard lands: each slot holds one shard."""
+        return shifted(self.split.piece(rank, piece), slot * self.split.shard_size - self.split.shard(rank)[0])
+
+    def y_rows(self, rank: int, piece: int) -> Range:
+        return shifted(self.split.piece(rank, piece), -self.split.shard(rank)[0])
+
+
+def reduce_scatter(split: Split, cols: int, method: str, held: tuple[Range, ...], sums: str = SUMS) -> Communication:
+    """The moves of a reduce-scatter of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
+
+    collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
+    rank order, in queue `sums`. ring: each part travels from its owner's successor round to the owner; every rank on
+    the way adds its own partial (on the caller's stream: a rank must pass on a sum before its kernel has ended).
+    held: the range of the reduced axis that each rank's partial holds.
+    """
+    ranks = range(split.world_size)
+    scatter = _Scatter(
+        split,
+        Buffer(PARTIAL, split.rows, cols, "local"),
+        Buffer(SLOTS, split.world_size * split.shard_size, cols, "symmetric"),
+        Buffer(RUNNING, split.rows, cols, "local"),
+        Buffer(Y, split.shard_size, cols, "output"),
+        sums,
+    )
+    of_rank = _alone if split.world_size == 1 else METHODS[method]
+    steps = [step for rank in ranks for step in of_rank(scatter, rank)]
+    is_ring = method == "ring"
+    return Communication(
+        world_size=split.world_size,
+        buffers=used((scatter.partial, scatter.slots, scatter.running, scatter.y), steps),
+        pads=_pads(split, method),
+        queues=_queues(split, method, sums, steps),
+        given=(),
+        goal=tuple(_goal(scatter, rank, held, is_ring) for rank in ranks if not is_empty(split.shard(rank))),
+        steps=tuple(steps),
+    )
+
+
+def _pads(split: Split, method: str) -> tuple[SignalPad, ...]:
+    if method == "collective" or split.world_size == 1:
+        return ()
+    every = split.world_size * split.pieces
+    if method == "ring":
+        return SignalPad(COMPUTED, every), SignalPad(SUMMED, every), SignalPad(ARRIVED, every)
+    return SignalPad(COMPUTED, every), SignalPad(ARRIVED, (split.world_size - 1) * split.pieces)
+
+
+def _queues(split: Split, method: str, sums: str, steps: list[Operation | Chunk]) -> tuple[Queue, ...]:
+    main = (Queue(MAIN, COMPLETE, after=(TILES,)),)
+    if split.world_size == 1:
+        return ()
+    if method == "collective":
+        return main
+    copies = (Queue(COPIES, COMPLETE),) if method == "ring" else split.copy_queues()
+    if method == "ring" or sums == MAIN:
+        return main + copies
+    return (*copies, Queue(sums, ISSUE, after=(TILES,)))
+
+
+def _goal(scatter: _Scatter, rank: int, held: tuple[Range, ...], is_ring: bool) -> Goal:
+    lo, hi = scatter.split.shard(rank)
+    size = scatter.split.world_size
+    order = [(rank + hop) % size for hop in range(1, size + 1)] if is_ring else list(range(size))
+    return Goal(region(scatter.y, rank, (0, hi - lo)), product(A, B), lo, 0, tuple(held[source] for source in order))
+
+
+def _alone(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    """A group of one: the product is the result."""
+    rows = scatter.split.shard(rank)
+    if not is_empty(rows):
+        yield Chunk(name=f"multiply.{rank}", rank=rank, rows=rows, region=region(scatter.y, rank, rows))
+
+
+def _collective(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    split = scatter.split
+    if split.rows == 0:
+        return
+    ranks, whole = tuple(range(split.world_size)), (0, split.rows)
+    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(scatter.partial, rank, whole))
+    lo, hi = split.shard(rank)
+    yield Collective(
+        name=f"reduce_scatter.{rank}",
+        rank=rank,
+        queue=MAIN,
+        function="reduce_scatter",
+        label="reduce_scatter",
+        ranks=ranks,
+        sources=tuple(region(scatter.partial, rank, split.shard(peer)) for peer in ranks),
+        destinations=(region(scatter.y, rank, (0, hi - lo)),),
+    )
+
+
+def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    split = scatter.split
+    peers = split.world_size - 1
+    for step, piece in split.steps():
+        peer = (rank + step) % split.world_size
+        computed = list(scatter.chunk(rank, peer, piece, signals=True))
+        yield from computed
+        yield Put(
+            name=f"scatter.{rank}-{peer}.{piece}",
+            rank=rank,
+            queue=split.copy_queue(step),
+            waits=one(COMPUTED, split.signal(peer, piece)) if computed else (),
+            notifies=(Notify(ARRIVED, peer, piece * peers + (rank - peer - 1) % split.world_size),),
+            sources=(region(scatter.partial, rank, split.piece(peer, piece)),),
+            destinations=(region(scatter.slots, peer, scatter.slot_rows(rank, peer, piece)),),
+        )
+    # The caller's stream orders a library sum behind the own matmul; a kernel's tiles must say that they are stored.
+    for piece in range(split.pieces):
+        yield from scatter.chunk(rank, rank, piece, signals=scatter.sums != MAIN)
+    for piece in range(split.pieces):
+        yield _sum(scatter, rank, piece)
+
+
+def _sum(scatter: _Scatter, rank: int, piece: int) -> Operation:
+    """The ordered sum of one own piece, or, if that is empty, the wait for its peers' signals."""
+    split, peers = scatter.split, scatter.split.world_size - 1
+    arrived = Wait(ARRIVED, (piece * peers, (piece + 1) * peers), 1)
+    rows = split.piece(rank, piece)
+    if is_empty(rows):
+        name, queue = f"idle.{rank}.{piece}", split.copy_queue(peers)
+        return Copy(name=name, rank=rank, queue=queue, waits=(arrived,), sources=(), destinations=())
+    computed = () if scatter.sums == MAIN else one(COMPUTED, split.signal(rank, piece))
+    own = region(scatter.partial, rank, rows)
+    slots = [region(scatter.slots, rank, scatter.slot_rows(source, rank, piece)) for source in range(peers + 1)]
+    return Reduce(
+        name=f"sum.{rank}.{piece}",
+        rank=rank,
+        queue=scatter.sums,
+        waits=(arrived, *computed),
+        operands=tuple(own if source == rank else slot for source, slot in enumerate(slots)),
+        out=region(scatter.y, rank, scatter.y_rows(rank, piece)),
+    )
+
+
+def _ring(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    split = scatter.split
+    for step in range(1, split.world_size + 1):
+        for piece in range(split.pieces):
+            owner = (rank - step) % split.world_size
+            yield from scatter.chunk(rank, owner, piece, signals=step == 1)
+            yield from _hop(scatter, rank, owner, piece)
+
+
+def _hop(scatter: _Scatter, rank: int, owner: int, piece: int) -> Iterator[Operation]:
+    """Adds the own partial to what arrived and passes it on. An empty piece is passed on without a sum."""
+    split = scatter.split
+    signal, rows = split.signal(owner, piece), split.piece(owner, piece)
+    starts, ends = (rank - owner) % split.world_size == 1, rank == owner
+    slot = scatter.slot_rows(owner, owner, piece)
+    waits = () if starts else one(ARRIVED, signal)
+    source = region(scatter.partial if starts else scatter.running, rank, rows)
+    name = f"{rank}-{owner}.{piece}"
+    if is_empty(rows) and ends:
+        yield Copy(name=f"idle.{name}", rank=rank, queue=COPIES, waits=waits, sources=(), destinations=())
+    if not is_empty(rows) and not starts:
+        yield Reduce(
+            name=f"sum.{name}",
+            rank=rank,
+            queue=MAIN,
+            waits=waits,
+            notifies=() if ends else (Notify(SUMMED, rank, signal),),
+            operands=(region(scatter.slots, rank, slot), region(scatter.partial, rank, rows)),
+            out=region(scatter.y, rank, scatter.y_rows(rank, piece)) if ends else source,
+        )
+    if not ends:
+        peer = (rank + 1) % split.world_size
+        yield Put(
+            name=f"pass.{name}",
+            rank=rank,
+            queue=COPIES,
+            waits=waits if is_empty(rows) else one(COMPUTED if starts else SUMMED, signal),
+            notifies=(Notify(ARRIVED, peer, signal),),
+            sources=(source,),
+            destinations=(region(scatter.slots, peer, slot),),
+        )
+
+
+METHODS: dict[str, Callable[[_Scatter, int], Iterator[Operation | Chunk]]] = {
+    "collective": _collective,
+    "scatter": _scatter,
+    "ring": _ring,
+}

@@ -1,0 +1,166 @@
+"""The tables that kernels and simulator read: which tile runs when, what it waits for, what it announces.
+
+The order of the schedule's Computes is kept: that is the rotation. Within a Compute tiles are grouped for L2: groups of
+`group_m` tile rows, column by column, so that a wave reads few distinct rows of `a` and columns of `b`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from msgspec import Struct
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import (
+    MULTIPLY,
+    NO_SIGNAL,
+    OWN_SHARD,
+    REDUCE,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    WORKSPACE,
+    MatmulConfig,
+    Realization,
+    ReduceConfig,
+    TileOrder,
+    TileRow,
+)
+from overweave.ir.schedule import Compute, Operation, Range, Reduce, Region, Schedule, Wait
+
+
+class _Blocks(Struct, frozen=True):
+    """A tile's extent and how many rows of tiles run together."""
+
+    block_m: int
+    block_n: int
+    group_m: int
+
+
+class _Context(Struct, frozen=True):
+    """What a row needs to know of its schedule."""
+
+    first_signal: dict[str, int]
+    homes: dict[str, str]
+    # Signals that only the rank's own operations in these queues announce.
+    announced_by: dict[tuple[str, int], set[str | None]]
+
+
+def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
+    """The tables of every kernel queue, of every rank or of one.
+
+    Raises ScheduleError if an operation cannot be told in a table: more than one range of signals to wait for, a
+    signal on another rank, or an operation that is not its kernel's.
+    """
+    ranks = range(schedule.world_size) if rank is None else (rank,)
+    kernels = {TILE_KERNEL, REDUCE_KERNEL}
+    queues = [queue.name for queue in schedule.queues if realization.engine_of(queue.name) in kernels]
+    return tuple(tile_order(schedule, realization, one, queue) for one in ranks for queue in queues)
+
+
+def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: str) -> TileOrder:
+    """The table of one rank's kernel queue. Raises as `tile_orders` does."""
+    context = _context(schedule, rank)
+    after = next(candidate.after for candidate in schedule.queues if candidate.name == queue)
+    multiplies = realization.engine_of(queue) == TILE_KERNEL
+    matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()
+    rows: list[TileRow] = []
+    operations = (operation for operation in schedule.of_rank(rank) if operation.queue == queue)
+    for position, operation in enumerate(operations):
+        if multiplies and isinstance(operation, Compute):
+            blocks = _Blocks(matmul.block_m, matmul.block_n, matmul.group_m)
+            rows += _multiply_rows(operation, position, blocks, _duties(operation, context, after), context)
+        elif not multiplies and isinstance(operation, Reduce):
+            blocks = _Blocks(reduction.block_m, reduction.block_n, 1)
+            rows += _reduce_rows(operation, position, blocks, _duties(operation, context, after))
+        else:
+            raise ScheduleError(f"tile order of queue {queue}", f"{operation.name} is none of its tiles", "Move it")
+    return TileOrder(rank, queue, tuple(rows))
+
+
+def tile_count(schedule: Schedule, realization: Realization) -> int:
+    """How many rows the tables of all ranks would have, without making them."""
+    matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()
+    count = 0
+    for operation in schedule.operations:
+        engine = realization.engine_of(operation.queue)
+        if engine in (TILE_KERNEL, REDUCE_KERNEL):
+            blocks = matmul if engine == TILE_KERNEL else reduction
+            shapes = (part.shape for part in operation.writes)
+            count += sum(-(-rows // blocks.block_m) * -(-cols // blocks.block_n) for rows, cols in shapes)
+    return count
+
+
+def _context(schedule: Schedule, rank: int) -> _Context:
+    starts = accumulate((pad.size for pad in schedule.pads), initial=0)
+    announced_by: dict[tuple[str, int], set[str | None]] = {}
+    for operation in schedule.operations:
+        for notify in operation.notifies:
+            if notify.rank == rank:
+                queue = operation.queue if operation.rank == rank else None
+                announced_by.setdefault((notify.pad, notify.signal), set()).add(queue)
+    return _Context(
+        {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)},
+        {buffer.name: buffer.home for buffer in schedule.buffers},
+        announced_by,
+    )
+
+
+def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> tuple[int, int, int, int]:
+    """(wait_lo, wait_hi, wait_count, signal) of every tile of the operation."""
+    waits = [wait for wait in operation.waits if not _is_implied(wait, context, after)]
+    if len(waits) > 1 or len(operation.notifies) > 1:
+        raise ScheduleError(f"tile order of {operation.name}", "it waits or signals twice", "Give it one range of each")
+    if any(notify.rank != operation.rank for notify in operation.notifies):
+        raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
+    first = context.first_signal
+    signal = NO_SIGNAL
+    for notify in operation.notifies:
+        signal = first[notify.pad] + notify.signal
+    for wait in waits:
+        return first[wait.pad] + wait.signals[0], first[wait.pad] + wait.signals[1], wait.count, signal
+    return 0, 0, 0, signal
+
+
+def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
+    """Whether the kernels that must have ended before this one starts already announced all the wait asks for."""
+    announcers = (context.announced_by.get((wait.pad, signal), {None}) for signal in range(*wait.signals))
+    return all(queue in after for queues in announcers for queue in queues)
+
+
+def _multiply_rows(
+    compute: Compute, position: int, blocks: _Blocks, duties: tuple[int, int, int, int], context: _Context
+) -> Iterator[TileRow]:
+    if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
+        raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
+    for a, out in zip(compute.a, compute.out, strict=True):
+        source = OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE
+        yield from _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
+
+
+def _reduce_rows(
+    reduce: Reduce, position: int, blocks: _Blocks, duties: tuple[int, int, int, int]
+) -> Iterator[TileRow]:
+    """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
+    yield from _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties))
+
+
+def _rows(
+    kind: int, position: int, out: Region, source: tuple[int, int], how: tuple[_Blocks, tuple[int, int, int, int]]
+) -> Iterator[TileRow]:
+    blocks, (wait_lo, wait_hi, wait_count, signal) = how
+    place, source_row = source
+    hi, offset = out.rows[1], source_row - out.rows[0]
+    for row, col in swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m):
+        end = min(row + blocks.block_m, hi)
+        yield TileRow(kind, row, end, col, place, row + offset, wait_lo, wait_hi, wait_count, signal, position)
+
+
+def swizzled(rows: Range, cols: Range, block_m: int, block_n: int, group_m: int) -> Iterator[tuple[int, int]]:
+    """First (row, column) of every tile of a rectangle: groups of `group_m` tile rows, each column by column."""
+    group = block_m * group_m
+    for first in range(rows[0], rows[1], group):
+        together = range(first, min(first + group, rows[1]), block_m)
+        for col in range(cols[0], cols[1], block_n):
+            for row in together:
+                yield row, col

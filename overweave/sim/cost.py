@@ -1,0 +1,154 @@
+"""Microseconds of a tile, a library matmul, a copy, a collective and a reduction, each alone on a described machine.
+
+What one thing costs beside another is decided by the run (simulate.py). Not modelled: host time (calls are launched
+ahead of the GPU), clocks that rise when SMs idle or fall with power, L2 hits and misses, differences between SMs.
+SOURCE: the wave model of FlashOverlap, section 4; decomposition loss as in FiCCO, section IV-C.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from overweave.hardware.machine import Curve, Machine, TileRate
+from overweave.ir.plan import ITEMSIZE_BYTES, Dtype, MatmulConfig
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce, ReducePut, Region, Schedule
+
+Move = Put | Get | Copy | ReducePut
+
+
+class Work(Struct, frozen=True):
+    """What a kernel has to do for one operation: `count` equal tiles of `tile_us` on one SM each."""
+
+    count: int
+    tile_us: float
+
+
+class Segment(Struct, frozen=True):
+    """One copy between two ranks (or within one): how long it takes alone."""
+
+    source: int
+    target: int
+    alone_us: float
+
+
+def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
+    return -(-rows // block_m) * -(-cols // block_n)
+
+
+def tile_us(machine: Machine, rate: TileRate, shape: tuple[int, int, int], dtype: Dtype) -> float:
+    """One tile `[block_m, block_n]` over `k`, every SM busy. A ragged tile costs as much as a full one."""
+    block_m, block_n, k = shape
+    per_sm = rate.tflops * machine.dtype_share(dtype) * 1e6 / machine.processor.sms
+    return 2.0 * block_m * block_n * k / per_sm + rate.overhead_us
+
+
+def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtype: Dtype, count: int) -> Work:
+    """The tiles of one Compute in a tile kernel: no faster than its operands come from memory."""
+    rows, cols, k = matmul_shape(operation)
+    rate = machine.tile(config.kernel, config.block_m, config.block_n)
+    alone = tile_us(machine, rate, (config.block_m, config.block_n, k), dtype)
+    return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtype, count)))
+
+
+def library_work(machine: Machine, operation: Compute, dtype: Dtype) -> Work:
+    """A library matmul: its tiles have the shape that finishes first by whole waves."""
+    return _library_work(machine, matmul_shape(operation), dtype)
+
+
+def library_matmul_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -> float:
+    """A library matmul `(m, n, k)` alone, launch included."""
+    work = _library_work(machine, shape, dtype)
+    waves = -(-work.count // machine.processor.sms)
+    return waves * work.tile_us + machine.latency.kernel.us
+
+
+@lru_cache(maxsize=4096)
+def _library_work(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -> Work:
+    rows, cols, k = shape
+    best, best_us = Work(0, 0.0), float("inf")
+    for rate in machine.tiles_of("library"):
+        count = tiles_of(rows, cols, rate.block_m, rate.block_n)
+        each = tile_us(machine, rate, (rate.block_m, rate.block_n, k), dtype)
+        each = max(each, _memory_tile_us(machine, shape, dtype, count))
+        total = -(-count // machine.processor.sms) * each
+        if total < best_us:
+            best, best_us = Work(count, each), total
+    return best
+
+
+def reduce_work(machine: Machine, operation: Reduce, dtype: Dtype, count: int) -> Work:
+    """`count` tiles of an ordered sum: each SM has its share of HBM for own bytes and of a link for those of peers."""
+    item = ITEMSIZE_BYTES[dtype]
+    own = size(operation.out) + sum(size(region) for region in operation.operands if region.rank == operation.rank)
+    far = sum(size(region) for region in operation.operands if region.rank != operation.rank)
+    per_sm = machine.processor.sms * item / max(count, 1)
+    moving = per_sm * (own / machine.hbm.gb_per_s + far / machine.links.sm.gb_per_s) / 1e3
+    return Work(count, moving + machine.latency.reduce_tile.us)
+
+
+def local_copy_work(machine: Machine, operation: Move, dtype: Dtype) -> Work:
+    """A copy within a rank: a kernel that reads and writes its own memory, one program per SM."""
+    elements = sum(size(region) for region in operation.sources)
+    moving = 2 * elements * ITEMSIZE_BYTES[dtype] / machine.hbm.gb_per_s / 1e3
+    return Work(min(machine.processor.sms, elements), moving)
+
+
+def segments(machine: Machine, schedule: Schedule, operation: Move, dtype: Dtype) -> tuple[Segment, ...]:
+    """The copies of one Put or Get, in order. Empty ones are left out."""
+    curve = machine.links.pull if isinstance(operation, Get) else machine.links.push
+    found = []
+    for source, target in zip(operation.sources, operation.destinations, strict=True):
+        if not source.is_empty:
+            found.append(_segment(machine, schedule, curve, source, target, dtype))
+    return tuple(found)
+
+
+def collective_us(machine: Machine, schedule: Schedule, parts: list[Collective], dtype: Dtype) -> float:
+    """One library collective over the ranks of its parts, once all have arrived."""
+    regions = parts[0].destinations if parts[0].function == "all_gather" else parts[0].sources
+    total = sum(size(region) for region in regions) * ITEMSIZE_BYTES[dtype]
+    return machine.collective_us(parts[0].function, len(parts), total) if total else 0.0
+
+
+def matmul_shape(operation: Compute) -> tuple[int, int, int]:
+    """(rows, cols, k) of one Compute."""
+    rows = sum(region.shape[0] for region in operation.a)
+    return rows, operation.b.shape[1], operation.b.shape[0]
+
+
+def size(region: Region) -> int:
+    """Elements of a region."""
+    return 0 if region.is_empty else region.shape[0] * region.shape[1]
+
+
+def moves_between_ranks(operation: Move) -> bool:
+    """Whether the operation's bytes cross a link."""
+    return any(
+        source.rank != target.rank for source, target in zip(operation.sources, operation.destinations, strict=True)
+    )
+
+
+def _segment(
+    machine: Machine, schedule: Schedule, curve: Curve, source: Region, target: Region, dtype: Dtype
+) -> Segment:
+    size_bytes = size(source) * ITEMSIZE_BYTES[dtype]
+    alone = curve.time_us(size_bytes)
+    if source.rank == target.rank:
+        alone = 2 * size_bytes / machine.hbm.gb_per_s / 1e3
+    elif not (_is_contiguous(schedule, source) and _is_contiguous(schedule, target)):
+        alone *= machine.links.strided.factor
+    return Segment(source.rank, target.rank, alone)
+
+
+def _is_contiguous(schedule: Schedule, region: Region) -> bool:
+    return region.shape[0] == 1 or region.shape[1] == schedule.buffer(region.buffer).cols
+
+
+def _memory_tile_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtype, count: int) -> float:
+    """Time of a tile if its operation were bound by memory: each operand element is read, each result written once."""
+    rows, cols, k = shape
+    moved = (rows * k + k * cols + rows * cols) * ITEMSIZE_BYTES[dtype]
+    waves = -(-count // machine.processor.sms)
+    return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)

@@ -1,0 +1,118 @@
+"""What a Plan says about order, told once for the run: who must be done before whom, and which tiles a launch holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+from msgspec import Struct
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Engine, Plan
+from overweave.ir.schedule import Collective, Compute, Operation, Reduce
+from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, Kind
+from overweave.sim.cost import tiles_of
+
+KERNELS = (TILE_KERNEL, REDUCE_KERNEL)
+
+
+class Step(Struct, frozen=True):
+    """One operation, by position in `Schedule.operations`, with the positions of those that must be done or started."""
+
+    operation: Operation
+    engine: Engine
+    done: tuple[int, ...]
+    started: tuple[int, ...]
+
+    @property
+    def kind(self) -> Kind:
+        match self.operation:
+            case Compute():
+                return COMPUTE
+            case Reduce():
+                return REDUCE
+            case Collective():
+                return COLLECTIVE
+        return COPY
+
+
+class Launch(Struct, frozen=True):
+    """One launch of a kernel: it starts when it is the turn of operation `first`.
+
+    runs: (operation, tiles) in the order in which programs claim them; an operation may come more than once.
+    """
+
+    first: int
+    runs: tuple[tuple[int, int], ...]
+
+
+def steps_of(plan: Plan) -> tuple[Step, ...]:
+    """One Step per operation. Raises ScheduleError for a queue that is not declared or has no engine."""
+    queues = {queue.name: queue for queue in plan.schedule.queues}
+    engines = {assignment.queue: assignment.engine for assignment in plan.realization.engines}
+    launched: dict[tuple[int, str], list[int]] = {}
+    steps = []
+    for position, operation in enumerate(plan.schedule.operations):
+        queue = queues.get(operation.queue)
+        if queue is None or operation.queue not in engines:
+            cure = "Declare it in the schedule and give it an engine in the realization"
+            raise ScheduleError(f"queue {operation.queue} of {operation.name}", "undeclared or without engine", cure)
+        engine = engines[operation.queue]
+        before = launched.setdefault((operation.rank, queue.name), [])
+        done = before[-1:] if queue.order == "complete" else []
+        # Tiles of one kernel start in the order of its table, not of its operations.
+        started = before[-1:] if queue.order == "issue" and engine not in KERNELS else []
+        for name in queue.after:
+            done = done + launched.get((operation.rank, name), [])
+        steps.append(Step(operation, engine, tuple(done), tuple(started)))
+        before.append(position)
+    return tuple(steps)
+
+
+def launches_of(plan: Plan, steps: tuple[Step, ...]) -> tuple[Launch, ...]:
+    """The kernel launches: one per rank and issue queue, one per operation of a complete queue."""
+    is_issue = {queue.name: queue.order == "issue" for queue in plan.schedule.queues}
+    members: dict[tuple[int, str], list[int]] = {}
+    for position, step in enumerate(steps):
+        if step.engine in KERNELS:
+            members.setdefault((step.operation.rank, step.operation.queue), []).append(position)
+    launches = []
+    for (rank, queue), positions in members.items():
+        runs = _runs(plan, rank, queue, positions)
+        if is_issue[queue]:
+            launches.append(Launch(positions[0], runs))
+        else:
+            launches += [Launch(each, tuple(run for run in runs if run[0] == each)) for each in positions]
+    return tuple(launches)
+
+
+def tile_counts(launches: tuple[Launch, ...]) -> Counter[int]:
+    """Tiles of each operation."""
+    counts: Counter[int] = Counter()
+    for launch in launches:
+        for position, tiles in launch.runs:
+            counts[position] += tiles
+    return counts
+
+
+def _tiles(plan: Plan, operation: Operation) -> int:
+    """Tiles of an operation that no table lists."""
+    config = plan.realization.reduction
+    if isinstance(operation, Reduce) and config is not None:
+        return tiles_of(*operation.out.shape, config.block_m, config.block_n)
+    return operation.instances
+
+
+def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[tuple[int, int], ...]:
+    """Neighbours of one operation in the tile table; without a table, operations one after the other."""
+    try:
+        rows = plan.tile_order(rank, queue).rows
+    except KeyError:
+        return tuple((position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
+    try:
+        return tuple(
+            (positions[operation], len(tuple(group))) for operation, group in groupby(row.operation for row in rows)
+        )
+    except IndexError:
+        found = f"an operation beyond the {len(positions)} that rank {rank} has there"
+        raise ScheduleError(f"tile order of queue {queue}", found, "Number them from 0 in launch order") from None

@@ -1,0 +1,147 @@
+"""One rank's SMs: kernels get them as they fall free, programs claim tiles in order, and traffic slows them all.
+
+Tiles that start together on equal terms are one batch, so a wave costs one event however wide the GPU is. Durations
+count on a clock of their own, which runs slower while the rank's ports are busy: a change of speed moves no batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from overweave.sim.events import Clock
+
+_SAME_US = 1e-6
+
+
+class TileRun:
+    """`count` equal tiles of one operation, neighbours in the order of claims.
+
+    delay_us: what a tile spends on its wait even if nothing is missing. ready_us: when the operation's signals were
+    there, None until then. blocked: programs that wait for them. finished: hears of each batch that has ended.
+    """
+
+    __slots__ = ("blocked", "claimed", "count", "delay_us", "finished", "ready_us", "tile_us")
+
+    def __init__(self, count: int, tile_us: float, delay_us: float, finished: Callable[[Batch], None]) -> None:
+        self.finished = finished
+        self.count = count
+        self.tile_us = tile_us
+        self.delay_us = delay_us
+        self.claimed = 0
+        self.ready_us: float | None = None
+        self.blocked: list[Batch] = []
+
+
+class Batch:
+    """Tiles `[first, first + len(programs))` of a run, one per program, claimed at one time."""
+
+    __slots__ = ("begin_us", "claimed_us", "first", "kernel", "programs", "run")
+
+    def __init__(self, kernel: Kernel, run: TileRun, programs: list[int], claimed_us: float) -> None:
+        self.kernel = kernel
+        self.run = run
+        self.first = run.claimed
+        self.programs = programs
+        self.claimed_us = claimed_us
+        self.begin_us = claimed_us
+
+
+class Kernel:
+    """A launch: its runs in claim order and how many SMs it may hold."""
+
+    def __init__(self, runs: list[TileRun], programs: int) -> None:
+        self.runs = deque(run for run in runs if run.count)
+        self.programs = programs
+        self.resident = 0
+
+
+class Processor:
+    def __init__(self, clock: Clock, sms: int) -> None:
+        self._clock = clock
+        self._free = list(range(sms))
+        self._kernels: deque[Kernel] = deque()
+        self._running: list[tuple[float, int, Batch]] = []
+        self._batches = 0
+        self._speed = 1.0
+        self._work_us = 0.0
+        self._updated_us = 0.0
+        self._version = 0
+
+    def launch(self, kernel: Kernel) -> None:
+        self._kernels.append(kernel)
+        self._grant()
+
+    def set_slowdown(self, factor: float) -> None:
+        """From now on every tile takes `factor` times as long."""
+        self._advance()
+        self._speed = 1.0 / factor
+        self._schedule()
+
+    def open(self, run: TileRun) -> None:
+        """The run's signals are there: programs that wait for them begin."""
+        run.ready_us = self._clock.now
+        for batch in run.blocked:
+            self._begin(batch)
+        run.blocked.clear()
+
+    def _grant(self) -> None:
+        """Free SMs go to the kernel that was launched first and still has tiles to claim."""
+        while self._free and self._kernels:
+            kernel = self._kernels[0]
+            unclaimed = sum(run.count - run.claimed for run in kernel.runs)
+            wanted = min(len(self._free), kernel.programs - kernel.resident, unclaimed)
+            if wanted <= 0:
+                self._kernels.popleft()
+                continue
+            programs, self._free = self._free[:wanted], self._free[wanted:]
+            kernel.resident += wanted
+            self._claim(kernel, programs)
+
+    def _claim(self, kernel: Kernel, programs: list[int]) -> None:
+        """Each program takes the next tile; those that find none leave."""
+        while programs and kernel.runs:
+            run = kernel.runs[0]
+            taken = min(len(programs), run.count - run.claimed)
+            batch = Batch(kernel, run, programs[:taken], self._clock.now)
+            programs = programs[taken:]
+            run.claimed += taken
+            if run.claimed == run.count:
+                kernel.runs.popleft()
+            if run.ready_us is None:
+                run.blocked.append(batch)
+            else:
+                self._begin(batch)
+        if programs:
+            kernel.resident -= len(programs)
+            self._free += programs
+
+    def _begin(self, batch: Batch) -> None:
+        self._advance()
+        batch.begin_us = self._clock.now + batch.run.delay_us
+        self._batches += 1
+        end = self._work_us + batch.run.delay_us * self._speed + batch.run.tile_us
+        heappush(self._running, (end, self._batches, batch))
+        self._schedule()
+
+    def _advance(self) -> None:
+        self._work_us += (self._clock.now - self._updated_us) * self._speed
+        self._updated_us = self._clock.now
+
+    def _schedule(self) -> None:
+        self._version += 1
+        if self._running:
+            version = self._version
+            self._clock.after((self._running[0][0] - self._work_us) / self._speed, lambda: self._wake(version))
+
+    def _wake(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        while self._running and self._running[0][0] <= self._work_us + _SAME_US:
+            _, _, batch = heappop(self._running)
+            batch.run.finished(batch)
+            self._claim(batch.kernel, batch.programs)
+        self._grant()
+        self._schedule()

@@ -1,0 +1,59 @@
+"""A Realization for a Schedule that came without one: the hardware that its queues look made for."""
+
+from __future__ import annotations
+
+from overweave.hardware.machine import Machine
+from overweave.ir.plan import (
+    Assignment,
+    Dtype,
+    Engine,
+    MatmulConfig,
+    Plan,
+    Problem,
+    Realization,
+    ReduceConfig,
+)
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Queue, Reduce, Schedule
+from overweave.sim.cost import matmul_shape, tiles_of
+
+
+def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> Plan:
+    """The plan in which copies have copy engines, issue queues are kernels and the rest is the library's.
+
+    The tile shape is the first of the machine's that gives every Compute as many tiles as the schedule says.
+    """
+    engines = tuple(Assignment(queue.name, _engine(queue, schedule)) for queue in schedule.queues)
+    computes = [operation for operation in schedule.operations if isinstance(operation, Compute)]
+    rows, cols, k = matmul_shape(computes[0]) if computes else (0, 0, 0)
+    return Plan(
+        name=schedule.name,
+        problem=Problem(operator="matmul", m=rows, n=cols, k=k, world_size=schedule.world_size, dtype=dtype),
+        schedule=schedule,
+        realization=Realization(
+            dtype=dtype, engines=engines, matmul=_tile_shape(computes, machine), reduction=ReduceConfig()
+        ),
+    )
+
+
+def _engine(queue: Queue, schedule: Schedule) -> Engine:
+    members: list[Operation] = [operation for operation in schedule.operations if operation.queue == queue.name]
+    if queue.order == "issue" and members:
+        if all(isinstance(operation, Compute) for operation in members):
+            return "tile_kernel"
+        if all(isinstance(operation, Reduce) for operation in members):
+            return "reduce_kernel"
+    runs_on_sms = any(isinstance(operation, Compute | Reduce | Collective) for operation in members)
+    only_copies = members and all(isinstance(operation, Copy) for operation in members)
+    return "library" if runs_on_sms or only_copies else "copy_engine"
+
+
+def _tile_shape(computes: list[Compute], machine: Machine) -> MatmulConfig:
+    for rate in machine.tiles_of("portable"):
+        if all(_fits(operation, rate.block_m, rate.block_n) for operation in computes):
+            return MatmulConfig(block_m=rate.block_m, block_n=rate.block_n)
+    return MatmulConfig()
+
+
+def _fits(operation: Compute, block_m: int, block_n: int) -> bool:
+    rows, cols, _ = matmul_shape(operation)
+    return operation.tiles == tiles_of(rows, cols, block_m, block_n)

@@ -1,0 +1,71 @@
+"""What a simulated run leaves behind: spans per operation, or per tile if asked, and an arrow for each signal."""
+
+from __future__ import annotations
+
+from overweave.ir.schedule import Operation, Schedule
+from overweave.ir.timeline import BEGIN, WAIT, Arrow, Kind, Span, Timeline, make_timeline
+from overweave.sim.processor import Batch
+
+
+class Recorder:
+    """Collects spans. with_tiles: one track per program and one span per tile instead of one span per operation."""
+
+    def __init__(self, with_tiles: bool) -> None:
+        self._with_tiles = with_tiles
+        self._spans: list[Span] = []
+        self._first: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._tiles: dict[str, tuple[float, float, float]] = {}
+
+    def begin(self, rank: int, track: str, end_us: float) -> None:
+        self._spans.append(Span(rank, track, "begin", BEGIN, 0.0, end_us))
+
+    def waited(self, operation: Operation, begin_us: float, end_us: float) -> None:
+        if end_us > begin_us:
+            self._spans.append(Span(operation.rank, operation.queue, operation.name, WAIT, begin_us, end_us))
+
+    def ran(self, operation: Operation, kind: Kind, begin_us: float, end_us: float) -> None:
+        self._add(operation, Span(operation.rank, operation.queue, operation.name, kind, begin_us, end_us))
+
+    def tiles(self, operation: Operation, kind: Kind, batch: Batch, end_us: float) -> None:
+        """A batch has ended. Per operation: from the first tile's begin to the last one's end."""
+        if self._with_tiles:
+            for position, program in enumerate(batch.programs):
+                track, name = f"{operation.queue}.{program:03d}", f"{operation.name}.{batch.first + position}"
+                if batch.begin_us > batch.claimed_us:
+                    self._spans.append(Span(operation.rank, track, name, WAIT, batch.claimed_us, batch.begin_us))
+                self._add(operation, Span(operation.rank, track, name, kind, batch.begin_us, end_us))
+            return
+        claimed, begin, end = self._tiles.get(operation.name, (batch.claimed_us, batch.begin_us, end_us))
+        self._tiles[operation.name] = min(claimed, batch.claimed_us), min(begin, batch.begin_us), max(end, end_us)
+
+    def tiles_done(self, operation: Operation, kind: Kind) -> None:
+        """The last tile of the operation has ended."""
+        if operation.name in self._tiles:
+            claimed, begin, end = self._tiles.pop(operation.name)
+            self.waited(operation, claimed, begin)
+            self.ran(operation, kind, begin, end)
+
+    def timeline(self, name: str, schedule: Schedule) -> Timeline:
+        """All of it, with an arrow from each operation that notifies to each that waits for it."""
+        return make_timeline(name, "simulated", schedule.world_size, self._spans, self._arrows(schedule))
+
+    def _add(self, operation: Operation, span: Span) -> None:
+        self._first.setdefault(operation.name, len(self._spans))
+        self._last[operation.name] = len(self._spans)
+        self._spans.append(span)
+
+    def _arrows(self, schedule: Schedule) -> list[Arrow]:
+        notifiers: dict[tuple[int, str, int], list[str]] = {}
+        for operation in schedule.operations:
+            for notify in operation.notifies:
+                notifiers.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
+        arrows = []
+        for operation in schedule.operations:
+            target = self._first.get(operation.name)
+            for wait in operation.waits:
+                for signal in range(*wait.signals):
+                    for source in notifiers.get((operation.rank, wait.pad, signal), ()):
+                        if target is not None and source in self._last:
+                            arrows.append(Arrow(self._last[source], target))
+        return arrows

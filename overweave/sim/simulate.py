@@ -1,0 +1,269 @@
+"""Runs any Plan on a described machine, event by event, to a Timeline.
+
+Every operation starts when its queue's turn has come and its signals are there, as ir/schedule.py says; engines decide
+what it then costs. Ranks enter the call together. Nothing here knows where a Plan came from.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from overweave.errors import InputError, ScheduleError
+from overweave.hardware.machine import Machine
+from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce, ReducePut
+from overweave.ir.timeline import Timeline
+from overweave.sim import cost
+from overweave.sim.cost import Segment, Work
+from overweave.sim.events import Clock, Gate, Signals
+from overweave.sim.order import KERNELS, Launch, Step, launches_of, steps_of, tile_counts
+from overweave.sim.ports import Ports
+from overweave.sim.processor import Batch, Kernel, Processor, TileRun
+from overweave.sim.record import Recorder
+
+
+def simulate(plan: Plan, machine: Machine, with_tiles: bool = False) -> Timeline:
+    """The Timeline of one call of `plan`, warm, on `machine`. with_tiles: spans of tiles, not of operations.
+
+    Raises InputError if the machine has fewer GPUs than the plan has ranks, ScheduleError if the plan cannot be run to
+    its end: a queue without an engine, a kernel without a config, or operations that wait for ever.
+    """
+    if plan.schedule.world_size > machine.gpus:
+        found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
+        raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
+    return _Run(plan, machine, with_tiles).timeline()
+
+
+def total_us(plan: Plan, machine: Machine) -> float:
+    """Time of one call: until the slowest rank has done its last operation."""
+    return simulate(plan, machine).total_us
+
+
+class _Node:
+    """A step of the run. `turn` opens when its queue lets it go, `ready` when its signals are there too."""
+
+    def __init__(self, run: _Run, step: Step) -> None:
+        self.step = step
+        self.turn = Gate(partial(run.take_turn, self))
+        self.ready = Gate(partial(run.start, self))
+        self.turn_us = 0.0
+        self.begin_us = 0.0
+        self.is_done = False
+        self.tiles = 0  # of a kernel launch, still to be finished
+        self.runs: list[TileRun] = []
+        self.kernel: Kernel | None = None  # launched when it is this node's turn
+        self.waits_for_start: list[Gate] = []
+        self.waits_for_end: list[Gate] = []
+
+
+class _Run:
+    def __init__(self, plan: Plan, machine: Machine, with_tiles: bool) -> None:
+        self._plan, self._machine, self._schedule = plan, machine, plan.schedule
+        self._dtype = plan.realization.dtype
+        self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
+        ranks = plan.schedule.world_size
+        self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
+        self._ports = Ports(self._clock, machine, ranks, self._hear_traffic)
+        self._traffic = [0.0] * ranks
+        self._in_collective = [0] * ranks
+        self._gathered: dict[str, list[_Node]] = {}
+        steps = steps_of(plan)
+        self._nodes = [_Node(self, step) for step in steps]
+        launches = launches_of(plan, steps)
+        for position, tiles in tile_counts(launches).items():
+            self._nodes[position].tiles = tiles
+        for launch in launches:
+            self._prepare(launch)
+        self._connect()
+
+    def timeline(self) -> Timeline:
+        self._clock.run()
+        stuck = [node.step.operation.name for node in self._nodes if not node.is_done]
+        if stuck:
+            shown = ", ".join(stuck[:5]) + (f" and {len(stuck) - 5} more" if len(stuck) > 5 else "")
+            raise ScheduleError(f"simulate {self._plan.name}", f"waits for ever: {shown}", "See `overweave verify`")
+        return self._recorder.timeline(self._plan.name, self._schedule)
+
+    # Before the run.
+
+    def _connect(self) -> None:
+        """Lets every gate expect what the schedule says it waits for."""
+        head_us = 0.0
+        if self._schedule.pads or self._schedule.credits:
+            head_us = self._machine.latency.begin.us
+            for rank in range(self._schedule.world_size):
+                self._recorder.begin(rank, self._stream(rank), head_us)
+        for node in self._nodes:
+            step = node.step
+            graph_us = self._machine.latency.graph.us if step.engine == COPY_ENGINE else 0.0
+            self._clock.at(head_us + graph_us, node.turn.expect().arrive)
+            for before in step.done:
+                self._nodes[before].waits_for_end.append(node.turn.expect())
+            for before in step.started:
+                self._nodes[before].waits_for_start.append(node.turn.expect())
+            node.ready.expect()
+            for wait in step.operation.waits:
+                for signal in range(*wait.signals):
+                    self._signals.wait((step.operation.rank, wait.pad, signal), wait.count, node.ready)
+
+    def _stream(self, rank: int) -> str:
+        """The first queue of a rank that runs on the caller's stream."""
+        own = [node.step for node in self._nodes if node.step.operation.rank == rank]
+        return next((step.operation.queue for step in own if step.engine != COPY_ENGINE), "begin")
+
+    def _prepare(self, launch: Launch) -> None:
+        """Makes the kernel of a launch; it starts when it is its first operation's turn."""
+        runs = []
+        for position, tiles in launch.runs:
+            node = self._nodes[position]
+            work = self._kernel_work(node)
+            delay = self._machine.latency.observe.us if node.step.operation.waits else 0.0
+            run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
+            node.runs.append(run)
+            runs.append(run)
+        first = self._nodes[launch.first]
+        programs = self._machine.processor.sms
+        if isinstance(first.step.operation, Reduce) and self._plan.realization.reduction:
+            programs = self._plan.realization.reduction.programs
+        first.kernel = Kernel(runs, programs)
+
+    def _kernel_work(self, node: _Node) -> Work:
+        operation, config = node.step.operation, self._plan.realization.matmul
+        if isinstance(operation, Reduce):
+            return cost.reduce_work(self._machine, operation, self._dtype, node.tiles)
+        if isinstance(operation, Compute) and config is not None:
+            return cost.kernel_work(self._machine, operation, config, self._dtype, node.tiles)
+        found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
+        raise ScheduleError(
+            f"kernel of {operation.name}", found, "Give the realization a config or the queue an engine"
+        )
+
+    # During the run: gates open.
+
+    def take_turn(self, node: _Node) -> None:
+        node.turn_us = self._clock.now
+        if node.kernel is not None:
+            processor = self._processors[node.step.operation.rank]
+            self._clock.after(self._machine.latency.kernel.us, partial(processor.launch, node.kernel))
+        node.ready.arrive()
+
+    def start(self, node: _Node) -> None:
+        for gate in node.waits_for_start:
+            gate.arrive()
+        if node.step.engine in KERNELS:
+            self._open_tiles(node)
+            return
+        self._recorder.waited(node.step.operation, node.turn_us, self._clock.now)
+        latency = self._machine.latency.stream_wait.us if node.step.operation.waits else 0.0
+        if isinstance(node.step.operation, Copy):
+            latency += node.step.operation.delay_us
+        self._clock.after(latency, partial(self._perform, node))
+
+    def _open_tiles(self, node: _Node) -> None:
+        for run in node.runs:
+            self._processors[node.step.operation.rank].open(run)
+        if not node.tiles:
+            self._end(node, self._machine.latency.signal.us)
+
+    def _perform(self, node: _Node) -> None:
+        """Starts an operation that a stream or a copy engine runs."""
+        operation = node.step.operation
+        match operation:
+            case Collective():
+                self._join(node, operation)
+            case Compute():
+                self._launch(node, cost.library_work(self._machine, operation, self._dtype))
+            case Reduce():
+                tiles = self._machine.processor.sms
+                self._launch(node, cost.reduce_work(self._machine, operation, self._dtype, tiles))
+            case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):
+                node.begin_us = self._clock.now
+                self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._dtype)))
+            case Put() | Get() | Copy() | ReducePut():
+                self._launch(node, cost.local_copy_work(self._machine, operation, self._dtype))
+
+    def _launch(self, node: _Node, work: Work) -> None:
+        """A kernel of its own for one operation."""
+        if not work.count:
+            self._end(node, self._machine.latency.flag.us)
+            return
+        run = TileRun(work.count, work.tile_us, 0.0, partial(self._finish_batch, node))
+        run.ready_us = self._clock.now
+        node.tiles = work.count
+        kernel = Kernel([run], self._machine.processor.sms)
+        processor = self._processors[node.step.operation.rank]
+        self._clock.after(self._machine.latency.kernel.us, partial(processor.launch, kernel))
+
+    def _copy(self, node: _Node, left: list[Segment]) -> None:
+        if left:
+            self._ports.copy(left[0], partial(self._copy, node, left[1:]))
+            return
+        self._recorder.ran(node.step.operation, node.step.kind, node.begin_us, self._clock.now)
+        self._end(node, self._machine.latency.flag.us)
+
+    def _join(self, node: _Node, operation: Collective) -> None:
+        members = self._gathered.setdefault(operation.label, [])
+        members.append(node)
+        node.begin_us = self._clock.now
+        if len(members) < len(operation.ranks):
+            return
+        parts = [part for member in members if isinstance(part := member.step.operation, Collective)]
+        for part in parts:
+            self._change_collectives(part.rank, 1)
+        took = cost.collective_us(self._machine, self._schedule, parts, self._dtype)
+        self._clock.after(took, partial(self._leave, members, self._clock.now))
+
+    def _leave(self, members: list[_Node], begin_us: float) -> None:
+        for member in members:
+            self._change_collectives(member.step.operation.rank, -1)
+            self._recorder.waited(member.step.operation, member.begin_us, begin_us)
+            self._recorder.ran(member.step.operation, member.step.kind, begin_us, self._clock.now)
+            self._end(member, self._machine.latency.flag.us)
+
+    # During the run: things end.
+
+    def _finish_batch(self, node: _Node, batch: Batch) -> None:
+        operation = node.step.operation
+        done = len(batch.programs)
+        node.tiles -= done
+        self._recorder.tiles(operation, node.step.kind, batch, self._clock.now)
+        is_tile_wise = node.step.engine in KERNELS and isinstance(operation, Compute)
+        if is_tile_wise and operation.notifies:
+            self._clock.after(self._machine.latency.signal.us, partial(self._notify, node, done))
+        if not node.tiles:
+            self._recorder.tiles_done(operation, node.step.kind)
+            latency = self._machine.latency
+            self._end(node, latency.signal.us if node.step.engine in KERNELS else latency.flag.us, not is_tile_wise)
+
+    def _end(self, node: _Node, signal_us: float, notifies: bool = True) -> None:
+        """The operation's work is done. A stream goes on when its flag is written, a kernel does not wait for that."""
+        delay = signal_us if node.step.operation.notifies else 0.0
+        if notifies and node.step.operation.notifies:
+            self._clock.after(delay, partial(self._notify, node, node.step.operation.instances))
+        self._clock.after(0.0 if node.step.engine in KERNELS else delay, partial(self._complete, node))
+
+    def _notify(self, node: _Node, amount: int) -> None:
+        for notify in node.step.operation.notifies:
+            self._signals.add((notify.rank, notify.pad, notify.signal), amount)
+
+    def _complete(self, node: _Node) -> None:
+        node.is_done = True
+        for gate in node.waits_for_end:
+            gate.arrive()
+
+    # What runs beside kernels slows them.
+
+    def _hear_traffic(self, rank: int, load: float) -> None:
+        self._traffic[rank] = load
+        self._slow(rank)
+
+    def _change_collectives(self, rank: int, change: int) -> None:
+        self._in_collective[rank] += change
+        self._slow(rank)
+
+    def _slow(self, rank: int) -> None:
+        sharing = self._machine.sharing
+        factor = 1.0 + (sharing.copy_engine.factor - 1.0) * min(1.0, self._traffic[rank])
+        if self._in_collective[rank]:
+            factor *= sharing.collective.factor
+        self._processors[rank].set_slowdown(factor)

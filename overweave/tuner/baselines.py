@@ -1,0 +1,273 @@
+"""The methods that a comparison holds side by side: the roofs, what torch ships, and ours.
+
+A `Side` is one operator on one case: its inputs, and one method per way to compute it. `METHODS` is the table that
+`overweave bench`, the tests and later the tuner read; a new row is a new line of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+
+from overweave.errors import InputError
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import Group
+from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
+
+# torch 2.13 renamed the flat collectives and warns about the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exceed it, so none is found there
+MOST_INPUT_SETS = 4
+
+Call = Callable[[int], torch.Tensor]
+
+
+class OperatorCall(Protocol):
+    """The public operator: `all_gather_matmul` or `matmul_reduce_scatter` on local tensors."""
+
+    def __call__(
+        self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
+    ) -> torch.Tensor: ...
+
+
+class Setting(Struct, frozen=True):
+    """Where a comparison runs and what it calls ours."""
+
+    group: Group
+    device: torch.device
+    dtype: torch.dtype
+    operator: OperatorCall
+
+
+class Side:
+    """One operator on one case, on this rank. Calls take the number of the sample and return a result to compare.
+
+    lefts, rights: the factors of the matmul alone. sent: what the copy engine pushes to peers, by sample number.
+    """
+
+    def __init__(self, m: int, setting: Setting) -> None:
+        self.setting, self.m = setting, m
+        self.shard = -(-m // setting.group.world_size)
+        self.rows = shard_rows(m, setting.group.world_size, setting.group.rank)
+        self.lefts: list[torch.Tensor] = []
+        self.rights: list[torch.Tensor] = []
+        self.xs: list[torch.Tensor] = []
+        self.sent: list[torch.Tensor] = []
+        self.copies: PeerCopies | None = None
+
+    def matmul(self, turn: int) -> torch.Tensor:
+        return torch.mm(_of(self.lefts, turn), _of(self.rights, turn))
+
+    def start_copies(self, turn: int) -> torch.Tensor:
+        assert self.copies is not None
+        self.copies.start(_of(self.sent, turn))
+        return _of(self.sent, turn)
+
+    def join_copies(self) -> None:
+        assert self.copies is not None
+        self.copies.join()
+
+    def ours(self, turn: int, plan: str | None) -> torch.Tensor:
+        x, w = _of(self.xs, turn), _of(self.rights, turn)
+        return self.setting.operator(x, w, self.setting.group.process_group, m=self.m, plan=plan)
+
+    def communicate(self, turn: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def sequential(self, turn: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def torch_fused(self, turn: int) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class AllGatherMatmul(Side):
+    """`all_gather(x) @ w`: x `[S, k]` of this rank, w `[k, n]`, result `[m, n]`; S = ceil(m / world_size).
+
+    The library's all-gather deals equal shards: short ones are padded, and the padding is the tail of the result.
+    """
+
+    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
+        super().__init__(m, setting)
+        n = -(-n // setting.group.world_size)
+        sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
+        (lo, hi), row_bytes = self.rows, k * setting.dtype.itemsize
+        self.lefts = [_random((m, k), seed, setting) for seed in range(sets)]
+        self.rights = [_random((k, n), _own_seed(seed, setting), setting) for seed in range(sets)]
+        self.xs = self.sent = [whole[lo:hi].clone() for whole in self.lefts]
+        self._padded = [torch.nn.functional.pad(x, (0, 0, 0, self.shard - (hi - lo))) for x in self.xs]
+        self._gathered = _empty(self.shard * setting.group.world_size, k, setting)
+        if has_copies(setting):
+            piece = (0, lo * row_bytes, (hi - lo) * row_bytes)
+            self.copies = PeerCopies(setting.group, setting.device, self._gathered.nbytes, lambda peer: piece)
+
+    def communicate(self, turn: int) -> torch.Tensor:
+        _all_gather(self._gathered, _of(self._padded, turn), group=self.setting.group.process_group)
+        return self._gathered[: self.m]
+
+    def sequential(self, turn: int) -> torch.Tensor:
+        return torch.mm(self.communicate(turn), _of(self.rights, turn))
+
+    def torch_fused(self, turn: int) -> torch.Tensor:
+        x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
+        result: torch.Tensor = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
+        return result
+
+
+class MatmulReduceScatter(Side):
+    """`reduce_scatter(x @ w)`: x `[m, k]` and w `[k, n]` of this rank, result its `[S, n]`; S = ceil(m / world_size).
+
+    The library's reduce-scatter deals equal shards: rows past `m` stay zero. The copy engine's part is the scatter.
+    """
+
+    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
+        super().__init__(m, setting)
+        group = setting.group
+        k = -(-k // group.world_size)
+        sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
+        self.lefts = self.xs = [_random((m, k), _own_seed(seed, setting), setting) for seed in range(sets)]
+        self.rights = [_random((k, n), _own_seed(seed, setting) + MOST_INPUT_SETS, setting) for seed in range(sets)]
+        self._partial = _empty(self.shard * group.world_size, n, setting)
+        self._partial.zero_()
+        self._sum = _empty(self.shard, n, setting)
+        self.sent = [self._partial]
+        if has_copies(setting):
+            row_bytes = n * setting.dtype.itemsize
+
+            def piece(peer: int) -> tuple[int, int, int]:
+                lo, hi = shard_rows(m, group.world_size, peer)
+                return lo * row_bytes, group.rank * self.shard * row_bytes, (hi - lo) * row_bytes
+
+            self.copies = PeerCopies(group, setting.device, self._partial.nbytes, piece)
+
+    def communicate(self, turn: int) -> torch.Tensor:
+        _reduce_scatter(self._sum, self._partial, group=self.setting.group.process_group)
+        return self._sum[: self.rows[1] - self.rows[0]]
+
+    def sequential(self, turn: int) -> torch.Tensor:
+        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._partial[: self.m])
+        return self.communicate(turn)
+
+    def torch_fused(self, turn: int) -> torch.Tensor:
+        x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
+        result: torch.Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
+        return result
+
+
+SIDES: dict[str, Callable[[int, int, int, Setting], Side]] = {
+    "all_gather_matmul": AllGatherMatmul,
+    "matmul_reduce_scatter": MatmulReduceScatter,
+}
+
+
+class Method(NamedTuple):
+    """A row of the comparison. gives_result: it computes the operator, and is checked before it is timed.
+
+    lacks: what a setting and a number of rows lack for it, or an empty string.
+    """
+
+    name: str
+    label: str
+    gives_result: bool
+    lacks: Callable[[Setting, int], str]
+    call: Callable[[Side], Call]
+
+
+def _anywhere(setting: Setting, m: int) -> str:
+    return ""
+
+
+def _copy_engine(setting: Setting, m: int) -> str:
+    return "" if has_copies(setting) else "needs CUDA and cuda-bindings"
+
+
+def _torch_fused(setting: Setting, m: int) -> str:
+    if setting.device.type != "cuda":
+        return "needs CUDA"
+    return "" if m % setting.group.world_size == 0 else "needs rows that divide by world_size"
+
+
+def _copies(side: Side) -> Call:
+    def call(turn: int) -> torch.Tensor:
+        result = side.start_copies(turn)
+        side.join_copies()
+        return result
+
+    return call
+
+
+def _ceiling(side: Side) -> Call:
+    def call(turn: int) -> torch.Tensor:
+        side.start_copies(turn)
+        result = side.matmul(turn)
+        side.join_copies()
+        return result
+
+    return call
+
+
+def planned(plan: str | None) -> Callable[[Side], Call]:
+    """Our operator with a named plan of the catalog, or (None) with the plan it chooses."""
+    return lambda side: lambda turn: side.ours(turn, plan)
+
+
+MATMUL, COMMUNICATION, COPIES, CEILING = "matmul", "communication", "copies", "ceiling"
+SEQUENTIAL, TORCH_FUSED, PER_SHARD, OURS = "sequential", "torch_fused", "per_shard", "overweave"
+METHODS: tuple[Method, ...] = (
+    Method(MATMUL, "matmul alone", False, _anywhere, lambda side: side.matmul),
+    Method(COMMUNICATION, "communication: library", False, _anywhere, lambda side: side.communicate),
+    Method(COPIES, "communication: copy engine", False, _copy_engine, _copies),
+    Method(CEILING, "ceiling: matmul beside copies", False, _copy_engine, _ceiling),
+    Method(SEQUENTIAL, "library: collective and matmul", True, _anywhere, lambda side: side.sequential),
+    Method(TORCH_FUSED, "torch: fused (symm_mem)", True, _torch_fused, lambda side: side.torch_fused),
+    Method(PER_SHARD, "copy engine, matmul per shard", True, _anywhere, planned("per_shard")),
+    Method(OURS, "overweave", True, _anywhere, planned(None)),
+)
+
+
+def plan_methods(plans: tuple[str, ...]) -> tuple[Method, ...]:
+    """Rows for plans asked for by name, in place of the two rows of ours."""
+    if not plans:
+        return METHODS
+    named = tuple(Method(plan, f"overweave, plan {plan}", True, _anywhere, planned(plan)) for plan in plans)
+    return tuple(method for method in METHODS if method.name not in (PER_SHARD, OURS)) + named
+
+
+def side(operator: str, m: int, n: int, k: int, setting: Setting) -> Side:
+    """One operator on one global matmul. Collective. Raises InputError for an operator without baselines."""
+    if operator not in SIDES:
+        raise InputError(f"bench {operator}", "there is no such operator", f"Choose one of {', '.join(SIDES)}")
+    return SIDES[operator](m, n, k, setting)
+
+
+def has_copies(setting: Setting) -> bool:
+    """Whether the copy engine can be measured."""
+    return setting.device.type == "cuda" and HAS_COPY_ENGINE
+
+
+def _of(sets: list[torch.Tensor], turn: int) -> torch.Tensor:
+    return sets[turn % len(sets)]
+
+
+def _own_seed(seed: int, setting: Setting) -> int:
+    return seed + 1000 * (setting.group.rank + 1)
+
+
+def _input_sets(bytes_per_set: int) -> int:
+    return min(max(2, -(-CACHE_BYTES // max(bytes_per_set, 1))), MOST_INPUT_SETS)
+
+
+def _random(shape: tuple[int, int], seed: int, setting: Setting) -> torch.Tensor:
+    """Standard normal: a matmul of zeros draws less power, and so runs faster, than any real one."""
+    generator = torch.Generator(setting.device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=setting.dtype, device=setting.device)
+
+
+def _empty(rows: int, cols: int, setting: Setting) -> torch.Tensor:
+    return torch.empty(rows, cols, dtype=setting.dtype, device=setting.device)

@@ -1,0 +1,229 @@
+"""One comparison of an operator's methods over a shape set, as one of its ranks runs it.
+
+A method is tried once on every rank before it is timed: one that cannot run, or whose result is wrong, on any rank is
+left out on all, with the reason. Errors of a comparison itself (no group, no such operator) are raised on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+
+from overweave.errors import InputError, OverweaveError
+from overweave.memory.group import Group, resolve
+from overweave.tuner.baselines import (
+    CEILING,
+    COMMUNICATION,
+    MATMUL,
+    SEQUENTIAL,
+    TORCH_FUSED,
+    Method,
+    OperatorCall,
+    Setting,
+    Side,
+    plan_methods,
+    side,
+)
+from overweave.tuner.measures import Measures, Roofs, measure
+from overweave.tuner.shapes import Case
+from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
+from overweave.tuner.timer import Effort, Samples, compare
+
+# Multicast can put shared GPUs out of service; no comparison may use it.
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+TIMEOUT = timedelta(seconds=120)
+# Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
+LARGEST_ERROR = 2e-2
+PACKAGES = ("overweave", "torch", "triton", "cuda-bindings")
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What to compare. plans: names from the catalog to time in place of our own choice."""
+
+    operator: str
+    cases: tuple[Case, ...]
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    plans: tuple[str, ...] = ()
+    effort: Effort = Effort()
+
+
+class MethodRow(Struct, frozen=True, kw_only=True):
+    """One method on one case, in microseconds, slowest rank.
+
+    speedups: paired ratios of a baseline's time over this one's, by the baseline's name. measures: for methods that
+    compute the operator.
+    """
+
+    name: str
+    label: str
+    median_us: float
+    p90_us: float
+    host_us: float | None
+    speedups: dict[str, Ratio]
+    measures: Measures | None
+
+
+class CaseRows(Struct, frozen=True, kw_only=True):
+    """All methods on one case. left_out: reasons by name."""
+
+    case: Case
+    methods: tuple[MethodRow, ...]
+    left_out: dict[str, str]
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One whole run: where, when, with what, and every row."""
+
+    operator: str
+    world_size: int
+    device: str
+    dtype: str
+    effort: Effort
+    date: str
+    versions: dict[str, str]
+    devices: tuple[str, ...]
+    cases: tuple[CaseRows, ...]
+
+
+@contextmanager
+def joined_world(device: str) -> Iterator[Group]:
+    """This process as a rank of the world that torchrun's variables describe. Raises InputError without them."""
+    if "RANK" not in os.environ:
+        raise InputError("join the world", "RANK is not set", "Start under torchrun")
+    os.environ.update(NO_MULTICAST)
+    if device == "cuda":
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(own)
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=own)
+    else:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield resolve(None)
+    finally:
+        dist.destroy_process_group()
+
+
+def device_count() -> int:
+    """How many GPUs this machine offers."""
+    return torch.cuda.device_count()
+
+
+def run(
+    request: Request,
+    group: Group,
+    operators: Mapping[str, OperatorCall],
+    on_progress: Callable[[str, float], None] | None = None,
+) -> Run:
+    """Compares the methods on every case. Collective. `on_progress` is told the case and which part of it is done."""
+    if request.operator not in operators:
+        found = f"there is no operator {request.operator}"
+        raise InputError("bench", found, f"Choose one of {', '.join(operators)}")
+    is_cuda = request.device == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
+    setting = Setting(group, device, dtype, operators[request.operator])
+    cases = tuple(_bench_case(case, request, setting, on_progress) for case in request.cases)
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if is_cuda else ["cpu"]
+    return Run(
+        operator=request.operator,
+        world_size=group.world_size,
+        device=request.device,
+        dtype=request.dtype,
+        effort=request.effort,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=_versions(),
+        devices=tuple(names),
+        cases=cases,
+    )
+
+
+def _bench_case(
+    case: Case, request: Request, setting: Setting, on_progress: Callable[[str, float], None] | None
+) -> CaseRows:
+    this = side(request.operator, case.m, case.n, case.k, setting)
+    left_out: dict[str, str] = {}
+    usable: list[Method] = []
+    expected = this.sequential(0).clone()
+    for method in plan_methods(request.plans):
+        reason = method.lacks(setting, case.m) or _try(method, this, expected)
+        if reason:
+            left_out[method.name] = reason
+        else:
+            usable.append(method)
+    turns = request.effort.rounds + request.effort.warmup
+
+    def on_round(turn: int) -> None:
+        if on_progress is not None:
+            on_progress(case.name, (turn + 1) / turns)
+
+    calls = {method.name: method.call(this) for method in usable}
+    samples = compare(calls, setting.device, setting.group.process_group, request.effort, on_round)
+    roofs = _roofs(samples)
+    return CaseRows(case=case, methods=tuple(_row(method, samples, roofs) for method in usable), left_out=left_out)
+
+
+def _try(method: Method, this: Side, expected: torch.Tensor) -> str:
+    """Runs a method once; why it must be left out, or an empty string. Every rank comes to the same verdict."""
+    reason = ""
+    try:
+        result = method.call(this)(0)
+        if method.gives_result and not _agrees(result, expected):
+            reason = "its result differs from the sequential one"
+        if this.setting.device.type == "cuda":
+            torch.cuda.synchronize()
+    except (OverweaveError, RuntimeError, ValueError, NotImplementedError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+    verdict = torch.tensor([int(bool(reason))], device=this.setting.device)
+    dist.all_reduce(verdict, dist.ReduceOp.MAX, this.setting.group.process_group)
+    return reason or ("it failed on another rank" if int(verdict) else "")
+
+
+def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    if result.shape != expected.shape:
+        return False
+    error = torch.linalg.vector_norm(result.float() - expected.float())
+    # Written so that NaN does not agree.
+    return bool(error <= LARGEST_ERROR * torch.linalg.vector_norm(expected.float()))
+
+
+def _roofs(samples: Samples) -> Roofs:
+    times = {name: median(values) for name, values in samples.device_us.items()}
+    return Roofs(
+        matmul_us=times[MATMUL],
+        communication_us=times[COMMUNICATION],
+        sequential_us=times[SEQUENTIAL],
+        ceiling_us=times.get(CEILING),
+    )
+
+
+def _row(method: Method, samples: Samples, roofs: Roofs) -> MethodRow:
+    own = samples.device_us[method.name]
+    baselines = [name for name in (SEQUENTIAL, TORCH_FUSED) if name in samples.device_us and method.gives_result]
+    return MethodRow(
+        name=method.name,
+        label=method.label,
+        median_us=median(own),
+        p90_us=p90(own),
+        host_us=samples.host_us.get(method.name),
+        speedups={name: paired_ratio(samples.device_us[name], own) for name in baselines},
+        measures=measure(median(own), roofs) if method.gives_result else None,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

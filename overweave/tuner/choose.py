@@ -1,0 +1,100 @@
+"""Which Plan a problem gets, until the tuner measures: a rule by size, and the reasons, which `explain` tells.
+
+The library path is always a candidate: where overlap loses, or a kernel cannot address the operands, the rule says so
+and takes it. Nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+
+DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
+
+
+class Target(Struct, frozen=True):
+    """What a plan will run on. is_hopper: sm_90. is_aligned: every tensor starts at a multiple of 16 bytes."""
+
+    kind: str
+    sms: int = 132
+    is_hopper: bool = True
+    is_aligned: bool = True
+
+
+class Choice(Struct, frozen=True):
+    """A schedule of the catalog with its options, why it was taken, and what was not taken and why."""
+
+    plan: str
+    options: dict[str, str | int]
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        options = " ".join(f"-o {name}={value}" for name, value in self.options.items())
+        lines = [f"{self.plan} {options}".rstrip(), f"  because {self.reason}"]
+        lines += [f"  not {name}: {why}" for name, why in self.rejected]
+        return "\n".join(lines)
+
+
+class SizeRule(Struct, frozen=True):
+    """From how many bytes on the wire per rank and how many multiply-adds overlap pays, for one operator."""
+
+    overlapped: str
+    wire_bytes: int
+    work_flop: float
+
+
+RULES = {
+    "all_gather_matmul": SizeRule("push", 1 << 20, 2e9),
+    "matmul_reduce_scatter": SizeRule("scatter", 4 << 20, 8e9),
+}
+
+
+def choose(problem: Problem, target: Target) -> Choice:
+    """The plan for a problem on a target, with reasons."""
+    rule = RULES[problem.operator]
+    overlapped, sequential = f"{problem.operator}.{rule.overlapped}", f"{problem.operator}.sequential"
+    if problem.world_size == 1:
+        return Choice(sequential, {}, "a group of one has nothing to overlap")
+    if target.kind == "cpu":
+        return Choice(overlapped, {}, "on the CPU the overlapped schedule is emulated, whatever the size")
+    obstacle = kernel_obstacle(problem, target)
+    if obstacle:
+        return Choice(f"{problem.operator}.per_shard", {}, "library matmuls take any layout", ((overlapped, obstacle),))
+    too_small = _too_small(problem, rule)
+    if too_small:
+        return Choice(sequential, {}, "the plain library calls win at this size", ((overlapped, too_small),))
+    return Choice(overlapped, tile_options(target), "copies hide behind the tiles of one kernel")
+
+
+def tile_options(target: Target) -> dict[str, str | int]:
+    """Options that every plan with a tile kernel takes on a target."""
+    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms}
+
+
+def kernel_obstacle(problem: Problem, target: Target) -> str:
+    """Why the tile kernels cannot, or should not, compute a problem; empty if they can."""
+    if problem.dtype == "float32":
+        return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
+    step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
+    if problem.k % step or problem.n % step:
+        return f"n={problem.n} and k={problem.k} must be multiples of {step}: rows must start at multiples of 16 bytes"
+    if not target.is_aligned:
+        return "a tensor does not start at a multiple of 16 bytes"
+    return ""
+
+
+def wire_bytes(problem: Problem) -> int:
+    """What one rank receives: all rows but its own, of the input (gather) or of the partial sums (scatter)."""
+    columns = problem.k if problem.operator == "all_gather_matmul" else problem.n
+    return problem.m * columns * ITEMSIZE_BYTES[problem.dtype] * (problem.world_size - 1) // problem.world_size
+
+
+def _too_small(problem: Problem, rule: SizeRule) -> str:
+    if wire_bytes(problem) < rule.wire_bytes:
+        return f"{wire_bytes(problem)} bytes on the wire are fewer than {rule.wire_bytes}"
+    work = 2.0 * problem.m * problem.n * problem.k
+    if work < rule.work_flop:
+        return f"{work / 1e9:.2f} GFLOP are fewer than {rule.work_flop / 1e9:.0f}: launches would show"
+    return ""

@@ -1,0 +1,76 @@
+"""Shape sets: the global matmuls that a comparison runs over, as files of one form.
+
+    {"operator": "all_gather_matmul", "source": "...", "note": "...", "cases": [{"name", "m", "n", "k"}, ...]}
+
+`m` counts rows after the gather or before the scatter; `n` and `k` are the sizes before tensor parallelism. Only
+`cases` is required. The sets of the repository lie in `benchmarks/shapes/SET.OPERATOR.json`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from overweave.errors import InputError
+
+SETS = Path("benchmarks/shapes")
+LARGEST_FILE_BYTES = 1 << 20
+Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Case(Struct, frozen=True, forbid_unknown_fields=True):
+    """One global matmul `[m, k] @ [k, n]`."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    m: Extent
+    n: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    k: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A named list of cases, where they come from, and for which operator they are meant (any, if empty)."""
+
+    cases: Annotated[tuple[Case, ...], Meta(min_length=1, max_length=10_000)]
+    operator: str = ""
+    source: str = ""
+    note: str = ""
+
+
+def read_shapes(name: str, operator: str) -> ShapeSet:
+    """Reads a file, or the repository's set `name` for `operator`. Raises InputError for anything but a shape set."""
+    path = _find(name, operator)
+    if path.stat().st_size > LARGEST_FILE_BYTES:
+        raise InputError(f"shapes {name}", f"{path} is larger than 1 MiB", "Give a file of the form in tuner/shapes.py")
+    try:
+        shapes = msgspec.json.decode(path.read_bytes(), type=ShapeSet)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"shapes {name}", f"{path}: {error}", "Give a file of the form in tuner/shapes.py") from error
+    if shapes.operator not in ("", operator):
+        raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
+    names = [case.name for case in shapes.cases]
+    if len(set(names)) < len(names):
+        raise InputError(f"shapes {name}", "two cases share a name", "Name every case")
+    return shapes
+
+
+def set_names(operator: str) -> tuple[str, ...]:
+    """The sets that the repository holds for `operator`."""
+    ending = f".{operator}.json"
+    found = {path.name.removesuffix(ending) for folder in _folders() for path in folder.glob(f"*{ending}")}
+    return tuple(sorted(found))
+
+
+def _folders() -> tuple[Path, ...]:
+    """Below the working directory, and beside the package where it runs from a clone."""
+    return SETS, Path(__file__).parents[2] / SETS
+
+
+def _find(name: str, operator: str) -> Path:
+    for path in (Path(name), *(folder / f"{name}.{operator}.json" for folder in _folders())):
+        if path.is_file():
+            return path
+    known = ", ".join(set_names(operator)) or "none found"
+    raise InputError(f"shapes {name}", "there is no such file or set", f"Give a file, or one of the sets: {known}")

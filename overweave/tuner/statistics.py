@@ -1,0 +1,83 @@
+"""What a set of samples says: plain arithmetic on lists, no ranks, no devices.
+
+Samples of several methods are taken in rounds, so that whatever changes slowly (clocks, heat, neighbours) meets all
+methods of a round alike. Ratios are therefore formed within rounds, and the interval of their median comes from order
+statistics: it assumes nothing about how times are distributed. SOURCE: Le Boudec, "Performance Evaluation", 2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from overweave.errors import InputError
+
+CONFIDENCE = 0.95
+
+
+class Ratio(Struct, frozen=True):
+    """A median of paired ratios and the interval that holds the true median with the confidence asked for."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the interval lies on one side of 1, so that one method is faster beyond the noise."""
+        return self.low > 1.0 or self.high < 1.0
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The value below which `fraction` of the samples lie, interpolated between neighbours."""
+    if not values:
+        raise InputError("quantile", "there are no samples", "Take at least one round")
+    ordered = sorted(values)
+    position = fraction * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle sample, or the mean of the two in the middle."""
+    return quantile(values, 0.5)
+
+
+def p90(values: Sequence[float]) -> float:
+    """What nine samples in ten do not exceed."""
+    return quantile(values, 0.9)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean for ratios: twice as fast here and twice as slow there is 1."""
+    if not values or min(values) <= 0:
+        raise InputError("geometric_mean", "needs positive values", "Leave out rows that were not measured")
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def paired_ratio(above: Sequence[float], below: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+    """Median of `above[i] / below[i]` over rounds, with its interval."""
+    if len(above) != len(below):
+        raise InputError(
+            "paired_ratio", f"{len(above)} samples against {len(below)}", "Pair samples of the same rounds"
+        )
+    ratios = sorted(a / b for a, b in zip(above, below, strict=True))
+    skip = interval_rank(len(ratios), confidence)
+    return Ratio(median(ratios), ratios[skip], ratios[len(ratios) - 1 - skip])
+
+
+def interval_rank(samples: int, confidence: float = CONFIDENCE) -> int:
+    """How many of the smallest and of the largest ordered samples lie outside the interval of the median.
+
+    Each sample falls below the median with probability one half, so the count below it is binomial, and leaving out
+    `skip` on each side misses the median with twice the probability of at most `skip` below it. With fewer than six
+    samples no interval reaches 95 %: nothing is left out, and the whole range is the best there is.
+    """
+    skip, at_most_skip = 0, 0.5**samples
+    while 2 * (at_most_skip + math.comb(samples, skip + 1) * 0.5**samples) <= 1 - confidence:
+        skip += 1
+        at_most_skip += math.comb(samples, skip) * 0.5**samples
+    return skip

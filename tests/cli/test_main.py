@@ -1,0 +1,59 @@
+"""The command line as a whole: what is registered, how errors end, and what is not loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli import main
+from overweave.errors import InputError, MachineError
+
+RUN = CliRunner()
+
+
+def test_help_lists_the_commands_that_are_there():
+    result = RUN.invoke(main.app, ["--help"])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in ("show", "verify"))
+
+
+def test_an_unknown_command_is_unusable():
+    result = RUN.invoke(main.app, ["shwo"])
+    assert result.exit_code == 2
+    assert "shwo" in result.output
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError, 2), (MachineError, 1)])
+def test_our_errors_end_without_a_traceback(monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int):
+    def show() -> None:
+        raise error("asked", "found", "cure")
+
+    monkeypatch.setattr("overweave.cli.show.show", show)
+    result = RUN.invoke(main.app, ["show"])
+    assert result.exit_code == code
+    assert "asked: found. cure." in result.output
+    assert "Traceback" not in result.output
+
+
+def test_reading_and_thinking_needs_no_torch():
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'triton', 'numpy'): sys.modules[name] = None\n"
+        "from overweave.cli.main import app\n"
+        "app(['show', 'all_gather_matmul.push', '--world', '2'], standalone_mode=False)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("schedule all_gather_matmul.push world_size=2")
+
+
+@pytest.mark.slow  # for some of them torch is loaded
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_that_is_there_explains_itself(name: str):
+    if name in main._Commands().list_commands(None):
+        result = RUN.invoke(main.app, [name, "--help"])
+        assert result.exit_code == 0, result.output
+        assert "--help" in result.output

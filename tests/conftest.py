@@ -1,0 +1,52 @@
+"""What every test may use: golden files, and the rule by which GPU tests are left out."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write what is printed now into tests/golden")
+
+
+@cache
+def gpus() -> int:
+    """How many NVIDIA GPUs this machine has; asked of the driver, so that no fast test pays for an import of torch."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.gpu` needs one GPU, `@pytest.mark.gpu(2)` two."""
+    for item in items:
+        mark = item.get_closest_marker("gpu")
+        if mark is None:
+            continue
+        needed = mark.args[0] if mark.args else 1
+        if gpus() < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPUs, found {gpus()}"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` fails unless tests/golden/`name` holds `text`; `--update-golden` rewrites the file."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: run pytest --update-golden and read what it wrote"
+        assert text == path.read_text(), f"{name} differs; if that is meant: pytest --update-golden, and read the diff"
+
+    return check

@@ -1,0 +1,72 @@
+"""Groups are found in every form a caller may name them, and wrong ones are refused by type."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from overweave.errors import GroupError, PeerError
+from overweave.memory.group import all_gather_bytes, resolve
+from overweave.runtime.processes import run_ranks
+
+
+def refusal(group: object) -> str:
+    with pytest.raises(GroupError) as caught:
+        resolve(group)
+    return str(caught.value)
+
+
+def test_not_initialised():
+    assert "not initialised" in refusal(None)
+
+
+def name_the_world() -> list[list[object]]:
+    mesh = dist.init_device_mesh("cpu", (2,))
+    forms = (None, dist.group.WORLD, dist.group.WORLD.group_name, mesh)
+    return [[group.rank, group.world_size, group.timeout_s] for group in map(resolve, forms)]
+
+
+def test_every_form_of_a_group():
+    told = run_ranks(name_the_world, 2, group_timeout_s=17.0)
+    assert told == [[[rank, 2, 17.0]] * 4 for rank in range(2)]
+
+
+def name_wrongly() -> list[str]:
+    grid = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+    first = dist.new_group([0])
+    outsider = [refusal(first)] if dist.get_rank() == 1 else []
+    return [refusal("nobody"), refusal(grid), refusal(7.5), *outsider]
+
+
+def test_wrong_groups_are_refused():
+    for rank, told in enumerate(run_ranks(name_wrongly, 2)):
+        unknown, grid, number, *outsider = told
+        assert "no group has this name" in unknown
+        assert "2 dimensions" in grid
+        assert "float" in number
+        assert bool(outsider) == (rank == 1)
+        assert all("rank 1 of the world is not in it" in text for text in outsider)
+
+
+def gather() -> list[str]:
+    group = resolve(None)
+    with pytest.raises(GroupError):
+        all_gather_bytes(group, b"four", 3)
+    return [data.hex() for data in all_gather_bytes(group, bytes([group.rank] * group.rank), 5)]
+
+
+def test_all_gather_bytes_keeps_length_and_order():
+    assert run_ranks(gather, 3) == [["", "01", "0202"]] * 3
+
+
+def gather_without_the_last() -> str:
+    group = resolve(None)
+    if group.rank == 2:
+        return "left"
+    with pytest.raises(PeerError) as caught:
+        all_gather_bytes(group, b"", 1, deadline_s=5.0)
+    return type(caught.value).__name__
+
+
+def test_a_rank_that_left_is_noticed():
+    assert run_ranks(gather_without_the_last, 3, timeout_s=20) == ["PeerDied", "PeerDied", "left"]

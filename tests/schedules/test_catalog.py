@@ -1,0 +1,168 @@
+"""Every schedule of the catalog, for every size of group, is proven; and says what its tables say."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from overweave.errors import InputError
+from overweave.ir.plan import Plan, Problem
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.schedules.catalog import TEMPLATES, build, names, operators
+
+SIZES = (0, 1, 3, 5, 37, 200)
+CHOICES = ({}, {"order": "all_peers"}, {"pieces": 3}, {"pieces": 3, "order": "all_peers", "block_m": 16})
+
+
+def problem(name: str, m: int = 64, world_size: int = 4, **more: object) -> Problem:
+    fields = {"n": 48, "k": 16, "dtype": "bfloat16", **more}
+    return Problem(operator=name.split(".")[0], m=m, world_size=world_size, **fields)
+
+
+def plans(world_size: int):
+    for name, m, options in itertools.product(names(), SIZES, CHOICES):
+        if set(options) <= {option.name for option in TEMPLATES[name].options}:
+            yield build(name, problem(name, m, world_size), options)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_every_schedule_is_proven_and_its_tables_hold_its_tiles(world_size: int):
+    for plan in plans(world_size):
+        verdict = verify_schedule(plan.schedule)
+        assert verdict.ok, (plan.name, plan.problem, verdict.refusals)
+        check_tables(plan)
+
+
+def check_tables(plan: Plan) -> None:
+    for rank in range(plan.schedule.world_size):
+        computes = [operation for operation in plan.schedule.of_rank(rank) if operation.queue == "tiles"]
+        if any(queue.name == "tiles" for queue in plan.schedule.queues):
+            rows = plan.tile_order(rank, "tiles").rows
+            for position, compute in enumerate(computes):
+                assert sum(row.operation == position for row in rows) == compute.tiles
+            assert len(rows) == sum(compute.tiles for compute in computes)
+
+
+@pytest.mark.parametrize("method", ["sequential", "per_shard", "push", "pull"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_gathered_input_is_returned_when_asked_for(method: str, world_size: int):
+    name = f"all_gather_matmul.{method}"
+    schedule = build(name, problem(name, 10, world_size, returns_gathered=True), {}).schedule
+    assert verify_schedule(schedule).ok
+    assert {goal.region.buffer for goal in schedule.goal} == {"gathered_out", "y"}
+
+
+def test_a_group_of_one_communicates_nothing():
+    for name in names():
+        schedule = build(name, problem(name, 10, 1), {}).schedule
+        assert not schedule.pads
+        assert not schedule.credits
+        assert [operation.__struct_config__.tag for operation in schedule.operations] == ["compute"]
+        assert {buffer.name for buffer in schedule.buffers} == {"x", "w", "y"}
+
+
+def test_buffers_and_signals_of_push():
+    schedule = build("all_gather_matmul.push", problem("all_gather_matmul", 512), {"pieces": 2, "block_m": 64}).schedule
+    shapes = {buffer.name: (buffer.rows, buffer.cols, buffer.home) for buffer in schedule.buffers}
+    assert shapes == {
+        "x": (128, 16, "input"),
+        "gathered": (512, 16, "symmetric"),
+        "w": (16, 48, "input"),
+        "y": (512, 48, "output"),
+    }
+    puts = [operation for operation in schedule.of_rank(1) if operation.queue == "copies"]
+    assert [put.notifies[0].rank for put in puts] == [0, 0, 3, 3, 2, 2]
+    assert {put.notifies[0].signal for put in puts} == {2, 3}
+    computes = [operation for operation in schedule.of_rank(1) if operation.queue == "tiles"]
+    assert [compute.a[0].buffer for compute in computes] == ["x"] + ["gathered"] * 6
+    assert [compute.out[0].rows[0] for compute in computes] == [128, 256, 320, 384, 448, 0, 64]
+
+
+def test_scatter_serves_the_next_rank_first_and_sums_in_rank_order():
+    schedule = build("matmul_reduce_scatter.scatter", problem("matmul_reduce_scatter", 512), {"pieces": 1}).schedule
+    of_one = list(schedule.of_rank(1))
+    computes = [operation for operation in of_one if operation.queue == "tiles"]
+    assert [compute.out[0].rows[0] // 128 for compute in computes] == [2, 3, 0, 1]
+    puts = [operation for operation in of_one if operation.queue == "copies"]
+    assert [(put.destinations[0].rank, put.destinations[0].rows, put.notifies[0].signal) for put in puts] == [
+        (2, (128, 256), 2),
+        (3, (128, 256), 1),
+        (0, (128, 256), 0),
+    ]
+    assert all(put.waits[0].count == compute.tiles for put, compute in zip(puts, computes, strict=False))
+    (reduce,) = [operation for operation in of_one if operation.queue == "sums"]
+    assert [part.buffer for part in reduce.operands] == ["slots", "partial", "slots", "slots"]
+    assert schedule.goal[1].terms == ((0, 16), (16, 32), (32, 48), (48, 64))
+
+
+def test_ring_sums_in_the_order_in_which_it_passes():
+    schedule = build("matmul_reduce_scatter.ring", problem("matmul_reduce_scatter", 64), {}).schedule
+    assert schedule.goal[1].terms == ((32, 48), (48, 64), (0, 16), (16, 32))
+
+
+def test_one_ranks_tables_are_those_of_the_whole_plan():
+    name = "matmul_reduce_scatter.scatter"
+    whole, own = build(name, problem(name), {}), build(name, problem(name), {}, rank=2)
+    assert own.schedule == whole.schedule
+    assert {order.rank for order in own.tile_orders} == {2}
+    assert own.tile_order(2, "sums") == whole.tile_order(2, "sums")
+
+
+def test_names_are_sorted_by_operator():
+    assert operators() == ("all_gather_matmul", "matmul_reduce_scatter")
+    assert names("all_gather_matmul") == tuple(
+        f"all_gather_matmul.{m}" for m in ("sequential", "per_shard", "push", "pull")
+    )
+    with pytest.raises(InputError, match="Operators: all_gather_matmul"):
+        names("all_to_all")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("all_gather_matmul.shove", {}, "all_gather_matmul.push"),
+        (
+            "all_gather_matmul.push",
+            {"peices": 2},
+            "Valid options: pieces=1..64, order=ring|all_peers, kernel=",
+        ),
+        ("all_gather_matmul.push", {"pieces": 0}, "1..64"),
+        ("all_gather_matmul.push", {"pieces": "9" * 50}, "1..64"),
+        ("all_gather_matmul.push", {"pieces": True}, "1..64"),
+        ("all_gather_matmul.push", {"order": "random"}, "ring|all_peers"),
+        ("all_gather_matmul.push", {"block_m": 48}, "16|32|64|128|256|auto"),
+        ("all_gather_matmul.push", {"kernel": "cuda"}, "portable|hopper"),
+        ("all_gather_matmul.push", {"kernel": "hopper", "block_m": 64}, "128|256"),
+        ("all_gather_matmul.sequential", {"pieces": 2}, "Valid options: none"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_naming_what_is(name: str, options: dict[str, str | int], named: str):
+    with pytest.raises(InputError) as caught:
+        build(name, problem("all_gather_matmul"), options)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"operator": "matmul_reduce_scatter"}, "matmul_reduce_scatter"),
+        ({"dtype": "float8"}, "float8"),
+        ({"world_size": 0}, "world_size 0"),
+        ({"m": -1}, "m=-1"),
+        ({"n": 0}, "n=0"),
+        ({"k": 2**30}, "31 bits"),
+    ],
+)
+def test_a_problem_that_is_none_is_refused(fields: dict[str, object], found: str):
+    asked = {"operator": "all_gather_matmul", "m": 8, "n": 8, "k": 8, "world_size": 4, "dtype": "float32", **fields}
+    with pytest.raises(InputError, match=found):
+        build("all_gather_matmul.push", Problem(**asked), {})
+    with pytest.raises(InputError, match="rank 4 of 4"):
+        build("all_gather_matmul.push", problem("all_gather_matmul"), {}, rank=4)
+
+
+def test_numbers_may_come_as_text():
+    name = "all_gather_matmul.push"
+    as_text, as_numbers = {"pieces": "4", "block_m": "32", "warps": "auto"}, {"pieces": 4, "block_m": 32}
+    assert build(name, problem(name), as_text) == build(name, problem(name), as_numbers)

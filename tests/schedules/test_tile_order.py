@@ -1,0 +1,96 @@
+"""Tile tables: every element once, in groups, with the duties of its operation."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, Plan, Problem
+from overweave.ir.schedule import Notify, Schedule, Wait
+from overweave.schedules.catalog import build
+from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
+
+TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
+
+
+def plan(name: str, m: int = 100, pieces: int = 2) -> Plan:
+    problem = Problem(operator=name.split(".")[0], m=m, n=50, k=8, world_size=2, dtype="bfloat16")
+    return build(name, problem, {**TILES, "pieces": pieces})
+
+
+def test_tiles_of_a_group_run_column_by_column():
+    assert list(swizzled((0, 40), (0, 60), 16, 32, 2)) == [(0, 0), (16, 0), (0, 32), (16, 32), (32, 0), (32, 32)]
+
+
+def test_a_gathers_table():
+    rows = plan("all_gather_matmul.push").tile_order(1, "tiles").rows
+    covered = [(row, col) for tile in rows for row in range(tile.row, tile.row_end) for col in (tile.col,)]
+    assert sorted(covered) == [(row, col) for row in range(100) for col in (0, 32)]
+    own = [tile for tile in rows if tile.source == OWN_SHARD]
+    assert rows[: len(own)] == tuple(own)
+    assert {(tile.row - tile.source_row, tile.wait_lo, tile.wait_hi) for tile in own} == {(50, 0, 0)}
+    # Rank 0's pieces are rows 0 to 32 and 32 to 50, of which the last tile keeps two; signals 0 and 1 say they came.
+    remote = [tile for tile in rows if tile.source == WORKSPACE]
+    assert {(tile.wait_lo, tile.wait_hi, tile.wait_count) for tile in remote} == {(0, 1, 1), (1, 2, 1)}
+    assert {tile.row_end for tile in remote} == {16, 32, 48, 50}
+    assert all(tile.source_row == tile.row and tile.kind == MULTIPLY and tile.signal == NO_SIGNAL for tile in remote)
+    assert [tile.operation for tile in rows] == sorted(tile.operation for tile in rows)
+
+
+def test_a_scatters_tables():
+    both = plan("matmul_reduce_scatter.scatter")
+    tiles = both.tile_order(0, "tiles").rows
+    # Signals: computed 0..3 (rank x piece), then arrived 4..5. The peer's pieces come first.
+    assert list(dict.fromkeys(tile.signal for tile in tiles)) == [2, 3, 0, 1]
+    assert {tile.source for tile in tiles} == {OWN_SHARD}
+    sums = both.tile_order(1, "sums").rows
+    assert {tile.kind for tile in sums} == {REDUCE}
+    assert {(tile.wait_lo, tile.wait_hi, tile.wait_count) for tile in sums} == {(4, 5, 1), (5, 6, 1)}
+    # The second piece starts at row 32 of the shard; its tiles count from the first row of its operands.
+    assert {(tile.operation, tile.row - tile.source_row) for tile in sums} == {(0, 0), (1, 32)}
+    assert sum(tile.row_end - tile.row for tile in sums if tile.col == 0) == 50
+
+
+def test_the_count_is_known_without_the_tables():
+    both = plan("matmul_reduce_scatter.scatter", m=333)
+    assert tile_count(both.schedule, both.realization) == sum(len(order.rows) for order in both.tile_orders)
+
+
+def with_compute(schedule: Schedule, **changes: object) -> Schedule:
+    changed = (replace(op, **changes) if op.name == "multiply.0-1.0" else op for op in schedule.operations)
+    return replace(schedule, operations=tuple(changed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"waits": (Wait("arrived", (2, 3), 1), Wait("arrived", (0, 1), 1))}, "waits or signals twice"),
+        ({"notifies": (Notify("arrived", 1, 0),)}, "signals a peer"),
+        ({"out": ()}, "differ"),
+    ],
+)
+def test_what_a_table_cannot_say_is_refused(changes: dict[str, object], found: str):
+    good = plan("all_gather_matmul.push")
+    with pytest.raises(ScheduleError, match=found):
+        tile_orders(with_compute(good.schedule, **changes), good.realization)
+
+
+def test_a_copy_is_none_of_a_kernels_tiles():
+    good = plan("all_gather_matmul.push")
+    moved = (replace(op, queue="tiles") if op.name == "push.0-1.0" else op for op in good.schedule.operations)
+    with pytest.raises(ScheduleError, match=r"push\.0-1\.0 is none of its tiles"):
+        tile_orders(replace(good.schedule, operations=tuple(moved)), good.realization)
+
+
+def test_a_large_table_takes_milliseconds():
+    problem = Problem(operator="all_gather_matmul", m=160_000, n=4096, k=4096, world_size=4, dtype="bfloat16")
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        rows = build("all_gather_matmul.push", problem, {}, rank=0).tile_orders[0].rows
+        seconds.append(time.perf_counter() - start)
+    assert len(rows) > 20_000
+    assert min(seconds) < 0.06

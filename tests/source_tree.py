@@ -1,0 +1,70 @@
+"""The package as its source: which modules there are and what each one imports. Nothing is imported to find out."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "overweave"
+COMPUTED = "?"  # an import whose name is put together at run time
+
+
+class Import(NamedTuple):
+    """One imported module. `inside` names the function that holds the import, or is empty at module level."""
+
+    target: str
+    line: int
+    inside: str
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name to file, for every module of the package."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def room(module: str) -> str:
+    """`overweave.ir.plan` -> `ir`; the package itself -> ``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(module: str) -> Iterator[Import]:
+    """Every import of a module, with `from package import submodule` resolved to the submodule."""
+    yield from _imports(tree(modules()[module]), "")
+
+
+def _imports(node: ast.AST, inside: str) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for name in child.names:
+                yield Import(name.name, child.lineno, inside)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"relative import in line {child.lineno}"
+            base = child.module or ""
+            for name in child.names:
+                full = f"{base}.{name.name}"
+                yield Import(full if full in modules() else base, child.lineno, inside)
+        elif isinstance(child, ast.Call) and _called(child) in ("import_module", "__import__", "resolve_name"):
+            target = child.args[0].value if child.args and isinstance(child.args[0], ast.Constant) else COMPUTED
+            yield Import(str(target), child.lineno, inside or "<module>")
+            yield from _imports(child, inside)
+        else:
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from _imports(child, child.name if is_function else inside)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")

@@ -1,0 +1,150 @@
+"""The import contract: rooms stand on one another, never the other way, and the ground needs no GPU software."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.source_tree import COMPUTED, Import, imports, modules, room
+
+# Ground to roof. A room may import itself, the rooms named beside it, what those may import, and `errors`.
+ROOMS = {
+    "errors": (),
+    "hardware": (),
+    "ir": ("hardware",),
+    "sim": ("ir",),
+    "schedules": ("sim",),
+    "memory": ("ir", "hardware"),
+    "lang": ("memory", "ir"),
+    "kernels": ("lang",),
+    "compiler": ("ir", "lang"),
+    "runtime": ("compiler", "kernels"),
+    "tuner": ("runtime", "sim", "schedules"),
+    "ops": ("tuner",),
+    "layers": ("ops",),
+    "adapters": ("layers",),
+    "cli": ("adapters",),
+}
+# Beside the standard library. msgspec is the house's data format and numbers nobody's GPU: from `hardware` upwards.
+THIRD_PARTY = {
+    "errors": (),
+    "hardware": ("msgspec",),
+    "ir": ("msgspec",),
+    "sim": ("msgspec",),
+    "schedules": ("msgspec",),
+    "memory": ("msgspec", "torch", "triton", "cuda"),
+    "lang": ("triton",),
+    "kernels": ("msgspec", "torch", "triton"),
+    "compiler": ("msgspec", "libcst", "triton"),
+    "runtime": ("msgspec", "torch", "triton", "numpy"),
+    "tuner": ("msgspec", "torch", "platformdirs"),
+    "ops": ("msgspec", "torch"),
+    "layers": ("torch",),
+    "adapters": ("torch",),
+    "cli": ("msgspec", "typer", "rich", "matplotlib"),
+}
+PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
+# Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
+# asks for it, and the command line, whose reading and thinking commands start without torch.
+MAY_IMPORT_IN_FUNCTIONS = ("overweave", "overweave.runtime.host", "overweave.cli.main")
+NEED_NO_TRITON = ("main", "doctor", "show", "verify", "simulate")
+IMPORT_BUDGET_S = 0.3
+
+
+def closure(name: str) -> set[str]:
+    below = {"errors", name}
+    for direct in ROOMS[name]:
+        below |= closure(direct)
+    return below
+
+
+def offences(module: str, found: Import) -> str:
+    """Why an import breaks the contract, or nothing."""
+    home, top = room(module), found.target.split(".")[0]
+    if found.inside and module not in MAY_IMPORT_IN_FUNCTIONS:
+        return f"imports {found.target} inside {found.inside}"
+    if found.target == COMPUTED:
+        return ""
+    if top == "overweave":
+        above = found.target == "overweave" or room(found.target) not in closure(home)
+        return f"imports {found.target}, which {home} may not" if home and above else ""
+    if top in sys.stdlib_module_names or top in THIRD_PARTY.get(home, ()) or not home:
+        return ""
+    return f"imports {top}, which is not on the list of {home}"
+
+
+def test_the_table_never_points_up():
+    order = list(ROOMS)
+    for name, below in ROOMS.items():
+        assert all(order.index(other) < order.index(name) for other in below), name
+    assert set(ROOMS) == set(THIRD_PARTY)
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if room(name)])
+def test_every_module_stands_in_a_room(module):
+    assert room(module) in ROOMS
+
+
+@pytest.mark.parametrize("module", modules())
+def test_contract(module):
+    broken = [f"line {found.line}: {why}" for found in imports(module) if (why := offences(module, found))]
+    assert not broken, f"{module}: " + "; ".join(broken)
+
+
+def test_an_upward_import_would_be_seen():
+    assert offences("overweave.ir.plan", Import("overweave.sim.cost", 1, ""))
+    assert offences("overweave.ir.plan", Import("torch", 1, ""))
+    assert offences("overweave.ir.plan", Import("json", 1, "encode"))
+    assert offences("overweave.sim.cost", Import("overweave.schedules.catalog", 1, ""))
+    assert offences("overweave.compiler.aot", Import("overweave.kernels.matmul", 1, ""))
+    assert not offences("overweave.ops.linear", Import("overweave.ir.plan", 1, ""))
+
+
+def test_no_two_modules_need_each_other():
+    state: dict[str, int] = {}
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        if state.get(module) == 2:
+            return
+        assert state.get(module) != 1, " -> ".join((*path, module))
+        state[module] = 1
+        for found in imports(module):
+            if found.target in modules() and found.target != module and not found.inside:
+                visit(found.target, (*path, module))
+        state[module] = 2
+
+    for module in modules():
+        visit(module, ())
+
+
+def run_python(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def block(*names: str) -> str:
+    """Code that makes packages look as if they were not installed."""
+    return f"import sys\nfor name in {names!r}: sys.modules[name] = None\n"
+
+
+def test_the_paper_side_needs_neither_torch_nor_triton_nor_numpy():
+    paper = [name for name in modules() if room(name) in PAPER_SIDE]
+    run_python(block("torch", "triton", "numpy") + "\n".join(f"import {name}" for name in paper))
+
+
+def test_the_package_comes_without_triton_and_a_gpu_and_fast():
+    code = block("triton") + (
+        "import time, torch\nstart = time.perf_counter()\nimport overweave\nprint(time.perf_counter() - start)\n"
+    )
+    # The best of three: a busy machine may be slow, a slow import cannot be fast.
+    assert any(float(run_python(code)) < IMPORT_BUDGET_S for _ in range(3))
+
+
+def test_the_commands_that_read_and_think_come_without_triton():
+    present = [f"overweave.cli.{name}" for name in NEED_NO_TRITON if f"overweave.cli.{name}" in modules()]
+    assert present
+    run_python(block("triton") + "\n".join(f"import {name}" for name in present))

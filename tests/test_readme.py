@@ -1,0 +1,47 @@
+"""What the README and CONTRIBUTING name must be there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from overweave.cli.main import COMMANDS
+from tests.source_tree import ROOT
+
+PAGES = ("README.md", "CONTRIBUTING.md")
+MAKEFILE = (ROOT / "Makefile").read_text()
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets(page):
+    named = set(re.findall(r"\bmake ([a-z-]+)\b", (ROOT / page).read_text()))
+    assert named
+    missing = [target for target in named if not re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_commands_are_those_of_the_command_line():
+    rows = re.findall(r"^\| `overweave (\w+)`", README, re.MULTILINE)
+    assert rows
+    assert set(rows) <= set(COMMANDS)
+
+
+def test_the_tree_shows_what_is_there():
+    tree = README.split("```")[-2]
+    shown = re.findall(r"^  (\w+(?:/|\.py))", tree, re.MULTILINE)
+    there = [path.name + "/" * path.is_dir() for path in (ROOT / "overweave").iterdir()]
+    assert set(shown) == {name for name in there if not name.startswith("__") and not name.endswith(".typed")}
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    assert "make test" in README
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]

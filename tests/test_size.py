@@ -1,0 +1,85 @@
+"""Budgets on the shape of the code. A budget is raised in the change that needs it, in the open."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT, modules, tree
+
+FILE_LINES = 400
+HOST_FUNCTION_LINES = 60
+DEVICE_FUNCTION_LINES = 120
+PUBLIC_PARAMETERS = 8
+FORBIDDEN_STEMS = ("utils", "util", "helpers", "misc", "common")
+FORBIDDEN_ENDINGS = ("_v1", "_v2", "_v3", "_new", "_old", "_copy")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+EVERYTHING = sorted(
+    path for folder in ("overweave", "tests", "campaigns", "examples") for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def functions(module: ast.Module) -> Iterator[Function]:
+    return (node for node in ast.walk(module) if isinstance(node, Function))
+
+
+def is_device(function: Function) -> bool:
+    """Decorated by `@triton.jit`, `@jit` or `@gluon.jit`, with or without arguments."""
+    return any("jit" in ast.unparse(decorator).split("(")[0].split(".") for decorator in function.decorator_list)
+
+
+def too_long(function: Function) -> bool:
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    return lines > (DEVICE_FUNCTION_LINES if is_device(function) else HOST_FUNCTION_LINES)
+
+
+def parameters(function: Function) -> int:
+    arguments = function.args
+    named = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return len([name for name in named if name not in ("self", "cls")])
+
+
+def is_command(function: Function) -> bool:
+    """A typer command: its parameters are the options of a command line."""
+    return any("command" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path):
+    assert len(path.read_text().splitlines()) <= FILE_LINES
+    assert not [f"{f.name} in line {f.lineno}" for f in functions(tree(path)) if too_long(f)]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_public_functions_take_few_parameters(module):
+    heavy = [
+        f"{f.name} in line {f.lineno}"
+        for f in functions(tree(modules()[module]))
+        if not f.name.startswith("_") and not is_device(f) and not is_command(f) and parameters(f) > PUBLIC_PARAMETERS
+    ]
+    assert not heavy
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_junk_drawers_and_no_second_versions(path: Path):
+    assert path.stem not in FORBIDDEN_STEMS
+    assert not path.stem.endswith(FORBIDDEN_ENDINGS)
+
+
+def test_sub_packages_hold_nothing_but_a_docstring():
+    for name, path in modules().items():
+        if path.name == "__init__.py" and name != "overweave":
+            assert len(tree(path).body) == (ast.get_docstring(tree(path)) is not None), name
+
+
+def test_a_breach_would_be_seen():
+    long = ast.parse("def f():\n" + "    x = 1\n" * (HOST_FUNCTION_LINES + 1)).body[0]
+    wide = ast.parse("def f(a, b, c, d, e, f, *, g, h, i): pass").body[0]
+    device = ast.parse("@triton.jit(do_not_specialize=['epoch'])\ndef f(): pass").body[0]
+    assert too_long(long)
+    assert parameters(wide) == 9
+    assert is_device(device)

@@ -1,0 +1,134 @@
+"""The comparison on emulated ranks, with plain torch standing in for our operator."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from overweave.errors import InputError
+from overweave.memory.group import resolve
+from overweave.runtime.processes import run_ranks
+from overweave.tuner import baselines, bench
+from overweave.tuner.baselines import METHODS, OURS, PER_SHARD, SEQUENTIAL, TORCH_FUSED, plan_methods
+from overweave.tuner.bench import Request, Run, run
+from overweave.tuner.shapes import Case
+from overweave.tuner.summary import losses, middle, spread, summarize
+from overweave.tuner.timer import Effort
+
+EFFORT = Effort(rounds=6, warmup=1)
+CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))
+PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
+
+
+def gather_then_matmul(x, w, group, *, m, plan):
+    shards = [torch.empty(-(-m // group.size()), x.shape[1], dtype=x.dtype) for _ in range(group.size())]
+    short = shards[0].shape[0] - x.shape[0]
+    dist.all_gather(shards, torch.nn.functional.pad(x, (0, 0, 0, short)), group=group)
+    if plan == BROKEN:
+        raise InputError("plan broken", "no such plan", "Choose another")
+    return torch.cat(shards)[:m] @ w + (1 if plan == WRONG else 0)
+
+
+def matmul_then_scatter(x, w, group, *, m, plan):
+    total = x @ w
+    dist.all_reduce(total, group=group)
+    return torch.chunk(total, group.size())[group.rank()]
+
+
+OPERATORS = {"all_gather_matmul": gather_then_matmul, "matmul_reduce_scatter": matmul_then_scatter}
+
+
+def compared(operator: str, plans: tuple[str, ...]) -> object:
+    request = Request(operator=operator, cases=CASES, device="cpu", dtype="fp32", plans=plans, effort=EFFORT)
+    told: list[float] = []
+    result = run(request, resolve(None), OPERATORS, lambda case, part: told.append(part))
+    assert told[-1] == 1.0
+    return msgspec.to_builtins(result)
+
+
+def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> Run:
+    return msgspec.convert(run_ranks(compared, world_size, operator, plans)[0], Run)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_method_that_a_cpu_can_run(operator):
+    result = compare_on(3, operator)
+    assert result.world_size == 3
+    for rows in result.cases:
+        assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, PER_SHARD, OURS]
+        assert set(rows.left_out) == {"copies", "ceiling", TORCH_FUSED}
+        assert all(0 < row.median_us <= row.p90_us for row in rows.methods)
+        sequential = rows.methods[2]
+        assert sequential.speedups[SEQUENTIAL].value == 1.0
+        assert sequential.measures.overlap_efficiency in (0.0, None)
+
+
+def test_wrong_and_failing_methods_are_left_out_with_the_reason():
+    rows = compare_on(2, "all_gather_matmul", (PLAIN, WRONG, BROKEN)).cases[0]
+    assert [row.name for row in rows.methods][-1] == PLAIN
+    assert "differs" in rows.left_out[WRONG]
+    assert "no such plan" in rows.left_out[BROKEN]
+    assert OURS not in rows.left_out
+
+
+def test_results_are_compared_in_norm_and_not_a_number_never_agrees():
+    expected = torch.ones(2, 2)
+    assert bench._agrees(expected * 1.01, expected)
+    assert not bench._agrees(expected * 1.05, expected)
+    assert not bench._agrees(torch.full((2, 2), float("nan")), expected)
+    assert not bench._agrees(torch.ones(2, 3), expected)
+    assert bench._agrees(torch.ones(0, 2), torch.ones(0, 2))
+
+
+def test_named_plans_stand_in_for_our_choice():
+    names = [method.name for method in plan_methods(("push", "pull"))]
+    assert names[-2:] == ["push", "pull"]
+    assert OURS not in names
+    assert PER_SHARD not in names
+    assert plan_methods(()) == METHODS
+
+
+def test_an_unknown_operator_is_refused():
+    with pytest.raises(InputError, match="all_gather_matmul"):
+        baselines.side("all_to_all", 1, 1, 1, None)
+
+
+def told_run(factor: float) -> Run:
+    """A run of one case in which ours takes `factor` times 100 us."""
+    times = {"matmul": 80.0, "communication": 40.0, SEQUENTIAL: 120.0, OURS: 100.0 * factor}
+    rows = []
+    for name, time_us in times.items():
+        is_method = name in (SEQUENTIAL, OURS)
+        ratio = {"value": 120.0 / time_us, "low": 1.0, "high": 2.0}
+        efficiency = {"exposed_us": time_us - 80, "overlap_efficiency": 1 - (time_us - 80) / 40,
+                      "overlap_ratio": (120 - time_us) / 40, "ceiling_fraction": None}  # fmt: skip
+        rows.append({"name": name, "label": name, "median_us": time_us, "p90_us": time_us, "host_us": None,
+                     "speedups": {SEQUENTIAL: ratio} if is_method else {},
+                     "measures": efficiency if is_method else None})  # fmt: skip
+    case = {"case": {"name": "c", "m": 1, "n": 1, "k": 1}, "methods": rows, "left_out": {}}
+    head = {"operator": "all_gather_matmul", "world_size": 4, "device": "cuda", "dtype": "bf16", "effort": {},
+            "date": "", "versions": {}, "devices": ["a GPU"]}  # fmt: skip
+    return msgspec.convert(head | {"cases": [case]}, Run)
+
+
+def test_the_summary_of_a_run():
+    ours = summarize(told_run(1.0))[-1]
+    assert (ours.name, ours.cases) == (OURS, 1)
+    assert ours.time_us == pytest.approx(100.0)
+    assert ours.speedups == {SEQUENTIAL: pytest.approx(1.2)}
+    assert ours.slowest == pytest.approx(1.2)
+    assert ours.efficiency == pytest.approx(0.5)
+
+
+def test_the_middle_run_and_how_far_the_others_were():
+    runs = (told_run(1.1), told_run(0.9), told_run(1.0))
+    assert middle(runs, OURS) == 2
+    moved = spread(runs, 2)[OURS]["time_us"]
+    assert (moved.least, moved.middle, moved.largest) == tuple(map(pytest.approx, (90.0, 100.0, 110.0)))
+
+
+def test_losses_are_named():
+    assert losses(told_run(1.0), OURS) == ()
+    assert [rows.case.name for rows in losses(told_run(1.3), OURS)] == ["c"]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overweave.errors import InputError
+from overweave.tuner.baselines import SIDES
+from overweave.tuner.shapes import Case, read_shapes, set_names
+from tests.source_tree import ROOT
+
+FOLDER = ROOT / "benchmarks" / "shapes"
+PUBLISHED = {"mlp": 6, "gpt3": 6, "llm_layers": 120}
+
+
+@pytest.mark.parametrize("operator", SIDES)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_sets_of_both_operators(name, operator):
+    shapes = read_shapes(name, operator)
+    assert len(shapes.cases) == PUBLISHED[name]
+    assert shapes.operator == operator
+    assert shapes.source
+    assert shapes.note
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_every_file_names_its_operator_and_its_source(path):
+    content = json.loads(path.read_text())
+    assert content["operator"]
+    assert content["source"]
+    names = [case["name"] for case in content["cases"]]
+    assert len(set(names)) == len(names) > 0
+    if content["operator"] in SIDES:
+        assert path.name.endswith(f".{content['operator']}.json")
+        assert path.name.split(".")[0] in set_names(content["operator"])
+        assert read_shapes(str(path), content["operator"]).cases
+
+
+def test_global_sizes_of_a_known_layer():
+    """LLaMA-3.1-8B: 8192 rows, hidden 4096, intermediate 14336."""
+    assert read_shapes("mlp", "all_gather_matmul").cases[1] == Case("MLP-2", 8192, 14336, 4096)
+    assert read_shapes("mlp", "matmul_reduce_scatter").cases[1] == Case("MLP-2", 8192, 4096, 14336)
+    gpt3 = read_shapes("gpt3", "all_gather_matmul").cases[3]
+    assert (gpt3.m, gpt3.n, gpt3.k) == (2048, 49152, 12288)
+
+
+GOOD = {"cases": [{"name": "a", "m": 1, "n": 2, "k": 3}]}
+BAD = {
+    "not json": "{",
+    "no cases": json.dumps({"cases": []}),
+    "unknown key": json.dumps(GOOD | {"extra": 1}),
+    "unknown key in a case": json.dumps({"cases": [GOOD["cases"][0] | {"M": 1}]}),
+    "text for a number": json.dumps({"cases": [GOOD["cases"][0] | {"m": "1"}]}),
+    "negative": json.dumps({"cases": [GOOD["cases"][0] | {"m": -1}]}),
+    "too large": json.dumps({"cases": [GOOD["cases"][0] | {"k": 2**40}]}),
+    "two of one name": json.dumps({"cases": GOOD["cases"] * 2}),
+    "another operator": json.dumps(GOOD | {"operator": "ring_attention"}),
+    "deep": '{"cases": ' + "[" * 100_000,
+    "not text": b'{"note": "\xff"}',
+    "long": json.dumps(GOOD | {"note": "x" * (1 << 20)}),
+}
+
+
+def test_a_file_of_the_plain_form(tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(GOOD))
+    assert read_shapes(str(path), "all_gather_matmul").cases == (Case("a", 1, 2, 3),)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_refused_by_name(name, tmp_path):
+    path = tmp_path / "bad.json"
+    content = BAD[name]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=r"bad\.json|share a name"):
+        read_shapes(str(path), "all_gather_matmul")
+
+
+def test_an_unknown_set_lists_the_known_ones():
+    with pytest.raises(InputError, match="mlp"):
+        read_shapes("no_such_set", "all_gather_matmul")
