@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
 from overweave.ir.schedule import (
     Buffer,
+    Compute,
+    Copy,
     Credit,
+    Get,
     Given,
     Goal,
+    Notify,
     Operation,
+    Put,
     Queue,
     Range,
+    ReducePut,
     Region,
     Schedule,
     SignalPad,
+    Wait,
     product,
 )
 
 Home = Literal["input", "output", "symmetric", "local"]
+At = tuple[int, str]  # rank and queue
+Waits = tuple[Wait, ...]
+Notifies = tuple[Notify, ...]
+Terms = tuple[Range, ...]
 
 
 class Place:
@@ -37,24 +47,19 @@ class Place:
 
 
 class Sharding(Struct, frozen=True):
-    """m rows, shards of `size` rows (the last ones shorter or empty), and the extents of the matmul. At random."""
+    """`m` rows dealt to ranks, each shard cut into `count` pieces; the extents of the matmul. Drawn at random."""
 
     m: int
     ranks: int
     count: int
     k: int
     n: int
-    draws: tuple[int, ...]
 
     @classmethod
     def draw(cls, rng: Random, ranks: int, pieces: int, even: bool = False) -> Sharding:
-        m = (
-            ranks * pieces * rng.randint(1, 2)
-            if even
-            else max(1, ranks * pieces * rng.randint(1, 2) - rng.randint(0, 3))
-        )
-        draws = tuple(rng.randint(1, 3) for _ in range(7))
-        return cls(m, ranks, pieces, rng.randint(1, 2), rng.randint(1, 2), draws)
+        """even: all shards are of one size; else the last ones may be shorter, or empty."""
+        m = ranks * pieces * rng.randint(1, 2)
+        return cls(m if even else max(1, m - rng.randint(0, 3)), ranks, pieces, rng.randint(1, 2), rng.randint(1, 2))
 
     @property
     def size(self) -> int:
@@ -63,15 +68,15 @@ class Sharding(Struct, frozen=True):
     def shard(self, rank: int) -> Range:
         return min(rank * self.size, self.m), min((rank + 1) * self.size, self.m)
 
-    def pieces(self, rank: int) -> tuple[Range, ...]:
+    def pieces(self, rank: int) -> Terms:
         return cut(self.shard(rank), self.count)
 
-    def tiles(self, at: int = 0) -> int:
-        """How many tiles the `at`-th chunk has."""
-        return self.draws[at % len(self.draws)]
+    def terms(self, order: list[int]) -> Terms:
+        """The parts of the reduced axis that ranks hold, in this order."""
+        return tuple((rank * self.k, (rank + 1) * self.k) for rank in order)
 
 
-def cut(rows: Range, count: int) -> tuple[Range, ...]:
+def cut(rows: Range, count: int) -> Terms:
     """Nearly equal parts."""
     lo, hi = rows
     bounds = [lo + (hi - lo) * part // count for part in range(count + 1)]
@@ -93,6 +98,16 @@ def every_credit(ranks: int) -> tuple[Credit, ...]:
     return tuple(Credit(giver, taker) for giver in range(ranks) for taker in range(ranks) if giver != taker)
 
 
+def one(pad: str, signal: int, count: int = 1) -> Waits:
+    """Waits for one signal."""
+    return (Wait(pad, (signal, signal + 1), count),)
+
+
+def tell(pad: str, rank: int, signal: int) -> Notifies:
+    """Notifies one signal."""
+    return (Notify(pad, rank, signal),)
+
+
 class Draft:
     """Collects the parts of a schedule."""
 
@@ -112,23 +127,79 @@ class Draft:
     def pad(self, name: str, size: int) -> None:
         self.pads.append(SignalPad(name, size))
 
-    def queue(self, name: str, order: Literal["complete", "issue"], after: tuple[str, ...] = ()) -> None:
+    def queue(self, name: str, order: Literal["complete", "issue"] = "complete", after: tuple[str, ...] = ()) -> None:
         self.queues.append(Queue(name, order, after))
 
     def give(self, region: Region, tensor: str, row: int, col: int) -> None:
         self.given.append(Given(region, tensor, row, col))
 
-    def want(self, region: Region, tensor: str, row: int, col: int, terms: tuple[Range, ...]) -> None:
+    def give_gathered(self, rank: int, deal: Sharding, x: Region, w: Region) -> None:
+        """A row shard of `a`, and the rank's own columns of `b`."""
+        self.give(x, "a", deal.shard(rank)[0], 0)
+        self.give(w, "b", 0, rank * deal.n)
+
+    def give_split(self, rank: int, deal: Sharding, x: Region, w: Region) -> None:
+        """The rank's part of the reduced axis: columns of `a`, rows of `b`."""
+        self.give(x, "a", 0, rank * deal.k)
+        self.give(w, "b", rank * deal.k, 0)
+
+    def want(self, region: Region, tensor: str, row: int, col: int, terms: Terms) -> None:
         self.goals.append(Goal(region, tensor, row, col, terms))
 
-    def want_shard(self, deal: Sharding, rank: int, y: Place, terms: tuple[Range, ...]) -> None:
-        """The rank's shard of the product, at the head of `y`."""
+    def want_shard(self, deal: Sharding, rank: int, y: Place, order: list[int]) -> None:
+        """The rank's shard of the product, at the head of `y`, with the ranks' parts added in this order."""
         lo, hi = deal.shard(rank)
-        self.want(y(rank, (lo, hi), lo), product("a", "b"), lo, 0, terms)
+        self.want(y(rank, (lo, hi), lo), product("a", "b"), lo, 0, deal.terms(order))
 
-    def add(self, kind: Callable[..., Operation], rank: int, queue: str, **parts: Any) -> None:
-        name = f"{kind.__name__.lower()}.{rank}.{len(self.operations)}"
-        self.operations.append(kind(name=name, rank=rank, queue=queue, **parts))
+    def named(self, what: str, rank: int) -> str:
+        return f"{what}.{rank}.{len(self.operations)}"
+
+    def move(
+        self,
+        kind: type[Put | Get | Copy | ReducePut],
+        at: At,
+        parts: tuple[Region, Region],
+        waits: Waits = (),
+        notifies: Notifies = (),
+    ) -> None:
+        """parts: from where, and to where."""
+        name = self.named(kind.__name__.lower(), at[0])
+        self.operations.append(
+            kind(
+                name=name,
+                rank=at[0],
+                queue=at[1],
+                waits=waits,
+                notifies=notifies,
+                sources=parts[:1],
+                destinations=parts[1:],
+            )
+        )
+
+    def idle(self, at: At, waits: Waits) -> None:
+        """Only waits."""
+        name = self.named("idle", at[0])
+        self.operations.append(Copy(name=name, rank=at[0], queue=at[1], waits=waits, sources=(), destinations=()))
+
+    def multiply(
+        self, at: At, parts: tuple[Region, Region, Region], waits: Waits = (), notifies: Notifies = (), tiles: int = 1
+    ) -> None:
+        """parts: `a`, `b` and `out`."""
+        a, b, out = parts
+        name = self.named("multiply", at[0])
+        self.operations.append(
+            Compute(
+                name=name,
+                rank=at[0],
+                queue=at[1],
+                waits=waits,
+                notifies=notifies,
+                a=(a,),
+                b=b,
+                out=(out,),
+                tiles=tiles,
+            )
+        )
 
     def schedule(self, credits: tuple[Credit, ...]) -> Schedule:
         return Schedule(

@@ -10,8 +10,8 @@ last, a wait passes when its counters say so. Reported is what goes wrong in *so
 - stuck: nothing can happen any more.
 
 An operation is under way from when it may start until it ends. It takes effect at its end: what differs if it takes
-effect earlier differs only if a conflicting operation is under way, which is reported. The tiles of a Compute end one by
-one, all but the last with a signal only.
+effect earlier differs only if a conflicting operation is under way, which is reported. The tiles of a Compute end one
+by one, all but the last with a signal only.
 
 Partial order reduction: an event that may happen now, and that nothing conflicts with which may be under way before it
 has happened, is taken alone. All other choices are followed, and states already seen are not followed twice.

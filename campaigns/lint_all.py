@@ -18,28 +18,28 @@ from overweave.compiler.aot import Resources, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Finding
 
-COLUMNS = f"{'kernel':<18} {'configuration':<44} {'registers':>9} {'spills':>7} {'shared':>8} {'findings':>8}"
+COLUMNS = f"{'kernel':<21} {'configuration':<44} {'registers':>9} {'spills':>7} {'shared':>8} {'findings':>8}"
 
 
 class Linted(Struct, frozen=True):
     """A case, what it occupies and what was found. Spills and shared memory in bytes."""
 
     kernel: str
-    label: str
+    config: str
     resources: Resources
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
         used = self.resources
         numbers = f"{used.registers:>9} {used.spill_bytes:>7} {used.shared_bytes:>8} {len(self.findings):>8}"
-        return f"{self.kernel:<18} {self.label:<44} {numbers}"
+        return f"{self.kernel:<21} {self.config:<44} {numbers}"
 
 
 def lint_cases(chosen: Iterable[Case]) -> Iterator[Linted]:
     """Compiles and lints one case after another. Raises MachineError where a kernel does not compile."""
-    for label, source, contract in chosen:
+    for source, contract in chosen:
         compiled = compile_kernel(source)
-        yield Linted(source.name, label, compiled.resources, lint(compiled, contract))
+        yield Linted(source.name, source.config, compiled.resources, lint(compiled, contract))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(COLUMNS)
     findings: list[Finding] = []
     count = 0
-    for linted in lint_cases(case for case in cases() if only in f"{case.source.name} {case.label}"):
+    for linted in lint_cases(case for case in cases() if only in f"{case.source.name} {case.source.config}"):
         print(linted, flush=True)
         findings += linted.findings
         count += 1

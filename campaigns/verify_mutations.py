@@ -1,9 +1,9 @@
 """Breaks small right schedules in many ways and compares verify with a run of every interleaving.
 
-`python -m campaigns.verify_mutations --per-class 200`. Each mutant is run twice: with queues as free as they may be, and
-with each rank doing one thing at a time, which is what verify judges deadlock by. A mutant that verify accepts and a run
-finds wrong is a hole in the proof: there must be none. One that verify refuses and both runs find right is listed with
-the reason: verify demands more than these runs can see.
+`python -m campaigns.verify_mutations --per-class 200`. Each mutant is run twice: with queues as free as they may be,
+and with each rank doing one thing at a time, which is what verify judges deadlock by. A mutant that verify accepts and
+a run finds wrong is a hole in the proof: there must be none. One that verify refuses and both runs find right is listed
+with the reason: verify demands more than these runs can see.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ def draw(seed: int) -> Schedule:
     rng = Random(seed)
     kind = rng.random()
     if kind < 0.06:
-        return random_schedule(rng, rng.randint(3, 8), rng.randint(2150, 2700))
+        return random_schedule(rng, rng.randint(2, 8), rng.randint(2050, 2500))
     if kind < 0.60:
-        return random_schedule(rng, rng.randint(2, 8), rng.randint(230, 330))
+        return random_schedule(rng, rng.randint(2, 8), rng.randint(200, 300))
     if kind < 0.70:
         return from_catalog(rng)
-    return random_schedule(rng, rng.randint(2, 8), rng.randint(10, 250))
+    return random_schedule(rng, rng.randint(2, 8), rng.randint(10, 200))
 
 
 def from_catalog(rng: Random) -> Schedule:

@@ -46,7 +46,8 @@ class ScheduleRefused(ScheduleError):
         self.refusals = refusals
         shown = "; ".join(str(refusal) for refusal in refusals[:5])
         more = f" (and {len(refusals) - 5} more)" if len(refusals) > 5 else ""
-        super().__init__(f"verify {name}", f"{shown}{more}", "Mend the schedule; `overweave verify FILE` lists all reasons")
+        cure = "Mend the schedule; `overweave verify FILE` lists all reasons"
+        super().__init__(f"verify {name}", f"{shown}{more}", cure)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.name, self.refusals))

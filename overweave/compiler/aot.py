@@ -35,9 +35,10 @@ _DESCRIPTOR = re.compile(r"tensordesc<[^\[]*\[([^\]]*)\]")
 class Source(Struct, frozen=True):
     """A kernel and what it is specialised for.
 
-    kernel: the `@triton.jit` or `@gluon.jit` function. signature: argument name -> type (`*bf16`, `i32`,
-    `tensordesc<bf16[128,64]>`, Gluon: `tensordesc<bf16[128, 64],LAYOUT>`), without the constexprs. constexprs: name -> value. attrs: name -> power of two that divides the argument (16 is what
-    Triton assumes of aligned pointers at launch). options: `num_warps`, `num_stages`, ... config: a label for reports.
+    kernel: the `@triton.jit` or `@gluon.jit` function. signature: argument name -> type, without the constexprs: `i32`,
+    `*bf16`, `tensordesc<bf16[128,64]>`; Gluon's descriptors name their layout, `tensordesc<bf16[128, 64],LAYOUT>`.
+    constexprs: name -> value. attrs: name -> power of two that divides the argument (a launch finds 16 for aligned
+    pointers and sizes). options: `num_warps`, `num_stages`, ... config: a label for reports.
     """
 
     kernel: Any

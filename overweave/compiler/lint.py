@@ -16,15 +16,9 @@ from msgspec.structs import replace
 from overweave.compiler.aot import Compiled
 from overweave.compiler.lint_build import forbidden, spills, system_scope, tensor_cores
 from overweave.compiler.lint_contract import Contract, Finding
-from overweave.compiler.lint_order import (
-    announced_order,
-    barrier_before_release,
-    bulk_completion,
-    guarded_order,
-    handed_over,
-    proxy_fence,
-)
+from overweave.compiler.lint_order import barrier_before_release, bulk_completion, handed_over, proxy_fence
 from overweave.compiler.lint_subject import Subject
+from overweave.compiler.lint_turns import announced_order, guarded_order
 from overweave.compiler.lint_waits import deadline, declared_counts, wait_loop
 
 Rule = Callable[[Subject], Iterable[Finding]]

@@ -1,4 +1,4 @@
-"""Rules about memory order: what must lie between data and the signals that stand for it.
+"""Rules about what must lie between data and a signal: barriers, completion of bulk stores, proxy fences.
 
 All are walks over the control-flow graph that carry what is still owed: a fact is added where a debt arises, removed
 where it is paid, and a finding where it is met unpaid. "On every path" is "unpaid on none".
@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.lint_contract import Finding, Guard
+from overweave.compiler.lint_contract import Finding
 from overweave.compiler.lint_subject import Subject
-from overweave.compiler.ptx import Edge, Instruction
+from overweave.compiler.ptx import Instruction
 from overweave.compiler.ptx_flow import Access, is_shared, reaches
-from overweave.compiler.ptx_graph import NOTHING, Facts, Spread, facts_after, facts_before
-
-
-_MBARRIER_WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
+from overweave.compiler.ptx_graph import NOTHING, Facts, Spread, facts_before
 
 
 def barrier_before_release(subject: Subject) -> Iterator[Finding]:
     """Between what any thread stored (or read of guarded data) and a release lies a block barrier, on every path.
 
-    A release speaks for its own thread only; the barrier makes it speak for the block. The same holds for the arrival by
-    which one partition of a warp-specialised kernel passes its stores on to the one that releases.
+    A release speaks for its own thread only; the barrier makes it speak for the block. The same holds for the arrival
+    by which one partition of a warp-specialised kernel passes its stores on to the one that releases.
     """
     owing = {access.instruction.index for access in subject.shared if _must_precede_release(subject, access)}
     if _bulk_stores(subject):
@@ -152,104 +149,6 @@ def handed_over(subject: Subject) -> Iterator[Finding]:
                 f"another partition's bulk store may not see the tile of {_lines(subject, unpaid)}",
                 "Put fence_async_shared() before the arrival",
             )
-
-
-def guarded_order(subject: Subject) -> Iterator[Finding]:
-    """No load of guarded data lies above its wait, not even that of the next turn of the loop around the wait."""
-    for guard in subject.contract.guarded:
-        loads = (access for access in subject.shared if access.kind in ("load", "bulk_load"))
-        data = tuple(access for access in loads if guard.data and reaches(access.pointers, guard.data))
-        waits = tuple(wait for wait in subject.waits if reaches(wait.pointers, (guard.signal,)))
-        done = {item.index for wait in waits for item in wait.done}
-        before = facts_before(subject.graph, _owed(subject, guard, done, inside={wait.loop.header for wait in waits}))
-        for access in data:
-            if before.get(access.instruction.index, NOTHING):
-                yield subject.finding(
-                    "guarded-order",
-                    access.instruction,
-                    f"a load of {'/'.join(guard.data)} can run before the wait on {guard.signal}",
-                    "Keep the load behind the wait, and the wait outside of pipelined loops",
-                )
-
-
-def announced_order(subject: Subject) -> Iterator[Finding]:
-    """No store of announced data lies below its release: each is followed by one, in the same turn of the loop.
-
-    In a warp-specialised kernel, stores of a partition that does not release are followed by an arrival, and the
-    partition that releases waits for one first.
-    """
-    for guard in subject.contract.announced:
-        releases = {item.instruction.index for item in subject.releases if reaches(item.pointers, (guard.signal,))}
-        handovers = {item.index for item in subject.handovers}
-        after = facts_after(subject.graph, _owed(subject, guard, releases | handovers, inside=set()))
-        for access in subject.shared:
-            is_data = access.kind in ("store", "bulk_store") or (access.kind == "atomic" and access.order == "relaxed")
-            touches = guard.data and is_data and reaches(access.pointers, guard.data)
-            if touches and not access.is_release and after.get(access.instruction.index, NOTHING):
-                yield subject.finding(
-                    "announced-order",
-                    access.instruction,
-                    f"a store of {'/'.join(guard.data)} may never be followed by a release of {guard.signal}",
-                    "Keep the store above the release",
-                )
-        yield from _joined(subject, guard, releases)
-    yield from _unordered(subject)
-
-
-def _joined(subject: Subject, guard: Guard, releases: set[int]) -> Iterator[Finding]:
-    """Where partitions pass their work on, the one that releases waits for them in each turn."""
-    if not subject.handovers:
-        return
-    joins = {item.index for item in subject.function.instructions if item.parts[:2] in _MBARRIER_WAITS}
-    before = facts_before(subject.graph, _owed(subject, guard, joins, inside=set()))
-    for release in releases:
-        if before.get(release, NOTHING):
-            yield subject.finding(
-                "announced-order",
-                subject.function.instructions[release],
-                "a release that does not wait for the other partitions' arrivals",
-                "Wait on their mbarrier first",
-            )
-
-
-def _unordered(subject: Subject) -> Iterator[Finding]:
-    signals = tuple(guard.signal for guard in subject.contract.announced)
-    for access in subject.shared:
-        announces = access.kind == "atomic" and bool(access.pointers) and reaches(access.pointers, signals)
-        if announces and access.order in ("relaxed", "acquire") and "cas" not in access.instruction.parts:
-            yield subject.finding(
-                "announced-order",
-                access.instruction,
-                f"a signal is raised with {access.order} order, so nothing stored before it is announced",
-                'Pass sem="release"',
-            )
-
-
-def _owed(subject: Subject, guard: Guard, paid: set[int], inside: set[int]) -> Spread:
-    """One fact, "owed": from the start, and again on each turn of a loop that pays; removed where it is paid.
-
-    A turn ends at the loop's back edge, or sooner, where the block claims its next tile.
-    inside: headers of spins, whose own turns owe nothing new.
-    """
-    graph = subject.graph
-    blocks = {graph.block_of[index] for index in paid}
-    loops = [loop for loop in graph.loops if loop.header not in inside and not blocks.isdisjoint(loop.blocks)]
-    again = {edge for loop in loops for edge in loop.back_edges}
-    turning = {block for loop in loops for block in loop.blocks}
-    claims = {index for index in subject.claims if graph.block_of[index] in turning}
-    around = {edge for block in blocks for edge in graph.branches_around(block)} if guard.optional else set()
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        if item.index in claims:
-            return facts | {"owed"}
-        return NOTHING if item.index in paid else facts
-
-    def cross(edge: Edge, facts: Facts) -> Facts:
-        if edge in around:
-            return NOTHING
-        return facts | {"owed"} if edge in again else facts
-
-    return Spread(step, frozenset(("owed",)), cross)
 
 
 def _bulk_stores(subject: Subject) -> set[int]:

@@ -13,7 +13,6 @@ from overweave.compiler.ptx_flow import THREAD, Access, Flow, reaches
 from overweave.compiler.ptx_graph import Facts, Graph, Loop
 from overweave.errors import InputError
 
-
 WARP = 32
 
 

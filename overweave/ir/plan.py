@@ -54,12 +54,12 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tile shape and launch of the ordered reduction. programs: how many SMs it may hold while it waits."""
+    """Tile shape and launch of the ordered reduction. programs: how many blocks it may hold while it waits."""
 
     block_m: PowerOfTwo = 8
-    block_n: PowerOfTwo = 512
-    warps: Count = 4
-    programs: Count = 132
+    block_n: PowerOfTwo = 1024
+    warps: Count = 8
+    programs: Count = 264
 
 
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):

@@ -253,7 +253,7 @@ class Credit(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See the module. `operations` stand in launch order; those of one rank are launched in the order they have here."""
+    """See the module. `operations` stand in launch order: each rank launches its own in the order they have here."""
 
     name: Name
     world_size: Count

@@ -1,4 +1,4 @@
-"""Names of Gluon that move between Triton versions: the one place that knows them (3.6 here; 3.9 renames the copies)."""
+"""Names of Gluon that move between Triton versions: the one place that knows them. 3.9 renames the copies of 3.6."""
 
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 

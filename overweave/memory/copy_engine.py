@@ -113,7 +113,8 @@ def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
     row_bytes, rows = step.row_bytes, step.rows
     if pitches == (row_bytes, row_bytes):
         row_bytes, rows, pitches = row_bytes * rows, 1, (row_bytes * rows, row_bytes * rows)
-    return driver.copy_description(_address(step.source, tensors), _address(step.target, tensors), row_bytes, rows, pitches)
+    source, target = _address(step.source, tensors), _address(step.target, tensors)
+    return driver.copy_description(source, target, row_bytes, rows, pitches)
 
 
 def _address(place: Place, tensors: Mapping[str, int]) -> int:

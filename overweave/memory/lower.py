@@ -66,20 +66,25 @@ def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[Writ
 
 
 def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per Reduce of the queue: the operands' addresses in order, then the output's; 0: the caller's tensor."""
+    """One row per Reduce of the queue: the operands' addresses in order, then the output's; 0: the caller's tensor.
+
+    Raises ScheduleError if Reduces differ in how many operands they have, or read the caller's tensors.
+    """
     reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
-    width = max((len(op.operands) for op in reduces), default=1)
-    rows = []
-    for reduce in reduces:
-        places = [addresses.place(region) for region in reduce.operands]
-        if any(place.tensor for place in places):
-            raise ScheduleError(
-                f"{reduce.name}: reduce", "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
-            )
-        target = addresses.place(reduce.out)
-        fill = [0] * (width - len(places))
-        rows.append([place.address for place in places] + fill + [0 if target.tensor else target.address])
-    return rows
+    if len({len(reduce.operands) for reduce in reduces}) > 1:
+        asked = f"reduce queue {queue} of {addresses.schedule.name} in one kernel"
+        found = "its operations differ in how many operands they have"
+        raise ScheduleError(asked, found, "Use a queue for each number")
+    return [_reduction_row(addresses, reduce) for reduce in reduces]
+
+
+def _reduction_row(addresses: SlotAddresses, reduce: Reduce) -> list[int]:
+    places = [addresses.place(region) for region in reduce.operands]
+    if any(place.tensor for place in places):
+        found, cure = "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
+        raise ScheduleError(f"{reduce.name}: reduce", found, cure)
+    target = addresses.place(reduce.out)
+    return [place.address for place in places] + [0 if target.tensor else target.address]
 
 
 def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:

@@ -38,8 +38,8 @@ decided:
 }
 """
 
-# The same for a partition of one warp, which has no block barrier: all lanes poll the word, and a vote makes the verdict
-# one. Operands as above.
+# The same for a partition of one warp, which has no block barrier: all lanes poll the word, and a vote makes their
+# verdicts one. Operands as above.
 WAIT_UNTIL_AT_LEAST_IN_WARP = """
 {
     .reg .pred reached, other;

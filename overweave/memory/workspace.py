@@ -7,6 +7,8 @@ Memory is never given back while the process lives, because a captured graph may
 from __future__ import annotations
 
 import atexit
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -32,6 +34,24 @@ REPORT_WORDS = 8
 KERNEL_QUEUES = 2
 
 
+@dataclass(frozen=True)
+class Slot:
+    """One slot as a plan that leased it sees it, for good: a workspace that grows leaves it where it is."""
+
+    heap: CudaHeap
+    number: int
+    offset: int
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Where the slot lies on each rank, as this rank addresses it."""
+        return tuple(address + self.offset for address in self.heap.addresses)
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the own part of the slot."""
+        return self.heap.view(self.offset + offset, shape, dtype)
+
+
 class Workspace:
     """See the module. Built collectively; `Workspace.of` keeps one per group and device.
 
@@ -39,7 +59,7 @@ class Workspace:
     calls: how many calls this rank has launched eagerly.
     """
 
-    _open: dict[tuple[str, torch.device], Workspace] = {}
+    _open: ClassVar[dict[tuple[str, torch.device], Workspace]] = {}
 
     def __init__(self, group: Group, device: torch.device, board: Board) -> None:
         self.group, self.device, self.board = group, device, board
@@ -52,8 +72,7 @@ class Workspace:
         self._report = self.report.numpy()
         limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
         self.limits = torch.tensor(limits, dtype=torch.int64, device=device)
-        self._heap: CudaHeap | None = None
-        self._retired: list[CudaHeap] = []
+        self._heaps: list[CudaHeap] = []  # the last one is leased; plans bound earlier keep to theirs
         self._slot_bytes = 0
         self._most_signals = 0
         self._turn = 0
@@ -71,26 +90,14 @@ class Workspace:
             cls._open[key] = cls(group, device, Board.of(group))
         return cls._open[key]
 
-    def reserve(self, layout: SlotLayout) -> None:
-        """Makes the slots large enough for a layout. Collective if they are not; all ranks ask for the same layout."""
+    def lease(self, layout: SlotLayout) -> tuple[Slot, ...]:
+        """The slots, large enough for a layout. Collective if they must grow; all ranks ask for the same layout."""
         self._most_signals = max(self._most_signals, layout.signals)
-        if layout.size_bytes <= self._slot_bytes:
-            return
-        size = -(-max(layout.size_bytes, SMALLEST_SLOT_BYTES) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if self._heap is not None:
-            self._retired.append(self._heap)
-        self._heap = CudaHeap(self.group, self.device, SLOTS * size)
-        self._slot_bytes = size
-
-    def slot_bases(self, slot: int) -> tuple[int, ...]:
-        """Where a slot lies on each rank, as this rank addresses it."""
-        assert self._heap is not None, "reserve first"
-        return tuple(address + slot * self._slot_bytes for address in self._heap.addresses)
-
-    def slot_view(self, slot: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the own part of a slot."""
-        assert self._heap is not None, "reserve first"
-        return self._heap.view(slot * self._slot_bytes + offset, shape, dtype)
+        if not self._heaps or layout.size_bytes > self._slot_bytes:
+            size = max(layout.size_bytes, SMALLEST_SLOT_BYTES)
+            self._slot_bytes = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self._heaps.append(CudaHeap(self.group, self.device, SLOTS * self._slot_bytes))
+        return tuple(Slot(self._heaps[-1], number, number * self._slot_bytes) for number in range(SLOTS))
 
     def take_turn(self) -> int:
         """The slot of the next call: they alternate."""
@@ -133,8 +140,7 @@ class Workspace:
         if not self._report[REPORT_IS_SET.value]:
             return None
         operation, signal, expected, seen = (
-            int(self._report[field.value])
-            for field in (REPORT_OPERATION, REPORT_SIGNAL, REPORT_EXPECTED, REPORT_SEEN)
+            int(self._report[field.value]) for field in (REPORT_OPERATION, REPORT_SIGNAL, REPORT_EXPECTED, REPORT_SEEN)
         )
         if operation == BEGIN_OPERATION.value:
             return Alarm("timeout", "begin: its credit did not come", peer=signal, expected=expected, seen=seen)
@@ -142,7 +148,7 @@ class Workspace:
 
     def is_idle(self) -> bool:
         """Whether the last eager call has ended on the device."""
-        return self._last_call.query()
+        return bool(self._last_call.query())
 
     def abort_address(self) -> int:
         """The own abort word."""
@@ -150,11 +156,10 @@ class Workspace:
 
     def signal_ranges(self) -> list[tuple[int, int]]:
         """(address, words) of the own signals of every slot ever leased."""
-        heaps = [*self._retired, *([self._heap] if self._heap else [])]
         words = self._most_signals * SIGNAL_STRIDE_WORDS
         return [
             (heap.addresses[self.group.rank] + slot * (heap.tensor.numel() // SLOTS), words)
-            for heap in heaps
+            for heap in self._heaps
             for slot in range(SLOTS)
         ]
 
@@ -176,6 +181,7 @@ class Workspace:
         self.state.zero_()
         self.claims.zero_()
         self._report[:] = 0
+        self._turn = 0  # a rank that raised may have taken one turn more than its peers
         stream = torch.cuda.current_stream(self.device).cuda_stream
         for address, words in self.signal_ranges():
             if words:

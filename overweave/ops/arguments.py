@@ -16,7 +16,8 @@ def check_operands(operator: str, x: object, w: object) -> None:
             raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor")
         if tensor.dim() != 2:
             raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
-    assert isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(w, torch.Tensor)
     if x.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
@@ -33,6 +34,5 @@ def check_operands(operator: str, x: object, w: object) -> None:
     if not (w.is_contiguous() or w.t().is_contiguous()):
         found = f"w {list(w.shape)} has strides {w.stride()}"
         raise InputError(f"{operator}: w dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
-    if x.requires_grad or w.requires_grad:
-        if torch.is_grad_enabled():
-            raise InputError(f"{operator}: tensors without gradient", "requires_grad is set", "Call it under no_grad")
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+        raise InputError(f"{operator}: tensors without gradient", "requires_grad is set", "Call it under no_grad")

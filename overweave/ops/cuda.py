@@ -1,21 +1,20 @@
-"""The GPU side of the operators, loaded when the first CUDA tensor comes: a machine without triton imports overweave."""
+"""The GPU side of the operators, loaded when the first CUDA tensor comes: without triton overweave still imports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 
 import torch
 
 from overweave.ir.plan import Plan
 from overweave.memory.group import Group
+from overweave.runtime.backends import load
+
+Tensors = dict[str, torch.Tensor]
 
 
-def bind_on_gpu(plan: Plan, group: Group, tensors: dict[str, torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], None]:
+def bind_on_gpu(plan: Plan, group: Group, tensors: Tensors) -> Callable[[Tensors], None]:
     """The plan bound to this rank's GPU and the group's workspace there. Collective on first use of the group."""
-    workspaces = import_module("overweave.memory.workspace")
-    launch = import_module("overweave.runtime.launch")
-    device = tensors["x"].device
-    workspace = workspaces.Workspace.of(group, device)
-    run: Callable[[dict[str, torch.Tensor]], None] = launch.bind(plan, workspace, tensors)
+    workspace = load("gpu workspace").of(group, tensors["x"].device)
+    run: Callable[[Tensors], None] = load("gpu launch")(plan, workspace, tensors)
     return run

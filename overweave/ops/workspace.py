@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import Any
 
 import torch
 
 from overweave.errors import InputError
+from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.ops.dispatch import GroupLike, group_of, refuse
+from overweave.runtime.backends import load
 from overweave.runtime.host import reset_host
 
 
@@ -46,14 +48,12 @@ def symmetric_empty(
         raise refuse(resolved, error)
     if not torch.cuda.is_available():
         return torch.empty(extents, dtype=dtype)
-    heaps = import_module("overweave.memory.cuda_heap")
     where = device or torch.device("cuda", torch.cuda.current_device())
     size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
-    heap = heaps.CudaHeap(resolved, where, size_bytes)
+    heap = load("gpu heap")(resolved, where, size_bytes)
     tensor: torch.Tensor = heap.view(0, extents, dtype)
     return tensor
 
 
-def _gpu_workspace(group: object) -> object:
-    workspaces = import_module("overweave.memory.workspace")
-    return workspaces.Workspace.of(group, torch.device("cuda", torch.cuda.current_device()))
+def _gpu_workspace(group: Group) -> Any:
+    return load("gpu workspace").of(group, torch.device("cuda", torch.cuda.current_device()))

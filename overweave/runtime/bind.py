@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Engine, Plan
+from overweave.ir.plan import Engine, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import SlotAddresses, reduction_operands
-from overweave.memory.workspace import Workspace
+from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.kernels import begin_launch, moving, reduction_launch, table_tensor
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
 
@@ -27,20 +27,20 @@ class SlotKernels:
     """
 
     def __init__(
-        self, plan: Plan, workspace: Workspace, addresses: SlotAddresses, slot: int, example: Tensors, traced: bool
+        self, plan: Plan, workspace: Workspace, addresses: SlotAddresses, slot: Slot, example: Tensors, traced: bool
     ) -> None:
         self._plan, self._workspace, self._addresses = plan, workspace, addresses
         self._slot, self._rank, self._example, self._traced = slot, workspace.group.rank, example, traced
         words = max(addresses.layout.signals, 1) * SIGNAL_STRIDE_WORDS
-        self._signals = workspace.slot_view(slot, 0, (words,), torch.int32)
+        self._signals = slot.view(0, (words,), torch.int32)
         self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
         self.traces: dict[str, torch.Tensor] = {}
         self.begin = begin_launch(
             [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
-            [slot, addresses.layout.signals, self._rank, workspace.group.world_size],
+            [slot.number, addresses.layout.signals, self._rank, workspace.group.world_size],
         )
-        self.multiply = self._bound(TILE_KERNEL, self._multiply)
-        self.reduce = self._bound(REDUCE_KERNEL, self._reduce)
+        self.multiply = self._bound("tile_kernel", self._multiply)
+        self.reduce = self._bound("reduce_kernel", self._reduce)
 
     def _bound(self, engine: Engine, make: Callable[[str], Enqueue]) -> Enqueue:
         """The launch of the plan's queue for this kernel, if it has tiles there."""
@@ -118,5 +118,4 @@ class SlotKernels:
     def _own(self, buffer: Buffer) -> torch.Tensor:
         """The own instance of a workspace buffer."""
         offset, dtype = self._addresses.layout.buffers[buffer.name], self._example["w"].dtype
-        return self._workspace.slot_view(self._slot, offset, (buffer.rows, buffer.cols), dtype)
-
+        return self._slot.view(offset, (buffer.rows, buffer.cols), dtype)

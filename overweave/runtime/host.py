@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import suppress
 from hashlib import blake2b
-from importlib import import_module
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
+from overweave.runtime.backends import load
 from overweave.runtime.emulate import HostCall, Tensors
 
 Depth = Literal["library", "interpreter"]
@@ -77,11 +77,7 @@ class _Bound(NamedTuple):
 
 _BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()
 _BOUND_LIMIT = 256
-# The depths, by module and class. Loaded by name: the interpreter must not be imported where it is not wanted.
-_CALLS = {
-    "library": ("overweave.runtime.emulate", "HostCall"),
-    "interpreter": ("overweave.runtime.interpreted", "InterpretedCall"),
-}
+_DEPTHS = ("library", "interpreter")
 
 
 def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
@@ -89,10 +85,9 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
     key = (id(plan), rank, depth)
     bound = _BOUND.get(key)
     if bound is None:
-        if depth not in _CALLS:
-            raise InputError(f"depth {depth!r}", "unknown", f"Use one of {', '.join(_CALLS)}")
-        module, name = _CALLS[depth]
-        make_call: type[HostCall] = getattr(import_module(module), name)
+        if depth not in _DEPTHS:
+            raise InputError(f"depth {depth!r}", "unknown", f"Use one of {', '.join(_DEPTHS)}")
+        make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan, rank)
         layout = lay_out(plan.schedule, plan.realization.dtype)
         bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _extents(plan, rank))

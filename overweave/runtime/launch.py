@@ -16,7 +16,7 @@ from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
-from overweave.memory.workspace import SLOTS, Workspace
+from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.library import run_operation
 from overweave.runtime.order import Action, launch_order
@@ -26,17 +26,16 @@ Addresses = dict[str, int]
 Enqueue = Callable[[torch.cuda.Stream, Tensors, Addresses], None]
 
 
-class _Slot:
+class _BoundSlot:
     """A plan bound to one slot of a workspace. `enqueue`: what each of its actions does."""
 
     def __init__(
-        self, plan: Plan, workspace: Workspace, slot: int, actions: tuple[Action, ...], example: Tensors, traced: bool
+        self, plan: Plan, workspace: Workspace, slot: Slot, actions: tuple[Action, ...], example: Tensors, traced: bool
     ) -> None:
-        self._plan, self._workspace, self._number = plan, workspace, slot
+        self._plan, self._workspace, self._slot = plan, workspace, slot
         self._dtype = example["w"].dtype
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
-        bases = workspace.slot_bases(slot)
-        self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, bases)
+        self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced)
         self.begin = self._kernels.begin
         self.enqueue = tuple(self._bound(action) for action in actions)
@@ -81,7 +80,7 @@ class _Slot:
             whole = tensors[buffer.name]
         else:
             offset = self._layout.buffers[buffer.name]
-            whole = self._workspace.slot_view(self._number, offset, (buffer.rows, buffer.cols), self._dtype)
+            whole = self._slot.view(offset, (buffer.rows, buffer.cols), self._dtype)
         return whole[slice(*region.rows), slice(*region.cols)]
 
 
@@ -94,9 +93,9 @@ class CudaRun:
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
         self._workspace = workspace
-        workspace.reserve(lay_out(plan.schedule, plan.realization.dtype))
         actions = launch_order(plan, workspace.group.rank)
-        self._slots = [_Slot(plan, workspace, slot, actions, example, traced) for slot in range(SLOTS)]
+        slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
+        self._slots = [_BoundSlot(plan, workspace, slot, actions, example, traced) for slot in slots]
         queues = dict.fromkeys(action.queue for action in actions if action.engine == COPY_ENGINE)
         self._sides = [workspace.stream(queue) for queue in queues]
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()

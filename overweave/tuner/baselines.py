@@ -235,7 +235,10 @@ def plan_methods(plans: tuple[str, ...]) -> tuple[Method, ...]:
     """Rows for plans asked for by name, in place of the two rows of ours."""
     if not plans:
         return METHODS
-    named = tuple(Method(plan, f"overweave, plan {plan}", True, _anywhere, planned(plan)) for plan in plans)
+    named = tuple(
+        Method(f"plan.{plan}", f"overweave, plan {plan}", True, _anywhere, planned(plan))
+        for plan in dict.fromkeys(plans)
+    )
     return tuple(method for method in METHODS if method.name not in (PER_SHARD, OURS)) + named
 
 

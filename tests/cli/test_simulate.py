@@ -86,7 +86,7 @@ def test_a_file_is_verified_first(tmp_path: Path):
         (("all_gather_matmul.push", "--shape", "8,8,8", "--world", "0"), "does not divide"),
         (("all_gather_matmul.push", "--shape", "64,64,64", "--world", "8"), "8 ranks on 4 GPUs"),
         (("all_gather_matmul.push", *SMALL, "--machine", "abacus"), "h200x4"),
-        (("all_gather_matmul.push", *SMALL, "-o", "magic=1"), "no such option"),
+        (("all_gather_matmul.push", *SMALL, "-o", "magic=1"), "magic"),
         (("no.such",), "neither a schedule nor a file"),
         (("all_gather_matmul.push", *SMALL, "--trace", "/no/such/folder/t.json"), "write"),
     ],

@@ -50,9 +50,32 @@ def test_what_is_no_kernel_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_indirect_branch_is_refused() -> None:
-    with pytest.raises(MachineError, match="indirect"):
-        function("brx.idx %r1, targets;\nret;")
+DISPATCH = """
+@%p1 bra first;
+again: bar.sync 1;
+ld.shared.b32 %r1, [%r9];
+$L_brx_0: .branchtargets second, third, done;
+brx.idx %r1, $L_brx_0;
+second: bar.sync 2, 96;
+bra again;
+third: bar.warp.sync -1;
+bra again;
+first: bar.sync 0, 128;
+done: ret;
+"""
+
+
+def test_partitions_of_a_specialised_kernel_never_become_one_another() -> None:
+    graph = Graph(function(DISPATCH))
+    first, second, third = (
+        next(item for item in graph.function.instructions if item.operands == operands)
+        for operands in (("0", "128"), ("2", "96"), ("-1",))
+    )
+    regions = [graph.partition_of(item) for item in (first, second, third)]
+    assert len(set(regions)) == 3
+    assert None not in regions
+    assert graph.loops == ()
+    assert graph.partition_of(graph.function.instructions[0]) is None
 
 
 NEST = """

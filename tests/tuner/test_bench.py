@@ -67,9 +67,9 @@ def test_every_method_that_a_cpu_can_run(operator):
 
 def test_wrong_and_failing_methods_are_left_out_with_the_reason():
     rows = compare_on(2, "all_gather_matmul", (PLAIN, WRONG, BROKEN)).cases[0]
-    assert [row.name for row in rows.methods][-1] == PLAIN
-    assert "differs" in rows.left_out[WRONG]
-    assert "no such plan" in rows.left_out[BROKEN]
+    assert [row.name for row in rows.methods][-1] == f"plan.{PLAIN}"
+    assert "differs" in rows.left_out[f"plan.{WRONG}"]
+    assert "no such plan" in rows.left_out[f"plan.{BROKEN}"]
     assert OURS not in rows.left_out
 
 
@@ -83,8 +83,9 @@ def test_results_are_compared_in_norm_and_not_a_number_never_agrees():
 
 
 def test_named_plans_stand_in_for_our_choice():
-    names = [method.name for method in plan_methods(("push", "pull"))]
-    assert names[-2:] == ["push", "pull"]
+    names = [method.name for method in plan_methods(("push", "sequential", "push"))]
+    assert names[-2:] == ["plan.push", "plan.sequential"]
+    assert len(set(names)) == len(names)
     assert OURS not in names
     assert PER_SHARD not in names
     assert plan_methods(()) == METHODS

@@ -1,0 +1,103 @@
+"""Do calls fail as they should on GPUs? A late rank raises no false alarm; an absent one is found and named.
+
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_faults --deadline 4
+
+late: one rank comes up to half the deadline late, 20 times: every result is right.
+absent: one rank leaves out a call that the others make: they raise PeerTimeout within the deadline + 1 s (a stream
+wait: twice the deadline + 1 s), their outputs are NaN, and after a collective reset the group computes again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import overweave as ow
+from campaigns.gpu_exactness import ALL_GATHER, REDUCE_SCATTER, Case, expected, make_inputs, run
+from campaigns.gpu_ranks import join, report
+from overweave.errors import PeerError
+
+CASES = (
+    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"),
+    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter"),
+    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"),
+)
+
+
+def late_rank(case: Case, rounds: int, deadline_s: float) -> list[str]:
+    """Failures of `rounds` calls in which a random rank is late by up to half the deadline."""
+    chance, rank = random.Random(3), dist.get_rank()
+    inputs = make_inputs(case, 1, exact=True)
+    wanted = expected(case, inputs, torch.float32).to(case.dtype)
+    failures = []
+    for index in range(rounds):
+        late, delay_s = chance.randrange(dist.get_world_size()), chance.uniform(0, deadline_s / 2)
+        if index >= 2:
+            delay_s /= 10  # two full delays, the rest short: the campaign has minutes, not hours
+        if rank == late:
+            time.sleep(delay_s)
+        try:
+            if not torch.equal(run(case, inputs), wanted):
+                failures.append(f"{case}: wrong result, rank {late} late by {delay_s:.2f} s")
+        except PeerError as error:
+            failures.append(f"{case}: false alarm: {error}")
+    return failures
+
+
+def absent_rank(case: Case, deadline_s: float) -> list[str]:
+    """Failures of one call in which the last rank does not take part, and of the calls after the reset."""
+    rank, absent = dist.get_rank(), dist.get_world_size() - 1
+    inputs = make_inputs(case, 2, exact=True)
+    wanted = expected(case, inputs, torch.float32).to(case.dtype)
+    run(case, inputs)
+    torch.cuda.synchronize()
+    failures = []
+    limit_s = (2 if case.plan == "per_shard" else 1) * deadline_s + 1.5
+    if rank != absent:
+        started = time.monotonic()
+        failures += _survive(case, inputs, started, limit_s)
+    else:
+        time.sleep(limit_s + 1)
+    ow.reset()
+    if not torch.equal(run(case, inputs), wanted):
+        failures.append(f"{case}: wrong result after the reset")
+    return failures
+
+
+def _survive(case: Case, inputs: object, started: float, limit_s: float) -> list[str]:
+    try:
+        out = run(case, inputs)  # type: ignore[arg-type]
+        ow.check()
+    except PeerError as error:
+        took_s = time.monotonic() - started
+        named = "late" in str(error) or "waits" in str(error)
+        return [] if took_s <= limit_s and named else [f"{case}: {took_s:.1f} s, {error}"]
+    return [f"{case}: no error; NaN: {bool(out.isnan().any())}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deadline", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=6)
+    arguments = parser.parse_args()
+    join(timedelta(seconds=arguments.deadline))
+    started = time.monotonic()
+    for case in CASES:
+        run(case, make_inputs(case, 0, exact=True))
+        torch.cuda.synchronize()
+        dist.barrier()
+        failures = late_rank(case, arguments.rounds, arguments.deadline)
+        report.line(f"late rank, {case.operator}.{case.plan}", arguments.rounds, failures, started)
+    for case in CASES:
+        failures = absent_rank(case, arguments.deadline)
+        report.line(f"absent rank, {case.operator}.{case.plan}", 1, failures, started)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What the GPU campaigns share: joining torchrun's world, and one report for all ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+def join(timeout: timedelta) -> torch.device:
+    """Joins the world that torchrun started, one rank a GPU; every wait of the group ends after `timeout`."""
+    os.environ.update(NO_MULTICAST)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device, timeout=timeout)
+    return device
+
+
+class Report:
+    """Prints a line per check on rank 0; `finish` ends the process with 1 if any check failed on any rank."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+
+    def all_agree(self, holds: bool) -> bool:
+        """Whether something holds on every rank."""
+        return self.total(int(not holds)) == 0
+
+    def total(self, count: int) -> int:
+        """The sum over ranks."""
+        sums = torch.tensor([count], device="cuda")
+        dist.all_reduce(sums)
+        return int(sums)
+
+    def line(self, what: str, count: int, failures: list[str], started: float) -> None:
+        """One check: how many cases, which failed, how long since `started`."""
+        self._failed += len(failures)
+        if dist.get_rank() == 0:
+            verdict = "ok" if not failures else f"{len(failures)} FAILED"
+            print(f"{what:60s} {count:6d} cases  {verdict:10s} {time.monotonic() - started:7.1f} s", flush=True)
+            for failure in failures[:5]:
+                print(f"    {failure}", flush=True)
+
+    def finish(self) -> None:
+        """Ends the process: 0 if every check held."""
+        dist.barrier()
+        torch.cuda.synchronize()
+        dist.destroy_process_group()
+        sys.exit(int(self._failed > 0))
+
+
+report = Report()
