@@ -9,6 +9,7 @@ with NaN, refuses the next call, and every result before that was right.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import sys
@@ -43,7 +44,7 @@ FUSED = SCHEDULES[:3]
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault. delay_s: how long after the start it strikes."""
+    """One fault. delay_s: how long after every rank's first call it strikes."""
 
     schedule: str
     world_size: int
@@ -60,18 +61,23 @@ def trials(count: int, depth: Depth, seed: int) -> Iterator[Trial]:
     for index in range(count):
         world_size = chance.choice((2, 3, 4))
         number = (signal.SIGKILL, signal.SIGSTOP)[index % 2]
-        delay_s = chance.uniform(0.1, 0.6)
+        delay_s = chance.uniform(0.0, 0.4)
         yield Trial(names[index // 2 % len(names)], world_size, chance.randrange(world_size), number, delay_s, depth)
 
 
 def run(trial: Trial) -> tuple[list[str], int]:
     """Why the trial failed, nothing if it passed; and how many calls had passed by then."""
-    with Ranks(_call_for_ever, trial.world_size, trial, group_timeout_s=20.0) as ranks:
+    ready, tell_ready = os.pipe()
+    with Ranks(_call_for_ever, trial.world_size, trial, tell_ready, group_timeout_s=20.0) as ranks:
+        for _ in range(trial.world_size):
+            os.read(ready, 1)
         time.sleep(trial.delay_s)
         struck_s = time.monotonic()
         ranks.kill(trial.victim, number=trial.signal)
         survivors = [rank for rank in range(trial.world_size) if rank != trial.victim]
         outcomes = ranks.wait(DEADLINE_S + 15.0, *survivors)
+    os.close(ready)
+    os.close(tell_ready)
     reasons = [f"rank {outcome.rank}: {reason}" for outcome in outcomes for reason in _judge(trial, outcome, struck_s)]
     return reasons, max((outcome.value["calls"] for outcome in outcomes if outcome.value), default=0)
 
@@ -95,7 +101,7 @@ def _judge(trial: Trial, outcome: Outcome, struck_s: float) -> Iterator[str]:
             yield f"{key} is false after {told['calls']} calls"
 
 
-def _call_for_ever(trial: Trial) -> dict[str, Any]:
+def _call_for_ever(trial: Trial, tell_ready: int) -> dict[str, Any]:
     """What each rank does: calls with new integer inputs, every result compared, until something is raised."""
     group = resolve(None)
     plan = _plan(trial)
@@ -124,6 +130,8 @@ def _call_for_ever(trial: Trial) -> dict[str, Any]:
                 "was_right": was_right,
                 "calls": calls,
             }
+        if not calls:
+            os.write(tell_ready, b"!")
         calls += 1
         was_right = was_right and torch.equal(output, expected)
 

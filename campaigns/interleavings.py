@@ -13,6 +13,10 @@ An operation is under way from when it may start until it ends. It takes effect 
 effect earlier differs only if a conflicting operation is under way, which is reported. The tiles of a Compute end one
 by one, all but the last with a signal only.
 
+A call is three events of its rank. It zeroes the rank's counters and gives its credits; it begins, once the credits
+it needs are there, with new inputs in the caller's buffers; it returns after all of the rank's operations, and the
+caller's buffers are gone. A credit says no more than that the last call is over: the next need not have begun.
+
 Partial order reduction: an event that may happen now, and that nothing conflicts with which may be under way before it
 has happened, is taken alone. All other choices are followed, and states already seen are not followed twice.
 SOURCE: Godefroid, Partial-Order Methods (persistent sets); conflicts are preserved because such an event commutes with
@@ -158,10 +162,8 @@ class System:
         """(elements it reads, elements it writes). A rank's counters count as one element, which notifies only read."""
         memory = self.memory
         if event.operation is None:
-            if event.name == "begin":
-                return 0, 0
-            callers = memory.callers_elements(event.rank)
-            return 0, callers | (memory.pad_element(event.rank) if event.name == "zero" else 0)
+            zeroes = event.name == "zero"
+            return 0, memory.pad_element(event.rank) if zeroes else memory.callers_elements(event.rank)
         reads, writes = memory.touches(event.operation)
         for notify in event.operation.notifies:
             reads |= memory.pad_element(notify.rank)
@@ -280,7 +282,7 @@ class System:
         return done | 1 << at, tuple(new_counters), tuple(elements)
 
     def _call_event(self, event: Event, elements: list[int]) -> None:
-        if event.name == "zero":
+        if event.name == "begin":
             self.memory.fill_inputs(event.rank, event.call, elements)
         elif event.name == "return":
             wrong = self.memory.compare_goals(event.rank, event.call, elements)

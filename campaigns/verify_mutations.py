@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 from time import perf_counter
 
@@ -83,10 +83,10 @@ def is_disputed(schedule: Schedule, reduced: Outcome) -> bool:
     return plain.kind not in ("unfinished", "right") if reduced.kind == "right" else plain.kind == "right"
 
 
-def campaign(per_class: int, seed: int = 0) -> dict[str, Tally]:
+def campaign(per_class: int, seed: int = 0, classes: Iterable[str] = tuple(MUTATIONS)) -> dict[str, Tally]:
     """Every `PLAIN_SHARE`-th mutant is run without reduction too, so that the judge is judged."""
     tallies: dict[str, Tally] = {}
-    for name in MUTATIONS:
+    for name in classes:
         tally = tallies[name] = Tally()
         for at, (label, mutant) in enumerate(mutants(name, per_class, seed)):
             outcome = explore(mutant)

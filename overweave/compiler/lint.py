@@ -5,6 +5,20 @@ What it cannot see: which element of an array a pointer names (an order between 
 schedule's proof, ir/verify), values (that the epoch waited for is the right one), and anything inside a call.
 
     findings = lint(compile_kernel(source), contract)
+
+Rules, by the name a finding carries (the functions of RULES say what each asks for):
+
+    barrier-before-release   lint_order    a block barrier between data and each release
+    bulk-completion                        complete bulk stores before a release
+    proxy-fence                            between generic and bulk accesses to the same data
+    guarded-order            lint_turns    no load of guarded data above its wait
+    announced-order                        no store of announced data below its release
+    wait-loop                lint_waits    a wait is a loop that ends in an acquire
+    deadline                               and it is bounded
+    declared-counts                        as many waits and releases as the source has
+    undeclared-signal                      each through a pointer the contract names
+    system-scope             lint_build    no smaller scope where peers are told
+    spills, wgmma, forbidden-instruction   what the compiler made of it
 """
 
 from __future__ import annotations

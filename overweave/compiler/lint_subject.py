@@ -35,7 +35,7 @@ class Wait(Struct, frozen=True):
     done: tuple[Instruction, ...]
 
     @property
-    def line(self) -> Instruction:
+    def first_poll(self) -> Instruction:
         return self.polls[0].instruction
 
 

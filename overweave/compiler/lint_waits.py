@@ -22,7 +22,10 @@ def wait_loop(subject: Subject) -> Iterator[Finding]:
         yield from _exits(subject, wait, rule)
         if not wait.done:
             yield subject.finding(
-                rule, wait.line, "some threads poll and no block barrier tells the others", "End the wait with bar.sync"
+                rule,
+                wait.first_poll,
+                "some threads poll and no block barrier tells the others",
+                "End the wait with bar.sync",
             )
     for look in subject.looks if len(subject.looks) != subject.contract.looks else ():
         yield subject.finding(
@@ -91,13 +94,13 @@ def deadline(subject: Subject) -> Iterator[Finding]:
         if not wait.timed:
             yield subject.finding(
                 "deadline",
-                wait.line,
+                wait.first_poll,
                 "a spin without a deadline",
                 "Leave when %globaltimer is past it",
             )
         if subject.contract.alarm and not wait.aborted:
             yield subject.finding(
-                "deadline", wait.line, "a spin that does not watch the alarm", "Leave when the abort word is set"
+                "deadline", wait.first_poll, "a spin that does not watch the alarm", "Leave when the abort word is set"
             )
 
 

@@ -81,7 +81,7 @@ def matmul_kernel(
         record_time(trace, tile, READY, TRACED)
         row = read_column(table, tile, ROW)
         row_end = read_column(table, tile, ROW_END)
-        col = read_column(table, tile, COL)
+        col = read_column(table, tile, COL, BLOCK_N)
         source_row = read_column(table, tile, SOURCE_ROW)
 
         # Main loop.

@@ -49,7 +49,7 @@ def reduction_kernel(
         verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
         record_time(trace, tile, READY, TRACED)
         row = read_column(table, tile, ROW)
-        cols = read_column(table, tile, COL) + tl.arange(0, BLOCK_N)
+        cols = read_column(table, tile, COL, BLOCK_N) + tl.arange(0, BLOCK_N)
         count = read_column(table, tile, ROW_END) - row
         inside = (tl.arange(0, BLOCK_M) < count)[:, None] & (cols < n)[None, :]
 
@@ -59,7 +59,7 @@ def reduction_kernel(
         addresses = operands + read_column(table, tile, OPERATION) * (OPERANDS + 1)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for index in tl.static_range(OPERANDS):  # unrolled: the loads of all operands are in flight together
-            operand = tl.multiple_of(tl.load(addresses + index), 16).to(out.dtype)
+            operand = tl.multiple_of(tl.load(addresses + index).to(out.dtype), 16)
             total += tl.load(operand + offsets, mask=inside, other=0.0).to(tl.float32)
         total += tl.where(verdict == 1, 0.0, float("nan"))
 
@@ -67,7 +67,7 @@ def reduction_kernel(
         if target_address == 0:
             target = out + (row - read_column(table, tile, SOURCE_ROW)).to(tl.int64) * n
         else:
-            target = tl.multiple_of(target_address, 16).to(out.dtype)
+            target = tl.multiple_of(target_address.to(out.dtype), 16)
         tl.store(target + offsets, total.to(out.dtype.element_ty), mask=inside)
         finish_tile(table, tile, signals, verdict)
         record_time(trace, tile, STORED, TRACED)

@@ -80,6 +80,7 @@ class Workspace:
         self._last_call = torch.cuda.Event()
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._watcher = Watcher(self, board)
+        board.is_watched = True
         atexit.register(self._finish)
 
     @classmethod

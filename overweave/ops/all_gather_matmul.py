@@ -11,7 +11,7 @@ from overweave.ir.plan import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
-from overweave.ops.dispatch import GroupLike, call, group_of, refuse
+from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse
 
 OPERATOR = "all_gather_matmul"
 
@@ -64,19 +64,25 @@ def all_gather_matmul(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.3.
     """
     resolved = group_of(group)
-    try:
-        problem = _problem(x_shard, w, m, resolved, return_gathered)
-    except InputError as error:
-        raise refuse(resolved, error) from None
+    key = key_of(resolved, OPERATOR, x_shard, w, (m, return_gathered, plan))
+    prepared = prepared_call(resolved, key)
+    problem = prepared.problem if prepared else _checked(x_shard, w, m, resolved, return_gathered)
     y = x_shard.new_empty((problem.m, problem.n))
     tensors = {"x": x_shard, "w": w, "y": y}
     if return_gathered:
         tensors["gathered_out"] = x_shard.new_empty((problem.m, problem.k))
     if y.numel() and problem.k:
-        call(problem, resolved, tensors, plan)
+        (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
     else:
         y.zero_()
     return (y, tensors["gathered_out"]) if return_gathered else y
+
+
+def _checked(x: torch.Tensor, w: torch.Tensor, m: int | None, group: Group, returns_gathered: bool) -> Problem:
+    try:
+        return _problem(x, w, m, group, returns_gathered)
+    except InputError as error:
+        raise refuse(group, error) from None
 
 
 def _problem(x: torch.Tensor, w: torch.Tensor, m: int | None, group: Group, returns_gathered: bool) -> Problem:

@@ -9,15 +9,21 @@ from overweave.errors import InputError
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
-def check_operands(operator: str, x: object, w: object) -> None:
-    """`x @ w` for two dense matrices of one supported dtype on one device. Raises InputError."""
+def check_kinds(operator: str, x: object, w: object, options: tuple[object, ...]) -> None:
+    """x and w are tensors, options are plain numbers, names or None. Raises InputError."""
     for name, tensor in (("x", x), ("w", w)):
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor")
+    for option in options:
+        if not isinstance(option, int | str | None):
+            raise InputError(f"{operator}: an option", f"got {type(option).__name__}", "Pass m as int, plan as str")
+
+
+def check_operands(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
+    """`x @ w` for two dense matrices of one supported dtype on one device. Raises InputError."""
+    for name, tensor in (("x", x), ("w", w)):
         if tensor.dim() != 2:
             raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
-    assert isinstance(x, torch.Tensor)
-    assert isinstance(w, torch.Tensor)
     if x.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")

@@ -19,6 +19,7 @@ from overweave.ir.plan import Plan, Problem
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.board import Board
 from overweave.memory.group import Group, resolve
+from overweave.ops.arguments import check_kinds
 from overweave.ops.cuda import bind_on_gpu
 from overweave.runtime.host import run_on_host
 from overweave.schedules.catalog import build
@@ -30,15 +31,19 @@ Run = Callable[[Tensors], None]
 ALIGNED_BYTES = 16
 
 
-class Prepared(NamedTuple):
-    """A signature that all ranks agreed on once, the choice made for it, and how it runs."""
+Key = tuple[object, ...]
 
+
+class Prepared(NamedTuple):
+    """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs."""
+
+    problem: Problem
     signature: bytes
     choice: Choice
     run: Run
 
 
-_PREPARED: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[object, ...], Prepared]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[dist.ProcessGroup, dict[Key, Prepared]] = WeakKeyDictionary()
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, Group] = WeakKeyDictionary()
 
 
@@ -53,20 +58,43 @@ def group_of(group: GroupLike) -> Group:
     return resolve(group)
 
 
-def call(problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> None:
-    """Runs a problem on this rank: fills the output tensors. Every rank of the group calls it with the same problem.
+def key_of(group: Group, operator: str, x: torch.Tensor, w: torch.Tensor, options: tuple[object, ...]) -> Key:
+    """Everything that decides how a call runs: equal keys need neither checks nor choices again. Raises InputError."""
+    try:
+        check_kinds(operator, x, w, options)
+    except InputError as error:
+        raise refuse(group, error) from None
+    misaligned = (x.data_ptr() | w.data_ptr()) % ALIGNED_BYTES
+    gradient = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+    operands = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
+    return (operator, *operands, misaligned, gradient, *options)
+
+
+def prepared_call(group: Group, key: Key) -> Prepared | None:
+    """The call that was prepared under this key, announced to the peers. Raises RankMismatch and PeerError."""
+    prepared = _PREPARED.setdefault(group.process_group, {}).get(key)
+    if prepared is not None:
+        Board.of(group).post(prepared.signature)
+    return prepared
+
+
+def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> Prepared:
+    """Agrees with all ranks on a new call, chooses, proves and binds its plan.
 
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
-    cache = _PREPARED.setdefault(group.process_group, {})
-    is_aligned = all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values())
-    key = (problem, plan, is_aligned, tensors["x"].device)
-    prepared = cache.get(key)
-    if prepared is None:
-        prepared = cache[key] = _prepare(problem, group, tensors, plan, is_aligned)
-    else:
-        Board.of(group).post(prepared.signature)
-    prepared.run(tensors)
+    target = target_of(tensors["x"].device, all(t.data_ptr() % ALIGNED_BYTES == 0 for t in tensors.values()))
+    try:
+        choice = choose(problem, target) if plan is None else _asked(problem, target, plan)
+        built = build(choice.plan, problem, choice.options, rank=group.rank)
+    except InputError as error:
+        raise refuse(group, error) from None
+    signature = _signature(problem, choice)
+    Board.of(group).agree(signature)
+    verify_schedule(built.schedule).raise_if_refused()
+    prepared = Prepared(problem, signature, choice, _bind(built, group, tensors))
+    _PREPARED.setdefault(group.process_group, {})[key] = prepared
+    return prepared
 
 
 def refuse(group: Group, error: InputError) -> InputError:
@@ -82,19 +110,6 @@ def target_of(device: torch.device, is_aligned: bool = True) -> Target:
         return Target("cpu", is_aligned=is_aligned)
     properties = torch.cuda.get_device_properties(device)
     return Target("cuda", properties.multi_processor_count, properties.major == 9, is_aligned)
-
-
-def _prepare(problem: Problem, group: Group, tensors: Tensors, plan: str | None, is_aligned: bool) -> Prepared:
-    target = target_of(tensors["x"].device, is_aligned)
-    try:
-        choice = choose(problem, target) if plan is None else _asked(problem, target, plan)
-        built = build(choice.plan, problem, choice.options, rank=group.rank)
-    except InputError as error:
-        raise refuse(group, error) from None
-    signature = _signature(problem, choice)
-    Board.of(group).agree(signature)
-    verify_schedule(built.schedule).raise_if_refused()
-    return Prepared(signature, choice, _bind(built, group, tensors))
 
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:

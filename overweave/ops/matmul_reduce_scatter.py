@@ -9,7 +9,7 @@ from overweave.ir.plan import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
-from overweave.ops.dispatch import GroupLike, call, group_of, refuse
+from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse
 
 OPERATOR = "matmul_reduce_scatter"
 
@@ -31,17 +31,24 @@ def matmul_reduce_scatter(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     resolved = group_of(group)
-    try:
-        problem = _problem(x, w, resolved)
-    except InputError as error:
-        raise refuse(resolved, error) from None
+    key = key_of(resolved, OPERATOR, x, w, (plan,))
+    prepared = prepared_call(resolved, key)
+    problem = prepared.problem if prepared else _checked(x, w, resolved)
     lo, hi = shard_rows(problem.m, resolved.world_size, resolved.rank)
     y = x.new_empty((hi - lo, problem.n))
     if problem.m and problem.n and problem.k:
-        call(problem, resolved, {"x": x, "w": w, "y": y}, plan)
+        tensors = {"x": x, "w": w, "y": y}
+        (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
     else:
         y.zero_()
     return y
+
+
+def _checked(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
+    try:
+        return _problem(x, w, group)
+    except InputError as error:
+        raise refuse(group, error) from None
 
 
 def _problem(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:

@@ -14,6 +14,7 @@ BACKENDS = {
     "host interpreter": "overweave.runtime.interpreted:InterpretedCall",
     "gpu workspace": "overweave.memory.workspace:Workspace",
     "gpu launch": "overweave.runtime.launch:bind",
+    "gpu trace": "overweave.runtime.trace_gpu:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda_heap:CudaHeap",
 }
 

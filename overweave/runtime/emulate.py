@@ -34,6 +34,7 @@ from overweave.memory.layout import SlotLayout
 from overweave.memory.records import Pause
 from overweave.runtime.agenda import Agenda, Step
 from overweave.runtime.library import View, run_operation
+from overweave.runtime.trace import Stopwatch
 
 IsDone = Callable[[], bool]
 Tensors = Mapping[str, Tensor]
@@ -50,6 +51,7 @@ class HostCall:
         self.group = group
         self.workspace = workspace
         self.timeout_s = timeout_s
+        self.stopwatch: Stopwatch | None = None
         self.agenda = self.make_agenda()
         self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
 
@@ -151,6 +153,8 @@ class HostCall:
             moved = True
         for step in list(self.agenda.heads()):
             if step.is_kernel or all(self._is_over(wait) for wait in step.operations[0].waits):
+                if self.stopwatch is not None:
+                    self.stopwatch.start(step)
                 is_done = self.begin_step(step)
                 self.agenda.start(step, is_done)
                 if is_done is None:
@@ -162,6 +166,8 @@ class HostCall:
         return self.slot.has_arrived(wait.pad, wait.signals, wait.count)
 
     def _complete(self, step: Step) -> None:
+        if self.stopwatch is not None:
+            self.stopwatch.stop(step)
         if not step.is_kernel:
             (operation,) = step.operations
             for notify in operation.notifies:

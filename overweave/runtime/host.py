@@ -19,6 +19,7 @@ from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
 from overweave.runtime.backends import load
 from overweave.runtime.emulate import HostCall, Tensors
+from overweave.runtime.trace import Stopwatch
 
 Depth = Literal["library", "interpreter"]
 
@@ -30,11 +31,13 @@ def run_on_host(
     outputs: Tensors,
     depth: Depth = "library",
     timeout_s: float | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> None:
     """Runs this rank's part of `plan`. Every rank of the group calls it, in the same sequence of plans.
 
     inputs, outputs: CPU tensors `[rows, cols]` by buffer name, of the plan's dtype. Outputs are written.
     timeout_s: how long a rank may stand still before the call is void; the group's timeout by default.
+    stopwatch: times every step of this call.
 
     Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch where plans differ;
     PeerDied or PeerTimeout, with outputs NaN, where a peer does not do its part; WorkspaceBroken until `reset_host`.
@@ -57,6 +60,7 @@ def run_on_host(
             output.fill_(torch.nan)
         raise
     call = bound.make_call(plan, group, workspace, timeout_s)
+    call.stopwatch = stopwatch
     call.run(bound.layout, inputs, outputs)
 
 

@@ -29,6 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from overweave.kernels.matmul import matmul_kernel  # noqa: E402
 from overweave.kernels.reduction import reduction_kernel  # noqa: E402
+from overweave.memory.device import TRACE_COLUMNS  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -76,7 +77,6 @@ class InterpretedCall(HostCall):
             torch.zeros(lines, dtype=torch.int32) if signals is None else torch.frombuffer(signals, dtype=torch.int32),
             torch.frombuffer(self._words, dtype=torch.int32)[: (COMPLETED + ranks) * SIGNAL_STRIDE_WORDS],
             self._limits,
-            torch.zeros(1, dtype=torch.int64),
         ]
 
     def begin_step(self, step: Step) -> IsDone | None:
@@ -137,8 +137,9 @@ class InterpretedCall(HostCall):
         weight = TensorDescriptor.from_tensor(_row_major(b.t() if problem.b_is_transposed else b), block)
         arguments = [own, workspace, weight]
         arguments += [self._matrix(computes[0].out[0].buffer), table, claims, *self._protocol]
+        arguments += [self._trace(step.queue, len(table))]
         numbers = [len(table), problem.n, problem.k, self.group.world_size]
-        flags = [_PRECISION, problem.b_is_transposed, len(sides) == 2, False]
+        flags = [_PRECISION, problem.b_is_transposed, len(sides) == 2, self.stopwatch is not None]
         matmul_kernel[grid](*arguments, *numbers, *flags)
 
     def _reduce(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
@@ -153,7 +154,16 @@ class InterpretedCall(HostCall):
             row[width] = self.view(reduce.out).data_ptr()
         out = self._matrix(reduces[0].out.buffer)
         numbers = [len(table), self.plan.problem.n, self.group.world_size, width, config.block_m, config.block_n]
-        reduction_kernel[grid](operands, out, table, claims, *self._protocol, *numbers, False)
+        protocol = [*self._protocol, self._trace(step.queue, len(table))]
+        reduction_kernel[grid](operands, out, table, claims, *protocol, *numbers, self.stopwatch is not None)
+
+    def _trace(self, queue: str, tiles: int) -> Tensor:
+        """Where a kernel writes when it claimed, began and stored each tile, if anybody wants to know."""
+        if self.stopwatch is None:
+            return torch.zeros(1, dtype=torch.int64)
+        self.stopwatch.programs = PROGRAMS
+        trace = self.stopwatch.tables[queue] = torch.zeros((tiles, TRACE_COLUMNS.value), dtype=torch.int64)
+        return trace
 
     def _matrix(self, buffer: str) -> Tensor:
         return self.tensors[buffer] if buffer in self.tensors else self.slot.buffer(buffer, self.group.rank)

@@ -7,13 +7,15 @@ built, addresses resolved, per slot. A call then costs a few launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, TILE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Operation, Region
 from overweave.memory import driver
-from overweave.memory.copy_engine import CopyQueue
+from overweave.memory.copy_engine import CopyQueue, CopyStep
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
 from overweave.memory.workspace import Slot, Workspace
@@ -26,8 +28,19 @@ Addresses = dict[str, int]
 Enqueue = Callable[[torch.cuda.Stream, Tensors, Addresses], None]
 
 
-class _BoundSlot:
-    """A plan bound to one slot of a workspace. `enqueue`: what each of its actions does."""
+class Timed(NamedTuple):
+    """Events around an operation of a traced plan, its waits left out; operation None: the head of the call."""
+
+    operation: Operation | None
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+class BoundSlot:
+    """A plan bound to one slot of a workspace. `enqueue`: what each of its actions does.
+
+    Of a traced plan: `timed`, what ran outside of tile kernels, and `tables` of those (runtime/bind.py), in each call.
+    """
 
     def __init__(
         self, plan: Plan, workspace: Workspace, slot: Slot, actions: tuple[Action, ...], example: Tensors, traced: bool
@@ -37,12 +50,15 @@ class _BoundSlot:
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced)
-        self.begin = self._kernels.begin
+        self._traced = traced
+        self.timed: list[Timed] = []
+        self.tables = self._kernels.traces
+        self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
         self.enqueue = tuple(self._bound(action) for action in actions)
 
     def _bound(self, action: Action) -> Enqueue:
         if action.engine == COPY_ENGINE:
-            return self._copies(action)
+            return self._timed_copies(action) if self._traced else self._copies(action)
         if action.engine == LIBRARY:
             return self._library(action.operations[0])
         launch = self._kernels.multiply if action.engine == TILE_KERNEL else self._kernels.reduce
@@ -60,15 +76,54 @@ class _BoundSlot:
 
         return enqueue
 
+    def _timed_copies(self, action: Action) -> Enqueue:
+        """The same, one by one, with events before and behind each chunk."""
+        side = self._workspace.stream(action.queue)
+        parts: list[tuple[CopyQueue, Timed | None]] = []
+        for operation in action.operations:
+            steps = copy_steps(self._addresses, (operation,))
+            for is_chunk, run in groupby(steps, lambda step: isinstance(step, CopyStep)):
+                parts.append((CopyQueue(tuple(run)), self._timing(operation) if is_chunk else None))
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            for part, timed in parts:
+                if timed is None:
+                    part.issue(side.cuda_stream, addresses)
+                else:
+                    timed.begin.record(side)
+                    part.issue(side.cuda_stream, addresses)
+                    timed.end.record(side)
+
+        return enqueue
+
+    def _timed_begin(self) -> Callable[[int], None]:
+        timed = self._timing(None)
+
+        def begin(stream: int) -> None:
+            timed.begin.record()
+            self._kernels.begin(stream)
+            timed.end.record()
+
+        return begin
+
+    def _timing(self, operation: Operation | None) -> Timed:
+        timed = Timed(operation, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        self.timed.append(timed)
+        return timed
+
     def _library(self, operation: Operation) -> Enqueue:
         waits = tuple(wait_steps(self._addresses, operation))
         writes = tuple(write_steps(self._addresses, operation))
-        group = self._workspace.group
+        group, timed = self._workspace.group, self._timing(operation) if self._traced else None
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             for wait in waits:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
+            if timed is not None:
+                timed.begin.record(stream)
             run_operation(operation, lambda region: self._view(tensors, region), group)
+            if timed is not None:
+                timed.end.record(stream)
             for write in writes:
                 driver.write_value(stream.cuda_stream, write.address, write.value)
 
@@ -89,13 +144,18 @@ class CudaRun:
 
     Binding is collective if the workspace must grow. A call enqueues its work on the current stream and returns; under
     capture it is captured. Raises PeerError for what went wrong in an earlier call.
+
+    traced: kernels write down when each tile ran, and events when everything else did (runtime/trace_gpu.py). Copies
+    are then enqueued one by one, never captured. slot: the one that the last call ran in.
     """
+
+    slot: BoundSlot
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
         self._workspace = workspace
         actions = launch_order(plan, workspace.group.rank)
         slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
-        self._slots = [_BoundSlot(plan, workspace, slot, actions, example, traced) for slot in slots]
+        self._slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in slots]
         queues = dict.fromkeys(action.queue for action in actions if action.engine == COPY_ENGINE)
         self._sides = [workspace.stream(queue) for queue in queues]
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
@@ -106,7 +166,7 @@ class CudaRun:
         is_captured = torch.cuda.is_current_stream_capturing()
         if not is_captured:
             workspace.enter(stream)
-        slot = self._slots[workspace.take_turn()]
+        slot = self.slot = self._slots[workspace.take_turn()]
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         slot.begin(stream.cuda_stream)
         self._begun.record(stream)

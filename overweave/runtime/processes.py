@@ -50,7 +50,9 @@ class RanksFailed(OverweaveError):
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
         bad = [outcome for outcome in outcomes if outcome.error or outcome.exit_signal]
-        found = "; ".join(f"rank {one.rank}: {one.message or signal.Signals(one.exit_signal).name}" for one in bad)
+        found = "; ".join(
+            f"rank {one.rank}: {one.message.rstrip('.') or signal.Signals(one.exit_signal).name}" for one in bad
+        )
         super().__init__(f"run {len(outcomes)} ranks", found, "")
 
 
@@ -159,6 +161,7 @@ def _live(
         store = dist.FileStore(str(Path(folder) / "store"), world_size)
         timeout = timedelta(seconds=group_timeout_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.barrier()  # a rank that ends at once must not break the connections of those still connecting
         told["value"] = function(*arguments)
         data = json.dumps(told).encode()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it

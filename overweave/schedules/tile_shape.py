@@ -48,9 +48,9 @@ HOPPER = (
 )
 # Without tensor cores (no TF32) the operands live in registers, which the tile must leave room for.
 SINGLE_PRECISION = (
-    _shape(128, 64, 32, 8, 3, 1.0),
-    _shape(64, 128, 32, 8, 3, 0.98),
-    _shape(64, 64, 32, 4, 3, 0.9),
+    _shape(128, 64, 16, 8, 3, 1.0),
+    _shape(64, 128, 16, 8, 3, 0.98),
+    _shape(64, 64, 16, 4, 3, 0.9),
 )
 
 

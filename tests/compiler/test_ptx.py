@@ -26,7 +26,7 @@ def test_parts_of_an_instruction() -> None:
 
 
 def test_header_and_source_lines() -> None:
-    text = f'{HEAD}.loc 1 42 7 // kernel.py:42\nret; // done\n}}\n.file 1 "/home/x/kernel.py"\n'
+    text = f'{HEAD}.loc 1 42 7 // kernel.py:42\nret; // done\n}}\n.file 1 "/src/kernel.py"\n'
     (found,) = parse(text)
     assert (found.parameters, found.threads) == (("f_param_0", "f_param_1"), 128)
     assert found.instructions[0].source == "kernel.py:42"

@@ -69,8 +69,9 @@ def wait_for_ever() -> list[object]:
     board = Board.of(resolve(None))
     board.agree(b"start")
     if board.rank == 1:
-        os.fork()  # a child does not inherit the lock, so it does not keep its parent alive
-        time.sleep(30)
+        is_child = os.fork() == 0  # a child does not inherit the lock, so it does not keep its parent alive
+        time.sleep(3 if is_child else 30)
+        os._exit(0)
 
     def loop() -> None:
         while True:
@@ -136,7 +137,9 @@ def test_a_late_rank_is_named_by_all_and_reset_mends_it():
 def sound_alarm() -> str:
     board = Board.of(resolve(None))
     board.agree(b"x" * 300)
+    board.exchange(b"both are here")
     if board.rank == 1:
+        time.sleep(0.1)
         return str(board.alarm(Alarm("timeout", "tile 7 waits for arrived[3]", 0, 1, 5, 4)))
     while True:
         try:

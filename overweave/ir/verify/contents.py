@@ -32,8 +32,9 @@ class Fragment:
 
     def part(self, rows: tuple[int, int], cols: tuple[int, int]) -> Fragment:
         """A rectangle of it, with its writer and readers."""
-        row, col = self.piece.row + rows[0] - self.r0, self.piece.col + cols[0] - self.c0
-        part = Fragment(rows, cols, self.piece._replace(row=row, col=col), self.writer)
+        whole = self.piece
+        row, col = whole.row + rows[0] - self.r0, whole.col + cols[0] - self.c0
+        part = Fragment(rows, cols, Piece(*whole[:5], row, col, whole.terms), self.writer)
         part.readers = self.readers
         return part
 

@@ -18,19 +18,34 @@ def check_residency(plan: Plan, graph: Graph, together: frozenset[str], findings
     behind = [sorted(edges) for edges in _launch_edges(plan, graph, together)]
     done, missing = _run(graph, behind)
     stuck = [at for at in range(len(graph.operations)) if not done[at]]
-    for position in stuck:
-        lacking = [key for key in graph.waited[position] if missing[key]]
-        operation = graph.operations[position]
-        if lacking and all(done[at] for at in behind[position]):
-            key = lacking[0]
-            cause = next(at for at in stuck if key in graph.notified[at])
-            blocked = [graph.operations[at].name for at in behind[cause] if not done[at]]
-            said = f"spins on {graph.signal_name(key)} from {graph.operations[cause].name} on rank"
-            found = f"{said} {graph.operations[cause].rank}, which is launched behind {', '.join(blocked[:4]) or 'it'}"
-            findings.add("residency", operation, f"{found}; nothing proves that both fit on the SMs at once")
-            return
     if stuck:
-        findings.add("residency", graph.operations[stuck[0]], "never starts: the launches wait for one another")
+        engines = {one.queue: one.engine for one in plan.realization.engines}
+        started = [at for at in stuck if all(done[before] for before in behind[at])]
+        spinning = [at for at in started if engines[graph.operations[at].queue] not in (COPY_ENGINE, LIBRARY)]
+        first = (spinning or started or stuck)[0]
+        said = _why(graph, first, (done, missing, behind))
+        findings.add("residency", graph.operations[first], f"{said}; nothing proves that both fit on the SMs at once")
+
+
+def _why(graph: Graph, at: int, state: tuple[list[bool], dict[int, int], list[list[int]]]) -> str:
+    """From a spinning operation, signal by signal, to one that its launch keeps from starting."""
+    done, missing, behind = state
+    words: list[str] = []
+    seen: set[int] = set()
+    while at not in seen:
+        seen.add(at)
+        blocked = [graph.operations[before] for before in behind[at] if not done[before]]
+        if blocked:
+            words.append(f"is launched behind {blocked[0].name}")
+            break
+        lacking = [key for key in graph.waited[at] if missing[key]]
+        if not lacking:
+            words.append("meets the other parts of its collective")
+            break
+        at = next(sender for sender, keys in enumerate(graph.notified) if lacking[0] in keys and not done[sender])
+        sender = graph.operations[at]
+        words.append(f"waits for {graph.signal_name(lacking[0])} from {sender.name} on rank {sender.rank}")
+    return ", which ".join(words)
 
 
 def _launch_edges(plan: Plan, graph: Graph, together: frozenset[str]) -> list[set[int]]:

@@ -73,7 +73,10 @@ def stacked(values: Iterable[tuple[int, Value]], cols: int) -> Value:
     pieces: list[Piece] = []
     top = 0
     for height, value in values:
-        pieces += [piece._replace(lo_i=piece.lo_i + top, hi_i=piece.hi_i + top) for piece in value]
+        pieces += [
+            Piece(lo_i + top, hi_i + top, lo_j, hi_j, tensor, row, col, terms)
+            for lo_i, hi_i, lo_j, hi_j, tensor, row, col, terms in value
+        ]
         top += height
     return joined(pieces, (top, cols)) if pieces else ()
 

@@ -1,0 +1,243 @@
+"""The repairs of the interpreter, one by one, on kernels made to need them.
+
+Run by test_interpreter.py in a process of its own: where triton has been imported for compiling it cannot interpret.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from campaigns.exactness import Case, compute, make_data  # noqa: E402
+from overweave.errors import InputError, PeerTimeout  # noqa: E402
+from overweave.ir.plan import Problem  # noqa: E402
+from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.host import run_on_host  # noqa: E402
+from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.schedules import catalog  # noqa: E402
+
+
+@triton.jit
+def convert_kernel(source, target, n, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(source + index, mask=index < n)
+    tl.store(target + index, values.to(target.dtype.element_ty), mask=index < n)
+
+
+def special_values() -> torch.Tensor:
+    """Every fp32 exponent with ties and neighbours of ties, both signs, NaN, infinities, subnormals."""
+    exponents = torch.arange(256, dtype=torch.int64) << 23
+    tails = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x18000, 0x17FFF, 0x7FFFFF, 0x7F8000])
+    bits = (exponents[:, None] | tails[None, :]).flatten()
+    bits = torch.cat([bits, bits | (1 << 31)])
+    return bits.to(torch.uint32).view(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rounding_to_bfloat16_is_torchs_bit_for_bit(dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(0)
+    spread = (
+        torch.randn(60000, generator=generator) * 10 ** torch.randint(-20, 20, (60000,), generator=generator).float()
+    )
+    source = torch.cat([special_values(), spread]).to(dtype)
+    target = torch.zeros(len(source), dtype=torch.bfloat16)
+    convert_kernel[(triton.cdiv(len(source), 8192),)](source, target, len(source), 8192)
+    expected = source.to(torch.bfloat16)
+    is_nan = expected.isnan()
+    assert torch.equal(target.isnan(), is_nan)
+    assert torch.equal(target[~is_nan].view(torch.int16), expected[~is_nan].view(torch.int16))
+
+
+def test_bfloat16_widens_exactly():
+    source = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    target = torch.zeros(len(source), dtype=torch.float32)
+    convert_kernel[(8,)](source, target, len(source), 8192)
+    assert torch.equal(target.nan_to_num(7.0), source.float().nan_to_num(7.0))
+
+
+@triton.jit
+def dot_kernel(a, b, out, K: tl.constexpr):
+    left, right = a.load([0, 0]), b.load([0, 0])
+    total = tl.dot(left, right, tl.zeros((left.shape[0], right.shape[1]), tl.float32))
+    rows, cols = tl.arange(0, left.shape[0]), tl.arange(0, right.shape[1])
+    tl.store(out + rows[:, None] * right.shape[1] + cols[None, :], total)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dot_against_fp64(dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(1)
+    a, b = torch.randn(32, 64, generator=generator).to(dtype), torch.randn(64, 32, generator=generator).to(dtype)
+    out = torch.full((32, 32), torch.nan)
+    dot_kernel[(1,)](TensorDescriptor.from_tensor(a, [32, 64]), TensorDescriptor.from_tensor(b, [64, 32]), out, 64)
+    exact = a.double() @ b.double()
+    assert (out - exact).norm() / exact.norm() < 1e-6
+
+
+@triton.jit
+def relay_kernel(words, order, n):
+    """Program i waits for program i + 1: impossible if programs run one after another, from the first on."""
+    me = tl.program_id(0)
+    if me < tl.num_programs(0) - 1:
+        while tl.atomic_add(words + me + 1, 0, sem="acquire", scope="sys") == 0:
+            pass
+    place = tl.atomic_add(order + n, 1, sem="relaxed", scope="gpu")
+    tl.store(order + place, me)
+    tl.atomic_add(words + me, 1, sem="release", scope="sys")
+
+
+def test_programs_may_wait_for_each_other():
+    words, order = torch.zeros(9, dtype=torch.int32), torch.full((9,), -1, dtype=torch.int32)
+    order[8] = 0
+    relay_kernel[(8,)](words, order, 8)
+    assert order[:8].tolist() == list(range(7, -1, -1))
+
+
+@triton.jit
+def meet_kernel(words, sizes, ME: tl.constexpr):
+    tl.atomic_add(words + ME, 1, sem="release", scope="sys")
+    while tl.atomic_add(words + 1 - ME, 0, sem="acquire", scope="sys") == 0:
+        pass
+    tl.store(sizes + ME, tl.num_programs(0))
+
+
+def test_two_launches_overlap_and_keep_their_grid_sizes():
+    words, sizes = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    other = threading.Thread(target=lambda: meet_kernel[(3,)](words, sizes, 1))
+    other.start()
+    meet_kernel[(2,)](words, sizes, 0)
+    other.join()
+    assert sizes.tolist() == [2, 3]
+
+
+@triton.jit
+def assembly_kernel(words, out):
+    before = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], tl.int64, is_pure=False, pack=1)
+    tl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1)
+    seen = tl.inline_asm_elementwise("ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [words], tl.int32, False, 1)
+    after = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], tl.int64, is_pure=False, pack=1)
+    tl.store(out, seen)
+    tl.store(out + 1, (after - before > 0).to(tl.int32))
+
+
+@triton.jit
+def unknown_assembly_kernel(out):
+    tl.store(out, tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [tl.load(out)], tl.int32, True, 1))
+
+
+def test_inline_assembly():
+    out = torch.zeros(2, dtype=torch.int32)
+    assembly_kernel[(1,)](torch.full((1,), 41, dtype=torch.int32), out)
+    assert out.tolist() == [41, 1]
+    with pytest.raises(Exception, match=r"not emulated: popc\.b32"):
+        unknown_assembly_kernel[(1,)](out)
+
+
+@triton.jit
+def loop_kernel(out, n):
+    for index in range(0, n, 2):
+        tl.store(out + index, index)
+
+
+def test_scalars_are_indices_with_any_numpy():
+    out = torch.zeros(5, dtype=torch.int32)
+    loop_kernel[(1,)](out, 5)
+    assert out.tolist() == [0, 0, 2, 0, 4]
+
+
+def test_an_error_in_one_program_is_raised():
+    with pytest.raises(Exception, match="not emulated"):
+        unknown_assembly_kernel[(3,)](torch.zeros(1, dtype=torch.int32))
+
+
+def add_many(address: int) -> None:
+    for _ in range(5000):
+        interpreter.atomic_add(address, 1)
+
+
+def test_atomic_add_loses_nothing():
+    word = np.zeros(1, np.int32)
+    threads = [threading.Thread(target=add_many, args=(word.ctypes.data,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert word[0] == 20000
+
+
+def run_kernels(calls: int) -> list[str]:
+    group, wrong = resolve(None), []
+    for schedule in ("all_gather_matmul.push", "all_gather_matmul.pull", "matmul_reduce_scatter.scatter"):
+        for m in (0, 1, 37):
+            problem = Problem(
+                operator=schedule.split(".")[0],
+                m=m,
+                n=40,
+                k=16,
+                world_size=group.world_size,
+                dtype="bfloat16",
+                b_is_transposed=m == 1,
+            )
+            case = Case(schedule, problem, {"pieces": 2}, seed=m)
+            plan = catalog.build(schedule, problem, case.options)
+            for call in range(calls):
+                data = make_data(case, group.rank, is_integer=True, call=call)
+                if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
+                    wrong.append(f"{case} call {call}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_real_kernels_are_exact(world_size: int):
+    assert run_ranks(run_kernels, world_size, 3) == [[]] * world_size
+
+
+def refuse_unaligned() -> str:
+    group = resolve(None)
+    problem = Problem(operator="all_gather_matmul", m=4, n=8, k=9, world_size=group.world_size, dtype="bfloat16")
+    plan = catalog.build("all_gather_matmul.push", problem, {})
+    tensors = {"x": torch.ones(2, 9).bfloat16(), "w": torch.ones(9, 8).bfloat16()}
+    with pytest.raises(InputError, match="Pad k to a multiple of 8") as caught:
+        run_on_host(plan, group, tensors, {"y": torch.ones(4, 8).bfloat16()}, depth="interpreter")
+    return type(caught.value).__name__
+
+
+def test_rows_that_no_bulk_load_takes_are_refused():
+    assert run_ranks(refuse_unaligned, 2) == ["InputError"] * 2
+
+
+def call_alone() -> str:
+    group = resolve(None)
+    case = Case(
+        "all_gather_matmul.push",
+        Problem(operator="all_gather_matmul", m=32, n=16, k=16, world_size=2, dtype="float32"),
+        {},
+        seed=0,
+    )
+    plan = catalog.build(case.schedule, case.problem, {})
+    data, output = make_data(case, group.rank, is_integer=True), torch.zeros(32, 16)
+    tensors = {"x": data.x, "w": data.w}
+    run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=5)
+    if group.rank == 0:
+        threading.Event().wait(1.2)
+    with pytest.raises(PeerTimeout) as caught:
+        run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=0.4)
+    assert output.isnan().all()
+    assert threading.active_count() < 8  # the kernel's programs have ended
+    return str(caught.value)
+
+
+def test_kernels_that_wait_in_vain_are_ended():
+    for text in run_ranks(call_alone, 2, timeout_s=20):
+        assert "rank 0 is late: multiply.1-0." in text
+        assert "expected 1, seen 0" in text

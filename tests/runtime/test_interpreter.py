@@ -1,0 +1,27 @@
+"""Runs interpreted_kernels.py in a process that interprets, and shows that one that compiles says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_the_repairs_and_the_real_kernels():
+    cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/runtime/interpreted_kernels.py")
+    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
+
+
+def test_a_process_that_compiles_is_told_so():
+    result = run("-c", "import triton; from overweave.runtime.interpreter import repair; repair()")
+    assert "triton was imported for compiling" in result.stderr
+    assert "MachineError" in result.stderr

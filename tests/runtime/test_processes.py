@@ -1,0 +1,60 @@
+"""Ranks as processes: results and errors come back, and nothing outlives its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from overweave.errors import PeerDied
+from overweave.runtime.processes import Ranks, RanksFailed, run_ranks
+
+
+def describe(word: str, number: int) -> list[object]:
+    return [dist.get_rank(), dist.get_world_size(), dist.get_backend(), word * number]
+
+
+def test_results_come_in_rank_order():
+    assert run_ranks(describe, 3, "ab", 2) == [[rank, 3, "gloo", "abab"] for rank in range(3)]
+
+
+def raise_on_one() -> str:
+    if dist.get_rank() == 1:
+        raise PeerDied("asked", "found", "cure")
+    return "x" * 1_000_000
+
+
+def test_errors_are_named_and_other_results_kept():
+    with pytest.raises(RanksFailed, match=r"rank 1: PeerDied: asked: found\. cure") as caught:
+        run_ranks(raise_on_one, 3)
+    first, second, third = caught.value.outcomes
+    assert (second.error, second.exit_signal) == ("PeerDied", 0)
+    assert len(first.value) == len(third.value) == 1_000_000
+
+
+def die_or_sleep() -> None:
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def test_deaths_and_deadlines():
+    start_s = time.monotonic()
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(die_or_sleep, 2, timeout_s=0.5)
+    assert time.monotonic() - start_s < 5
+    assert [outcome.exit_signal for outcome in caught.value.outcomes] == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_leaving_ends_even_stopped_ranks():
+    with Ranks(time.sleep, 2, 60, group_timeout_s=5.0) as ranks:
+        ranks.kill(1, number=signal.SIGSTOP)
+        processes, folder = ranks.processes, ranks._folder
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    assert not Path(folder).exists()
