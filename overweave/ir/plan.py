@@ -59,7 +59,7 @@ class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     block_m: PowerOfTwo = 8
     block_n: PowerOfTwo = 1024
     warps: Count = 8
-    programs: Count = 264
+    programs: Count = 528
 
 
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):

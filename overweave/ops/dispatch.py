@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.plan import Plan, Problem
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import Group, resolve
 from overweave.ops.arguments import check_kinds
@@ -91,7 +91,7 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
-    verify_schedule(built.schedule).raise_if_refused()
+    verify_plan(built, MachineLimits(), rank=group.rank).raise_if_refused()
     prepared = Prepared(problem, signature, choice, _bind(built, group, tensors))
     _PREPARED.setdefault(group.process_group, {})[key] = prepared
     return prepared

@@ -81,7 +81,7 @@ class Stopwatch:
         for step, begin_ns, end_ns in self._spans:
             if step.is_kernel and step.queue in self.tables:
                 records += tile_records(plan, rank, step.queue, self.tables[step.queue], self.programs)
-            elif not step.is_kernel:
+            elif not all(region.is_empty for region in operations[step.first].writes):
                 records.append(operation_record(step.first, operations[step.first], begin_ns, end_ns))
         return with_waits(operations, records)
 

@@ -70,7 +70,7 @@ def choose(problem: Problem, target: Target) -> Choice:
 
 def tile_options(target: Target) -> dict[str, str | int]:
     """Options that every plan with a tile kernel takes on a target."""
-    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms}
+    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, "pieces": 1}
 
 
 def kernel_obstacle(problem: Problem, target: Target) -> str:

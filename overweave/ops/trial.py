@@ -1,0 +1,170 @@
+"""One plan tried on every rank of a group: is it right, how far from the truth is it, and when did what run?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct, to_builtins
+
+from overweave.ir.plan import Plan, Problem
+from overweave.ir.shards import shard_rows
+from overweave.ir.timeline import Timeline
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.memory.group import Group, resolve
+from overweave.ops import reference
+from overweave.runtime.backends import load
+from overweave.runtime.host import Depth, run_on_host
+from overweave.runtime.trace_host import trace_on_host
+from overweave.schedules.catalog import build
+
+ALL_GATHER = "all_gather_matmul"
+NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
+ERROR_RATIO = 1.05  # how much less exact than torch and its collectives a result may be
+SEED = 2024
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Case(Struct, frozen=True):
+    """What to try: a schedule of the catalog with its options, and where it runs.
+
+    depth: on the CPU, `interpreter` runs the real kernels, `library` lets torch compute the tiles.
+    """
+
+    schedule: str
+    problem: Problem
+    options: dict[str, str | int]
+    depth: Depth = "interpreter"
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """What came out. Errors are relative to fp64, in norm, over all ranks; that of torch + library beside ours.
+
+    is_exact: with integers, every rank's result had the reference's bits. timeline: of one warm call.
+    """
+
+    case: Case
+    is_exact: bool
+    error: float
+    library_error: float
+    timeline: Timeline
+
+    @property
+    def is_right(self) -> bool:
+        """NaN is never right."""
+        return self.is_exact and self.error <= max(self.library_error * ERROR_RATIO, 1e-12)
+
+
+def try_case(case: Case, group: Group, device: torch.device) -> Trial | None:
+    """Runs a case twice, the second time traced. Collective; on rank 0 what came out, None elsewhere.
+
+    Raises InputError for a schedule that is none, and whatever a call of the operator raises.
+    """
+    plan = build(case.schedule, case.problem, case.options, rank=group.rank)
+    verify_schedule(plan.schedule).raise_if_refused()
+    run, trace = _on_gpu(plan, group, device) if device.type == "cuda" else _on_host(plan, group, case.depth)
+
+    tensors = _integers(case.problem, group, device)
+    run(tensors)
+    wrong = int(not torch.equal(tensors["y"], _reference(case.problem, tensors, group)))
+    tensors = _normal(case.problem, group, device)
+    timeline = trace(tensors)
+
+    doubled = {name: tensor.double() for name, tensor in tensors.items()}
+    exact = _reference(case.problem, doubled, group)
+    library = _reference(case.problem, tensors, group)
+    sums = _total([wrong, _squares(tensors["y"] - exact), _squares(library - exact), _squares(exact)], group)
+    if timeline is None:
+        return None
+    return Trial(
+        case=case,
+        is_exact=sums[0] == 0,
+        error=(sums[1] / sums[3]) ** 0.5,
+        library_error=(sums[2] / sums[3]) ** 0.5,
+        timeline=timeline,
+    )
+
+
+def try_on_forked_rank(cases: tuple[Case, ...]) -> object:
+    """For `run_ranks`: the trials as plain data on rank 0, None elsewhere. On the CPU."""
+    group = resolve(None)
+    trials = [try_case(case, group, torch.device("cpu")) for case in cases]
+    return to_builtins(trials) if group.rank == 0 else None
+
+
+Run = Callable[[Tensors], None]
+Trace = Callable[[Tensors], Timeline | None]
+
+
+def _on_host(plan: Plan, group: Group, depth: Depth) -> tuple[Run, Trace]:
+    def split(tensors: Tensors) -> tuple[Tensors, Tensors]:
+        return {name: tensors[name] for name in ("x", "w")}, {"y": tensors["y"]}
+
+    return (
+        lambda tensors: run_on_host(plan, group, *split(tensors), depth=depth),
+        lambda tensors: trace_on_host(plan, group, *split(tensors), depth=depth),
+    )
+
+
+def _on_gpu(plan: Plan, group: Group, device: torch.device) -> tuple[Run, Trace]:
+    workspace = load("gpu workspace").of(group, device)
+
+    def run(tensors: Tensors) -> None:
+        load("gpu launch")(plan, workspace, tensors)(tensors)
+        workspace.check()
+
+    return run, lambda tensors: load("gpu trace")(plan, workspace, tensors)
+
+
+def _integers(problem: Problem, group: Group, device: torch.device) -> Tensors:
+    """x of mostly zeros and w, of -1, 0 and 1: sums of their products are exact in any order."""
+    generator = _generator(group, device)
+    depth = problem.k * (1 if problem.operator == ALL_GATHER else problem.world_size)
+    x = torch.randint(-1, 2, _x_shape(problem, group), generator=generator, device=device)
+    kept = torch.rand(x.shape, generator=generator, device=device) < NON_ZEROS / depth
+    w = torch.randint(-1, 2, (problem.k, problem.n), generator=generator, device=device)
+    return _tensors(problem, group, x * kept, w)
+
+
+def _normal(problem: Problem, group: Group, device: torch.device) -> Tensors:
+    generator = _generator(group, device)
+    x = torch.randn(_x_shape(problem, group), generator=generator, device=device)
+    w = torch.randn((problem.k, problem.n), generator=generator, device=device)
+    return _tensors(problem, group, x, w)
+
+
+def _generator(group: Group, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(SEED + group.rank)
+
+
+def _x_shape(problem: Problem, group: Group) -> tuple[int, int]:
+    lo, hi = shard_rows(problem.m, problem.world_size, group.rank)
+    return (hi - lo if problem.operator == ALL_GATHER else problem.m), problem.k
+
+
+def _tensors(problem: Problem, group: Group, x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """As the problem wants them, with an output of NaN."""
+    dtype = getattr(torch, problem.dtype)
+    lo, hi = shard_rows(problem.m, problem.world_size, group.rank)
+    rows = problem.m if problem.operator == ALL_GATHER else hi - lo
+    y = torch.full((rows, problem.n), torch.nan, dtype=dtype, device=x.device)
+    return {"x": x.to(dtype), "w": w.to(dtype), "y": y}
+
+
+def _reference(problem: Problem, tensors: Tensors, group: Group) -> torch.Tensor:
+    if problem.operator == ALL_GATHER:
+        return reference.all_gather_matmul(tensors["x"], tensors["w"], group.process_group, m=problem.m)
+    return reference.matmul_reduce_scatter(tensors["x"], tensors["w"], group.process_group)
+
+
+def _total(numbers: list[float], group: Group) -> list[float]:
+    sums = torch.tensor(numbers, dtype=torch.float64, device=group.device)
+    dist.all_reduce(sums, group=group.process_group)
+    totals: list[float] = sums.tolist()
+    return totals
+
+
+def _squares(difference: torch.Tensor) -> float:
+    return float(difference.double().square().sum())
