@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from overweave.runtime.processes import Outcome, Ranks
 from overweave.schedules import catalog
 
 DEADLINE_S = 2.0
+START_WITHIN_S = 10.0
 DIED_WITHIN_S = 2.0
 TIMEOUT_GRACE_S = 1.0
 SCHEDULES = (
@@ -70,7 +72,8 @@ def run(trial: Trial) -> tuple[list[str], int]:
     ready, tell_ready = os.pipe()
     with Ranks(_call_for_ever, trial.world_size, trial, tell_ready, group_timeout_s=20.0) as ranks:
         for _ in range(trial.world_size):
-            os.read(ready, 1)
+            if select.select([ready], [], [], START_WITHIN_S)[0]:
+                os.read(ready, 1)
         time.sleep(trial.delay_s)
         struck_s = time.monotonic()
         ranks.kill(trial.victim, number=trial.signal)

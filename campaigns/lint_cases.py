@@ -76,11 +76,11 @@ def cases() -> Iterator[Case]:
 
 
 def begin_case() -> Case:
-    """The head of a call. Three releases: the credit, and of the alarm its report and the peers' abort words."""
+    """The head of a call. Two looks: at all credits, and the alarm's. Three releases: the credit, and of the alarm its report and the peers' abort words."""
     numbers = dict.fromkeys(("slot", "signal_count", "rank", "world_size"), "i32")
     contract = Contract(
         waits=1,
-        looks=1,
+        looks=2,
         releases=3,
         guarded=(Guard("words", ()),),
         announced=(Guard("*limits", ("*state",), optional=True),),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from overweave.ir.timeline import KINDS, Kind, Span, Timeline
+from overweave.ir.timeline import COMMUNICATION, KINDS, Kind, Span, Timeline
 
 # The colours of Okabe and Ito, told apart with any colour vision; the glyphs tell the kinds apart without colour.
 COLOURS: dict[Kind, str] = {
@@ -27,6 +27,7 @@ GLYPHS: dict[Kind, str] = {
     "wait": "·",
     "begin": "▏",
 }
+MANY_US = 10_000  # from here on, milliseconds
 _SEEN = 0.25  # share of a cell from which on its kind is drawn
 _PROGRAM = re.compile(r"\.\d{3}$")
 
@@ -38,12 +39,12 @@ def print_gantt(console: Console, *timelines: Timeline) -> None:
     label = max((len(_label(key)) for _, tracks in rows for key in tracks), default=0)
     width = max(20, console.width - label - 2)
     for timeline, tracks in rows:
-        console.print(Text(f"{timeline.source}: {timeline.name}, {timeline.total_us:.1f} us", style="bold"))
+        console.print(Text(f"{timeline.source}: {timeline.name}, {time_text(timeline.total_us)}", style="bold"))
         for key, spans in tracks.items():
             line = Text(f"{_label(key):<{label}} ")
             line.append_text(_bar(spans, total, width))
             console.print(line, no_wrap=True, overflow="crop")
-    console.print(Text(f"{'':<{label}} 0{f'{total:.0f} us':>{width - 1}}", style="dim"), no_wrap=True)
+    console.print(Text(f"{'':<{label}} 0{time_text(total):>{width - 1}}", style="dim"), no_wrap=True)
     console.print(_legend(span.kind for timeline in timelines for span in timeline.spans))
 
 
@@ -57,15 +58,23 @@ def gathered(timeline: Timeline) -> dict[tuple[int, str], list[Span]]:
     return tracks
 
 
-def _bar(spans: Iterable[Span], total_us: float, width: int) -> Text:
-    """Each cell shows the kind that fills most of it, or nothing."""
+def time_text(time_us: float) -> str:
+    """In the unit that suits it."""
+    return f"{time_us:.1f} us" if time_us < MANY_US else f"{time_us / 1e3:.1f} ms"
+
+
+def _bar(spans: list[Span], total_us: float, width: int) -> Text:
+    """Each cell shows the kind that fills most of it, or nothing; in a queue of its own no chunk is too short to see."""
     cells: list[dict[Kind, float]] = [{} for _ in range(width)]
     cell_us = total_us / width if total_us else 1.0
+    is_alone = len({span.track for span in spans}) == 1
     for span in spans:
         first, last = int(span.begin_us / cell_us), int(span.end_us / cell_us)
         for cell in range(first, min(last, width - 1) + 1):
             covered = min(span.end_us, (cell + 1) * cell_us) - max(span.begin_us, cell * cell_us)
             cells[cell][span.kind] = cells[cell].get(span.kind, 0.0) + covered
+        if is_alone and span.kind in COMMUNICATION and first < width:
+            cells[first][span.kind] = cell_us
     bar = Text()
     for covers in cells:
         kind = max((kind for kind in KINDS if kind in covers), key=lambda kind: covers[kind], default=None)

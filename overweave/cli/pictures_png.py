@@ -1,57 +1,158 @@
-"""A Timeline as a PNG file. The only module that imports matplotlib: import it where a picture is asked for."""
+"""A Timeline as a PNG file. The only module that imports matplotlib: import it where a picture is asked for.
+
+Each rank is a band of rows. A queue that runs one thing at a time is a row of bars; the programs of a kernel share a
+row, whose height is split by how many of them compute, reduce or wait at that time.
+"""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
-from overweave.cli.pictures import COLOURS, gathered
+from overweave.cli.pictures import COLOURS, MANY_US, gathered, time_text
 from overweave.errors import InputError
-from overweave.ir.timeline import KINDS, WAIT, Timeline
+from overweave.ir.timeline import BEGIN, KINDS, WAIT, Kind, Span, Timeline
 
-_ROW_INCHES, _WIDTH_INCHES, _DPI = 0.28, 10.0, 150
-_HATCHES = {"wait": "///", "collective": "xxx"}  # a second sign beside colour
+_BAR, _KERNEL, _GAP = 0.55, 1.15, 0.5  # heights of rows, and of the space between ranks, in units of _ROW_INCHES
+_ROW_INCHES, _HEAD_INCHES, _COLUMN_INCHES, _DPI = 0.23, 0.62, 9.0, 150
+_INK, _DIM, _BAND, _WAITING = "#1b1f24", "#6b7280", "#f3f5f8", "#c9ced6"
+_HATCHES = {"collective": "xxx"}  # a second sign beside colour
+
+Rows = list[tuple[float, float, str, list[Span]]]
 
 
-def save_png(path: Path, *timelines: Timeline) -> None:
-    """Draws the timelines one above the other, on one scale. Raises InputError if there are none or no file."""
+def save_png(path: Path, *timelines: Timeline, one_scale: bool = True) -> None:
+    """Draws the timelines, two a line if there are more than two, all on one scale or each on its own.
+
+    Raises InputError if there are none or no file.
+    """
     if not timelines:
         raise InputError(f"picture {path}", "no timeline", "Give at least one")
-    rows = [len(gathered(timeline)) for timeline in timelines]
-    height = _ROW_INCHES * sum(rows) + 0.9 * len(rows) + 0.5
-    figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout="constrained")
+    columns = 2 if len(timelines) > 2 else 1
+    lines = [timelines[first : first + columns] for first in range(0, len(timelines), columns)]
+    heights = [max(_height(timeline) for timeline in line) * _ROW_INCHES + _HEAD_INCHES for line in lines]
+    figure = Figure(figsize=(_COLUMN_INCHES * columns, sum(heights) + 0.45), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=[max(1, row) for row in rows])
-    for axis, timeline in zip(axes[:, 0], timelines, strict=True):
-        _draw(axis, timeline)
-    axes[-1, 0].set_xlabel("time (us)")
-    axes[-1, 0].set_xlim(0, max(timeline.total_us for timeline in timelines) * 1.01 or 1.0)
+    axes = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
+    longest_us = max(timeline.total_us for timeline in timelines)
+    for axis in axes.flat[len(timelines) :]:
+        axis.set_visible(False)
+    for axis, timeline in zip(axes.flat, timelines, strict=False):
+        _draw(axis, timeline, longest_us if one_scale else timeline.total_us)
     seen = {span.kind for timeline in timelines for span in timeline.spans}
-    patches = [Patch(facecolor=COLOURS[kind], label=kind, hatch=_HATCHES.get(kind)) for kind in KINDS if kind in seen]
+    patches = [Patch(facecolor=_colour(kind), label=kind, hatch=_HATCHES.get(kind)) for kind in KINDS if kind in seen]
     if patches:
-        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+        figure.legend(
+            handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=9,
+            labelcolor=_INK, handlelength=1.2, handleheight=1.0,
+        )  # fmt: skip
     try:
-        figure.savefig(path, format="png")
+        figure.savefig(path, format="png", facecolor="white")
     except OSError as error:
         raise InputError(f"write {path}", str(error), "Name a file that can be written") from None
 
 
-def _draw(axis: Axes, timeline: Timeline) -> None:
-    tracks = gathered(timeline)
-    for row, spans in enumerate(tracks.values()):
-        for kind in sorted(KINDS, key=lambda kind: kind != WAIT):  # waits lie under what ran meanwhile
-            bars = [(span.begin_us, span.end_us - span.begin_us) for span in spans if span.kind == kind]
-            if bars:
-                face = COLOURS[kind] if kind != WAIT else "white"
-                axis.broken_barh(
-                    bars, (row - 0.4, 0.8), facecolors=face, edgecolor=COLOURS[kind] if kind == WAIT else "white",
-                    linewidth=0.3, hatch=_HATCHES.get(kind),
-                )  # fmt: skip
-    axis.set_yticks(range(len(tracks)), [f"rank {rank} {track}" for rank, track in tracks], fontsize=7)
-    axis.set_ylim(len(tracks) - 0.5, -0.5)
-    axis.set_title(f"{timeline.source}: {timeline.name}, {timeline.total_us:.1f} us", fontsize=9, loc="left")
-    axis.spines[["top", "right"]].set_visible(False)
+def _draw(axis: Axes, timeline: Timeline, until_us: float) -> None:
+    until_us = until_us or 1.0
+    ranks = _rows(timeline)
+    for rank, rows in enumerate(ranks):
+        if not rows:
+            continue
+        top, bottom = rows[0][0] - _GAP / 3, rows[-1][1] + _GAP / 3
+        axis.add_patch(Rectangle((0, top), until_us, bottom - top, facecolor=_BAND, linewidth=0, zorder=0))
+        middle = (top + bottom) / 2
+        axis.text(
+            -0.105, middle, f"rank {rank}", transform=axis.get_yaxis_transform(), ha="center", va="center",
+            fontsize=9, fontweight="bold", color=_INK, rotation=90,
+        )  # fmt: skip
+        for low, high, _, spans in rows:
+            _draw_row(axis, (low, high), spans)
+    places = [((low + high) / 2, name) for rows in ranks for low, high, name, _ in rows]
+    axis.set_yticks([place for place, _ in places], [name for _, name in places], fontsize=7.5, color=_DIM)
+    axis.set_ylim(_height(timeline), -_GAP / 2)
+    axis.set_xlim(0, until_us)
+    axis.tick_params(axis="both", length=0, colors=_DIM)
+    axis.tick_params(axis="x", labelsize=8)
+    unit, scale = ("us", 1.0) if until_us < MANY_US else ("ms", 1e3)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value / scale:g} {unit}")
+    axis.grid(axis="x", color="#dfe3e8", linewidth=0.6, zorder=0.5)
+    axis.set_axisbelow(True)
+    axis.spines[:].set_visible(False)
+    axis.set_title(timeline.name, fontsize=10.5, fontweight="bold", loc="left", color=_INK)
+    hidden = timeline.overlap_ratio()
+    told = f", {hidden:.0%} of communication hidden" if hidden else ""
+    axis.set_title(f"{timeline.source}, {time_text(timeline.total_us)}{told}", fontsize=9, loc="right", color=_DIM)
+
+
+def _draw_row(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None:
+    low, high = place
+    if len({span.track for span in spans if span.kind != BEGIN}) > 1:
+        heads = [span for span in spans if span.kind == BEGIN]
+        _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])
+        spans = heads
+    for kind in sorted(KINDS, key=lambda kind: kind != WAIT):  # waits lie under what ran meanwhile
+        bars = [(span.begin_us, span.end_us - span.begin_us) for span in spans if span.kind == kind]
+        if bars:
+            # A rim of its own colour keeps what is shorter than a pixel visible.
+            colour, thin = _colour(kind), 0.3 * (high - low) if kind == WAIT else 0.0
+            axis.broken_barh(
+                bars, (low + thin, high - low - 2 * thin), facecolors=colour, edgecolor=colour, linewidth=0.5,
+                hatch=_HATCHES.get(kind), zorder=2,
+            )  # fmt: skip
+
+
+def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None:
+    """The share of a kernel's programs that do each thing, stacked from below, over time."""
+    low, high = place
+    programs = len({span.track for span in spans})
+    times = sorted({time for span in spans for time in (span.begin_us, span.end_us)})
+    position = {time: index for index, time in enumerate(times)}
+    base = [high] * len(times)
+    for kind in (kind for kind in KINDS if any(span.kind == kind for span in spans)):
+        changes = [0] * len(times)
+        for span in spans:
+            if span.kind == kind:
+                changes[position[span.begin_us]] += 1
+                changes[position[span.end_us]] -= 1
+        shares = [running / programs * (high - low) for running in accumulate(changes)]
+        tops = [bottom - share for bottom, share in zip(base, shares, strict=True)]
+        axis.fill_between(times, base, tops, step="post", color=_colour(kind), linewidth=0, zorder=2)
+        base = tops
+
+
+def _rows(timeline: Timeline) -> list[Rows]:
+    """(top, bottom, label, spans) of each row of each rank; the head of the call stands in the rank's first row."""
+    ranks: list[Rows] = []
+    at = 0.0
+    for rank in range(timeline.world_size):
+        tracks = {track: spans for (owner, track), spans in gathered(timeline).items() if owner == rank}
+        heads = [span for spans in tracks.values() for span in spans if span.kind == BEGIN]
+        work = {track: [span for span in spans if span.kind != BEGIN] for track, spans in tracks.items()}
+        rows: Rows = []
+        for track, spans in sorted(work.items(), key=_standing):
+            if spans:
+                height = _KERNEL if len({span.track for span in spans}) > 1 else _BAR
+                rows.append((at, at + height, track, spans if rows else heads + spans))
+                at += height + 0.12
+        ranks.append(rows)
+        at += _GAP
+    return ranks
+
+
+def _standing(row: tuple[str, list[Span]]) -> tuple[int, str]:
+    """Copies stand above what computes, reductions below: a chunk arrives, is multiplied, is summed."""
+    kinds = {span.kind for span in row[1]}
+    return (1 if "compute" in kinds else 2 if "reduce" in kinds else 0), row[0]
+
+
+def _height(timeline: Timeline) -> float:
+    return max((rows[-1][1] for rows in _rows(timeline) if rows), default=1.0) + _GAP / 2
+
+
+def _colour(kind: Kind) -> str:
+    return _WAITING if kind == WAIT else COLOURS[kind]

@@ -21,13 +21,15 @@ from overweave.runtime.backends import load
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import template_of
 from overweave.tuner.bench import NO_MULTICAST, device_count, joined_world
-from overweave.tuner.choose import tile_options
+from overweave.tuner.choose import Target, kernel_obstacle, tile_options
 
 Device = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = 4
 TIMEOUT_S = 600.0
-# Tiles of a size at which the interpreter still has several for each chunk.
+# Tiles of a size at which the interpreter still has several for each chunk, and how many steps of its main loops, at
+# about 2 ms each, are worth a rank's wait.
 EMULATED_TILES = {"block_m": 32, "block_n": 64, "block_k": 32}
+INTERPRETED_STEPS = 4096
 
 
 def is_one_of_the_ranks() -> bool:
@@ -53,14 +55,16 @@ def how_many(device: str, asked: int) -> int:
 
 
 def case_of(schedule: str, problem: Problem, device: str, options: dict[str, str | int]) -> Case:
-    """A schedule on a device: with the best tile kernel there, and on the CPU with tiles to the interpreter's size."""
+    """A schedule on a device: with the best tile kernel on a GPU; interpreted on the CPU, where that ends in time."""
     if not template_of(schedule).is_fused:
         return Case(schedule, problem, options, "library")
     if device == "cuda":
-        kernel = tile_options(target_of(torch.device("cuda", torch.cuda.current_device())))
-        if problem.dtype == "float32":
-            kernel = {"sms": kernel["sms"]}
-        return Case(schedule, problem, kernel | options)
+        best = tile_options(target_of(torch.device("cuda", torch.cuda.current_device())))
+        return Case(schedule, problem, best | options)
+    block_m, block_n, block_k = EMULATED_TILES.values()
+    steps = -(-problem.m // block_m) * -(-problem.n // block_n) * -(-problem.k // block_k)
+    if steps > INTERPRETED_STEPS or kernel_obstacle(problem, Target("cpu")):
+        return Case(schedule, problem, options, "library")
     return Case(schedule, problem, {**EMULATED_TILES, "pieces": 2} | options)
 
 

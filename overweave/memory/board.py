@@ -227,10 +227,16 @@ class Board:
     def _compare(self, call: int) -> None:
         """Raises RankMismatch if the entries of `call` that are there differ."""
         own, place = self._records, entry(call)
+        mine = own.word(self.rank, place + records.HASH)
+        for peer in self._peers:
+            if own.word(peer, place + records.HASH) != mine and own.word(peer, place + records.CALL) == call:
+                break
+        else:
+            return
         present = [rank for rank in range(self.world_size) if own.word(rank, place + records.CALL) == call]
         hashes = {rank: own.word(rank, place + records.HASH) for rank in present}
-        if len(set(hashes.values())) <= 1:
-            return
+        if len(set(hashes.values())) == 1:
+            return  # the entry was still being written when it was looked at
         odd, usual = _odd_one(hashes)
         asked = {rank: own.text(rank, place + records.TEXT, TEXT_BYTES) for rank in (odd, usual)}
         contrast = f"rank {odd} asks for {asked[odd]}, rank {usual} for {asked[usual]}"

@@ -29,7 +29,7 @@ BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a cred
 
 @triton.jit
 def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank, world_size, BLOCK: tl.constexpr):
-    """See the module. `signals`: those of this call's slot. `claims`: [2] tile counters of its kernels."""
+    """See the module. `signals`: those of this call's slot. `claims`: [2] tile counters. At most BLOCK ranks."""
     epoch = tl.load(state + EPOCH) + 1
     previous = tl.load(state + LAST_USE + slot).to(tl.int32)
 
@@ -43,20 +43,28 @@ def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank
     tl.store(claims + 1, 0)
     tl.debug_barrier()
 
-    completed = (epoch - 1).to(tl.int32)
-    for peer in range(world_size):
-        peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
-        tl.atomic_xchg(peer_words + (COMPLETED + rank) * STRIDE, completed, sem="release", scope="sys")
+    # One lane per peer: the credits leave together, each released by its own lane behind the block's barrier.
+    peers = tl.arange(0, BLOCK)
+    is_peer = peers < world_size
+    addresses = tl.load(limits + PEER_ADDRESSES + peers, mask=is_peer, other=0)
+    credits = addresses.to(tl.pointer_type(tl.int32)) + (COMPLETED + rank) * STRIDE
+    completed = tl.zeros([BLOCK], tl.int32) + (epoch - 1).to(tl.int32)
+    tl.atomic_xchg(credits, completed, mask=is_peer, sem="release", scope="sys")
 
     tl.store(state + EPOCH, epoch)
     tl.store(state + LAST_USE + slot, epoch)
     tl.store(state + USED_ADDRESS, signals.to(tl.int64))
     tl.store(state + USED_SIGNALS, signal_count.to(tl.int64))
 
+    # One look at all peers; only those that are late are waited for.
+    received = words + (COMPLETED + peers) * STRIDE
+    seen = tl.atomic_add(received, tl.zeros([BLOCK], tl.int32), mask=is_peer, sem="acquire", scope="sys")
+    late = tl.sum(((seen - previous < 0) & is_peer).to(tl.int32), 0)
     verdict = 1
-    for peer in range(world_size):
-        if verdict == 1:
-            word = words + (COMPLETED + peer) * STRIDE
-            verdict = wait_at_least(word, previous, words, limits)
-            if verdict == 0:
-                sound_alarm(word, previous, BEGIN_OPERATION, peer, words, limits, world_size)
+    if late > 0:
+        for peer in range(world_size):
+            if verdict == 1:
+                word = words + (COMPLETED + peer) * STRIDE
+                verdict = wait_at_least(word, previous, words, limits)
+                if verdict == 0:
+                    sound_alarm(word, previous, BEGIN_OPERATION, peer, words, limits, world_size)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import Plan
+from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedule
 from overweave.ir.timeline import (
     BEGIN,
@@ -116,7 +116,7 @@ def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, program
         program = min(range(programs), key=free_ns.__getitem__)
         turn_ns = max(claimed, min(free_ns[program], stored))
         begin_ns = max(ready, turn_ns)
-        if begin_ns - turn_ns > SHORTEST_WAIT_NS:
+        if rows[tile].wait_lo < rows[tile].wait_hi and begin_ns - turn_ns > SHORTEST_WAIT_NS:
             records.append(Record(position, KINDS.index(WAIT), tile, program, turn_ns, begin_ns))
         kind = KINDS.index(kind_of(operations[position]))
         records.append(Record(position, kind, tile, program, begin_ns, stored))
@@ -139,11 +139,10 @@ def with_waits(operations: tuple[Operation, ...], records: list[Record]) -> list
     return records + waits
 
 
-def merge(plan: Plan, group: Group, records: list[Record], zero_ns: int = 0) -> Timeline | None:
-    """The Timeline of all ranks, on rank 0; None on the others. Collective.
+def gather(group: Group, records: list[Record], zero_ns: int = 0) -> list[list[Record]] | None:
+    """The records of each rank, on rank 0; None on the others. Collective.
 
-    zero_ns: what this rank's clock showed at an instant that was the same for all ranks. The Timeline's time starts
-    with the first rank's call.
+    zero_ns: what this rank's clock showed at an instant that was the same for all ranks; all times count from there.
     """
     fields = len(Record._fields)
     counts = _gathered(group, torch.tensor([len(records)]))
@@ -155,14 +154,11 @@ def merge(plan: Plan, group: Group, records: list[Record], zero_ns: int = 0) -> 
     tables = _gathered(group, own)
     if group.rank != 0:
         return None
-    by_rank = [
-        [Record(*row) for row in table[: int(count)].tolist()] for table, count in zip(tables, counts, strict=True)
-    ]
-    return timeline_of(plan, by_rank)
+    return [[Record(*row) for row in table[: int(count)].tolist()] for table, count in zip(tables, counts, strict=True)]
 
 
 def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
-    """Spans and arrows from the records of each rank, on one clock."""
+    """Spans and arrows from the records of each rank, on one clock. Time starts with the first rank's call."""
     zero_ns = min((record.begin_ns for records in by_rank for record in records), default=0)
     spans: list[Span] = []
     first: dict[str, int] = {}
@@ -174,14 +170,25 @@ def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
                 name = operations[record.operation].name
                 first.setdefault(name, len(spans))
                 last[name] = len(spans)
-            spans.append(_span(rank, operations, record, zero_ns))
+            spans.append(_span(plan, rank, operations, record, zero_ns))
     return make_timeline(plan.name, "measured", plan.schedule.world_size, spans, _arrows(plan.schedule, first, last))
 
 
-def _span(rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> Span:
+def notifiers(schedule: Schedule) -> dict[tuple[int, str, int], list[str]]:
+    """Names of the operations that add to each signal, by (rank, pad, signal)."""
+    found: dict[tuple[int, str, int], list[str]] = {}
+    for operation in schedule.operations:
+        for notify in operation.notifies:
+            found.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
+    return found
+
+
+def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> Span:
     begin_us, end_us = (record.begin_ns - zero_ns) / 1e3, (record.end_ns - zero_ns) / 1e3
     if record.operation == HEAD:
-        return Span(rank, "begin", "begin", BEGIN, begin_us, end_us)
+        engines = plan.realization.engines
+        stream = next((each.queue for each in engines if each.engine != COPY_ENGINE), engines[0].queue)
+        return Span(rank, stream, "begin", BEGIN, begin_us, end_us)
     operation = operations[record.operation]
     name, track = operation.name, operation.queue
     if record.tile != NOT_A_TILE:
@@ -191,14 +198,11 @@ def _span(rank: int, operations: tuple[Operation, ...], record: Record, zero_ns:
 
 def _arrows(schedule: Schedule, first: dict[str, int], last: dict[str, int]) -> Iterable[Arrow]:
     """From the end of each operation that notifies to the begin of each that waits for it."""
-    notifiers: dict[tuple[int, str, int], list[str]] = {}
-    for operation in schedule.operations:
-        for notify in operation.notifies:
-            notifiers.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
+    sources = notifiers(schedule)
     for operation in schedule.operations:
         for wait in operation.waits:
             for signal in range(*wait.signals):
-                for source in notifiers.get((operation.rank, wait.pad, signal), ()):
+                for source in sources.get((operation.rank, wait.pad, signal), ()):
                     if source in last and operation.name in first:
                         yield Arrow(last[source], first[operation.name])
 

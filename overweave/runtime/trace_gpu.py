@@ -18,7 +18,16 @@ from overweave.memory.stamp import Stamp
 from overweave.memory.workspace import Workspace
 from overweave.runtime.launch import BoundSlot, CudaRun, Tensors
 from overweave.runtime.matmul import programs_for
-from overweave.runtime.trace import HEAD, NOT_A_TILE, Record, merge, operation_record, tile_records, with_waits
+from overweave.runtime.trace import (
+    HEAD,
+    NOT_A_TILE,
+    Record,
+    gather,
+    operation_record,
+    tile_records,
+    timeline_of,
+    with_waits,
+)
 
 WARM_CALLS = 4  # both slots, twice
 SLEEP_CYCLES = 4_000_000  # about 2 ms: longer than the host needs to enqueue a call chunk by chunk
@@ -43,7 +52,8 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline
     run(tensors)
     workspace.check()
     zero_ns = stamp.clock_ns()
-    return merge(plan, workspace.group, _records(plan, workspace, run.slot, (zero_ns, after_stamp)), zero_ns)
+    by_rank = gather(workspace.group, _records(plan, workspace, run.slot, (zero_ns, after_stamp)), zero_ns)
+    return None if by_rank is None else timeline_of(plan, by_rank)
 
 
 def _records(plan: Plan, workspace: Workspace, slot: BoundSlot, zero: tuple[int, torch.cuda.Event]) -> list[Record]:

@@ -1,0 +1,70 @@
+"""`overweave demo`: both operators with the real kernels on the ranks at hand, checked, and drawn beside the prediction.
+
+Without GPUs the ranks are processes of this machine and the kernels are interpreted: everything is real but the time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.ranks import (
+    Device,
+    case_of,
+    how_many,
+    is_one_of_the_ranks,
+    start_on_gpus,
+    try_as_rank,
+    try_emulated,
+    where,
+)
+from overweave.ir.plan import Problem
+
+MACHINE, MACHINE_RANKS = "h200x4", 4
+FAILED = 1
+# Sizes of one rank's matmul [m, k] @ [k, n]. On GPUs and simulated: the two halves of an MLP with 8,192 tokens, hidden
+# 4,096 and 14,336, on four ranks. Emulated: small enough for the interpreter; m is per rank.
+REAL = {
+    "all_gather_matmul.push": {"m": 8192, "n": 3584, "k": 4096},
+    "matmul_reduce_scatter.scatter": {"m": 8192, "n": 4096, "k": 3584},
+}
+EMULATED = {"m": 128, "n": 128, "k": 64}
+
+
+def demo(
+    ranks: Annotated[int, typer.Option(min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path(),
+) -> None:
+    """Run both operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
+    place = where(device)
+    world_size = how_many(place, ranks)
+    if place == "cuda" and not is_one_of_the_ranks():
+        start_on_gpus(["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"], world_size)
+        return
+    asked = [(name, problem_for(name, place, world_size)) for name in REAL]
+    if place == "cuda":
+        trials = try_as_rank([(name, problem, {}) for name, problem in asked])
+    else:
+        trials = try_emulated([case_of(name, problem, place, {}) for name, problem in asked], world_size)
+    if not trials:
+        return  # another rank tells
+    console = Console()
+    what = "GPUs" if place == "cuda" else "emulated ranks, kernels interpreted"
+    print_trials(console, f"{world_size} {what}", trials)
+    predicted = [simulated(name, problem_for(name, "cuda", MACHINE_RANKS), {}, MACHINE) for name in REAL]
+    timelines = [timeline for pair in zip((t.timeline for t in trials), predicted, strict=True) for timeline in pair]
+    print_charts(console, *timelines)
+    save(console, out / "demo", *timelines)
+    if not all(trial.is_right for trial in trials):
+        raise typer.Exit(FAILED)
+
+
+def problem_for(name: str, place: str, world_size: int) -> Problem:
+    """What one of the operators computes here."""
+    sizes = REAL[name] if place == "cuda" else EMULATED | {"m": EMULATED["m"] * world_size}
+    return Problem(operator=name.split(".")[0], world_size=world_size, dtype="bfloat16", **sizes)

@@ -1,0 +1,83 @@
+"""What trials came to: a table, charts in the terminal, a trace and a picture, each beside what was simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from overweave.cli.pictures import print_gantt, time_text
+from overweave.cli.simulate import SPLIT, write_trace
+from overweave.errors import InputError
+from overweave.hardware.machine import load
+from overweave.ir.plan import Problem
+from overweave.ir.timeline import Timeline
+from overweave.ops.trial import Trial
+from overweave.schedules.catalog import build, template_of
+from overweave.sim.simulate import simulate
+from overweave.tuner.choose import Target, tile_options
+
+try:
+    from overweave.cli.pictures_png import save_png
+except ImportError:  # matplotlib is an extra: without it there is no picture, and all the rest
+    save_png = None  # type: ignore[assignment]
+
+COMPARABLE = 5.0  # emulated ranks are a thousand times slower than what is simulated: each then has its own scale
+_COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
+
+
+def simulated(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
+    """The same schedule on a described machine of Hopper GPUs, tile by tile. Raises InputError."""
+    best = tile_options(Target("cuda")) if template_of(name).is_fused else {}
+    return simulate(build(name, problem, best | options), load(machine), with_tiles=True)
+
+
+def print_trials(console: Console, title: str, trials: Sequence[Trial]) -> None:
+    """One line per trial."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    torchs = ", ".join(f"{trial.library_error:.1e}" for trial in trials)
+    table.caption = f"exact: integers, the reference's bits; error: against fp64 (torch and its collectives: {torchs})"
+    table.caption_justify = "left"
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in _COLUMNS[:2] else "right", no_wrap=True)
+    for trial in trials:
+        operator, method = trial.case.schedule.split(".")
+        verdict = "[green]yes[/]" if trial.is_exact else "[bold red]NO[/]"
+        error = f"{trial.error:.1e}" if trial.is_right else f"[bold red]{trial.error:.1e}[/]"
+        time = time_text(trial.timeline.total_us)
+        table.add_row(operator, method, global_shape(trial.case.problem), verdict, error, time)
+    console.print(table)
+
+
+def global_shape(problem: Problem) -> str:
+    """The matmul before tensor parallelism split it, `MxNxK`."""
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+    sizes[SPLIT[problem.operator]] *= problem.world_size
+    return "x".join(map(str, sizes.values()))
+
+
+def print_charts(console: Console, *timelines: Timeline) -> None:
+    """Each on its own scale: an emulated rank is a thousand times slower than what is simulated."""
+    for timeline in timelines:
+        print_gantt(console, timeline)
+        console.print()
+
+
+def save(console: Console, stem: Path, *timelines: Timeline) -> None:
+    """Writes `stem.json`, for ui.perfetto.dev, and `stem.png`. Raises InputError for a folder that cannot be made."""
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"write into {stem.parent}", str(error), "Name a folder that can be made") from None
+    trace, picture = stem.with_suffix(".json"), stem.with_suffix(".png")
+    write_trace(trace, *timelines)
+    console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev")
+    if save_png is None:
+        console.print("no picture: matplotlib is missing; install overweave\\[viz]")
+    else:
+        times_us = [timeline.total_us for timeline in timelines]
+        save_png(picture, *timelines, one_scale=max(times_us) < COMPARABLE * min(times_us))
+        console.print(f"{picture}: the same, drawn")

@@ -1,0 +1,84 @@
+"""`overweave trace`: when each tile waited, ran and ended and when each chunk moved, beside what was simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.plans import options_of
+from overweave.cli.ranks import (
+    Device,
+    case_of,
+    how_many,
+    is_one_of_the_ranks,
+    start_on_gpus,
+    try_as_rank,
+    try_emulated,
+    where,
+)
+from overweave.cli.simulate import SPLIT, local_shape
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.schedules.catalog import template_of
+from overweave.tuner.choose import Target, choose
+
+FAILED = 1
+
+
+def trace(
+    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(SPLIT))],
+    shape: Annotated[str, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")],
+    world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    plan: Annotated[str | None, typer.Option(help="A schedule of the operator; by default the one it takes")] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
+    machine: Annotated[str, typer.Option(help="The described machine to simulate")] = "h200x4",
+    out: Annotated[Path, typer.Option(help="Folder for the trace and the picture")] = Path(),
+) -> None:
+    """Record when each tile and chunk ran, and draw it beside what was simulated."""
+    place = where(device)
+    world_size = how_many(place, world)
+    problem = problem_of_shape(operator, shape, world_size)
+    name, options = _schedule(problem, place, plan, options_of(option or []))
+    predicted = simulated(name, problem, options, machine)
+    if place == "cuda" and not is_one_of_the_ranks():
+        words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
+        words += [f"--option={word}" for word in option or []] + [f"--machine={machine}", f"--out={out}"]
+        start_on_gpus(words, world_size)
+        return
+    if place == "cuda":
+        trials = try_as_rank([(name, problem, options)])
+    else:
+        trials = try_emulated([case_of(name, problem, place, options)], world_size)
+    if not trials:
+        return  # another rank tells
+    console = Console()
+    depth = "GPUs" if place == "cuda" else f"emulated ranks, depth {trials[0].case.depth}"
+    print_trials(console, f"{world_size} {depth}", trials)
+    print_charts(console, trials[0].timeline, predicted)
+    save(console, out / f"trace.{name}", trials[0].timeline, predicted)
+    if not trials[0].is_right:
+        raise typer.Exit(FAILED)
+
+
+def problem_of_shape(operator: str, shape: str, world_size: int) -> Problem:
+    """One rank's problem for the global `M,N,K`, in bf16. Raises InputError."""
+    if operator not in SPLIT:
+        raise InputError(f"operator {operator[:60]}", "there is no such operator", f"Operators: {', '.join(SPLIT)}")
+    sizes = local_shape(operator, shape, world_size)
+    return Problem(operator=operator, world_size=world_size, dtype="bfloat16", **sizes)
+
+
+def _schedule(
+    problem: Problem, place: str, plan: str | None, options: dict[str, str]
+) -> tuple[str, dict[str, str | int]]:
+    """The schedule that was asked for, by its short or full name, or the one the operator takes."""
+    if plan is None:
+        return choose(problem, Target(place)).plan, dict(options)
+    name = plan if "." in plan else f"{problem.operator}.{plan}"
+    template_of(name)
+    return name, dict(options)
