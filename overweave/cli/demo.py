@@ -59,7 +59,7 @@ def demo(
     predicted = [simulated(name, problem_for(name, "cuda", MACHINE_RANKS), {}, MACHINE) for name in REAL]
     timelines = [timeline for pair in zip((t.timeline for t in trials), predicted, strict=True) for timeline in pair]
     print_charts(console, *timelines)
-    save(console, out / "demo", *timelines)
+    save(console, out, "demo", *timelines)
     if not all(trial.is_right for trial in trials):
         raise typer.Exit(FAILED)
 

@@ -66,18 +66,18 @@ def print_charts(console: Console, *timelines: Timeline) -> None:
         console.print()
 
 
-def save(console: Console, stem: Path, *timelines: Timeline) -> None:
-    """Writes `stem.json`, for ui.perfetto.dev, and `stem.png`. Raises InputError for a folder that cannot be made."""
+def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> None:
+    """Writes a trace and a picture into a folder, made if need be. Raises InputError if that cannot be."""
     try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"write into {stem.parent}", str(error), "Name a folder that can be made") from None
-    trace, picture = stem.with_suffix(".json"), stem.with_suffix(".png")
+        raise InputError(f"write into {folder}", str(error), "Name a folder that can be made") from None
+    trace, picture = folder / f"{name}.json", folder / f"{name}.png"
     write_trace(trace, *timelines)
-    console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev")
+    console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev", soft_wrap=True)
     if save_png is None:
         console.print("no picture: matplotlib is missing; install overweave\\[viz]")
     else:
         times_us = [timeline.total_us for timeline in timelines]
         save_png(picture, *timelines, one_scale=max(times_us) < COMPARABLE * min(times_us))
-        console.print(f"{picture}: the same, drawn")
+        console.print(f"{picture}: the same, drawn", soft_wrap=True)

@@ -67,7 +67,7 @@ def _draw(axis: Axes, timeline: Timeline, until_us: float) -> None:
         axis.add_patch(Rectangle((0, top), until_us, bottom - top, facecolor=_BAND, linewidth=0, zorder=0))
         middle = (top + bottom) / 2
         axis.text(
-            -0.105, middle, f"rank {rank}", transform=axis.get_yaxis_transform(), ha="center", va="center",
+            -0.088, middle, f"rank {rank}", transform=axis.get_yaxis_transform(), ha="center", va="center",
             fontsize=9, fontweight="bold", color=_INK, rotation=90,
         )  # fmt: skip
         for low, high, _, spans in rows:
@@ -83,10 +83,12 @@ def _draw(axis: Axes, timeline: Timeline, until_us: float) -> None:
     axis.grid(axis="x", color="#dfe3e8", linewidth=0.6, zorder=0.5)
     axis.set_axisbelow(True)
     axis.spines[:].set_visible(False)
-    axis.set_title(timeline.name, fontsize=10.5, fontweight="bold", loc="left", color=_INK)
+    axis.set_title(timeline.name, fontsize=10.5, fontweight="bold", loc="left", color=_INK, pad=5)
     hidden = timeline.overlap_ratio()
     told = f", {hidden:.0%} of communication hidden" if hidden else ""
-    axis.set_title(f"{timeline.source}, {time_text(timeline.total_us)}{told}", fontsize=9, loc="right", color=_DIM)
+    axis.set_title(
+        f"{timeline.source}, {time_text(timeline.total_us)}{told}", fontsize=9, loc="right", color=_DIM, pad=5
+    )
 
 
 def _draw_row(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None:

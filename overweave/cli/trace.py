@@ -60,7 +60,7 @@ def trace(
     depth = "GPUs" if place == "cuda" else f"emulated ranks, depth {trials[0].case.depth}"
     print_trials(console, f"{world_size} {depth}", trials)
     print_charts(console, trials[0].timeline, predicted)
-    save(console, out / f"trace.{name}", trials[0].timeline, predicted)
+    save(console, out, f"trace.{name}", trials[0].timeline, predicted)
     if not trials[0].is_right:
         raise typer.Exit(FAILED)
 

@@ -10,42 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
-
 from overweave.errors import MachineError
 from overweave.memory import driver
-
-
-class Place(Struct, frozen=True):
-    """Where a copy reads or writes: an absolute address, or an offset into an operator's tensor named `tensor`."""
-
-    tensor: str | None
-    address: int
-    pitch_bytes: int
-
-
-class CopyStep(Struct, frozen=True):
-    source: Place
-    target: Place
-    row_bytes: int
-    rows: int
-
-
-class WaitStep(Struct, frozen=True):
-    """Waits until the own word at `address` is at least `value`."""
-
-    address: int
-    value: int
-
-
-class WriteStep(Struct, frozen=True):
-    """Sets a word, of any rank."""
-
-    address: int
-    value: int
-
-
-Step = CopyStep | WaitStep | WriteStep
+from overweave.memory.steps import CopyStep, Place, Step, WaitStep
 
 
 class CopyQueue:
@@ -55,16 +22,19 @@ class CopyQueue:
         self._steps = steps
         self._graph: driver.LinearGraph | None = None
         self._moving: list[tuple[Any, Any, CopyStep]] = []
+        places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
+        self._named = tuple({place.tensor for place in places if place.tensor})
         self._pointed: dict[str, int] = {}
 
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
         """Runs the queue in stream order. `tensors`: the address of each tensor that a step names."""
         if not self._steps:
             return
+        named = {name: tensors[name] for name in self._named}
         if self._graph is None:
-            self._build(tensors)
-        elif self._moving and self._pointed != tensors:
-            self._point(tensors)
+            self._build(named)
+        elif self._pointed != named:
+            self._point(named)
         assert self._graph is not None
         self._graph.launch(stream)
 

@@ -1,7 +1,7 @@
 """The workspace of CPU ranks: two slots of a symmetric heap in turn, and the protocol that makes their reuse safe.
 
 The protocol is that of memory/protocol.py, run by the host. At the head of call e a rank has finished all calls before
-it: it zeroes the signals it has read, tells every peer so (the credit), and waits until the givers that the schedule
+it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them
 names have finished the call that used this slot last, the one before the last. Nothing trails a call.
 """
 
@@ -72,8 +72,7 @@ class HostWorkspace:
         slot = HostSlot(self, heap, index, schedule, layout, dtype)
         self._used = heap.signal_lines(self.rank, index)[: layout.signals * SIGNAL_STRIDE_WORDS].cast("B")
         previous, self._last_use[index] = self._last_use[index], call
-        givers = [credit.giver for credit in schedule.credits if credit.taker == self.rank]
-        self._await_credits(heap.word_lines(self.rank), givers, previous, index, timeout_s)
+        self._await_credits(heap.word_lines(self.rank), previous, index, timeout_s)
         return slot
 
     def reset(self, timeout_s: float | None = None) -> None:
@@ -100,9 +99,10 @@ class HostWorkspace:
             self._take(heap)
         return heap
 
-    def _await_credits(self, words: memoryview, givers: list[int], previous: int, slot: int, timeout_s: float) -> None:
+    def _await_credits(self, words: memoryview, previous: int, slot: int, timeout_s: float) -> None:
+        """From every peer, whatever this schedule needs: the one that used the slot last may have been another."""
         pause, start_s = Pause(), time.monotonic()
-        for giver in givers:
+        for giver in range(self.world_size):
             while (seen := words[(COMPLETED + giver) * SIGNAL_STRIDE_WORDS]) < previous:
                 pause()
                 self.board.check_now_and_then()

@@ -9,8 +9,8 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
 from overweave.ir.schedule import INPUT, OUTPUT, Notify, Operation, Reduce, Region, Schedule, Wait
-from overweave.memory.copy_engine import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.memory.layout import SlotLayout
+from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 
 
 class SlotAddresses(Struct, frozen=True):

@@ -79,6 +79,7 @@ class Workspace:
         self._last_stream: int | None = None
         self._last_call = torch.cuda.Event()
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._known_streams: dict[int, torch.cuda.Stream] = {}
         self._watcher = Watcher(self, board)
         board.is_watched = True
         atexit.register(self._finish)
@@ -110,6 +111,13 @@ class Workspace:
         if queue not in self._streams:
             self._streams[queue] = torch.cuda.Stream(self.device, priority=-1)
         return self._streams[queue]
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """The caller's stream, as an object that is made once for each stream."""
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if raw not in self._known_streams:
+            self._known_streams[raw] = torch.cuda.ExternalStream(raw, device=self.device)
+        return self._known_streams[raw]
 
     def enter(self, stream: torch.cuda.Stream) -> None:
         """Begins a call: chains it behind the last one if that ran on another stream. Raises what went wrong before."""

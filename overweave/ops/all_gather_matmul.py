@@ -64,17 +64,14 @@ def all_gather_matmul(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.3.
     """
     resolved = group_of(group)
-    key = key_of(resolved, OPERATOR, x_shard, w, (m, return_gathered, plan))
+    key = key_of(resolved, OPERATOR, x_shard, w, {"m": m, "return_gathered": return_gathered, "plan": plan})
     prepared = prepared_call(resolved, key)
     problem = prepared.problem if prepared else _checked(x_shard, w, m, resolved, return_gathered)
     y = x_shard.new_empty((problem.m, problem.n))
     tensors = {"x": x_shard, "w": w, "y": y}
     if return_gathered:
         tensors["gathered_out"] = x_shard.new_empty((problem.m, problem.k))
-    if y.numel() and problem.k:
-        (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
-    else:
-        y.zero_()
+    (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
     return (y, tensors["gathered_out"]) if return_gathered else y
 
 
@@ -88,8 +85,8 @@ def _checked(x: torch.Tensor, w: torch.Tensor, m: int | None, group: Group, retu
 def _problem(x: torch.Tensor, w: torch.Tensor, m: int | None, group: Group, returns_gathered: bool) -> Problem:
     check_operands(OPERATOR, x, w)
     rows = x.shape[0] * group.world_size if m is None else m
-    if not isinstance(rows, int) or rows < 0:
-        raise InputError(f"{OPERATOR}: m, the rows after the gather", f"got {m!r}", "Pass an int >= 0, or None")
+    if rows < 0:
+        raise InputError(f"{OPERATOR}: m, the rows after the gather", f"got {m}", "Pass an int >= 0, or None")
     lo, hi = shard_rows(rows, group.world_size, group.rank)
     if x.shape[0] != hi - lo:
         found = f"rank {group.rank} of {group.world_size} holds {x.shape[0]} rows, not {hi - lo}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import NoneType
+
 import torch
 
 from overweave.errors import InputError
@@ -9,14 +12,20 @@ from overweave.errors import InputError
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
-def check_kinds(operator: str, x: object, w: object, options: tuple[object, ...]) -> None:
-    """x and w are tensors, options are plain numbers, names or None. Raises InputError."""
+_OPTIONS: dict[str, tuple[type, ...]] = {"m": (int, NoneType), "return_gathered": (bool,), "plan": (str, NoneType)}
+
+
+def check_kinds(operator: str, x: object, w: object, options: Mapping[str, object]) -> None:
+    """x and w are strided tensors, options of the types that the operators declare. Raises InputError."""
     for name, tensor in (("x", x), ("w", w)):
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor")
-    for option in options:
-        if not isinstance(option, int | str | None):
-            raise InputError(f"{operator}: an option", f"got {type(option).__name__}", "Pass m as int, plan as str")
+        if tensor.layout is not torch.strided:
+            raise InputError(f"{operator}: {name}", f"its layout is {tensor.layout}", "Pass a dense tensor")
+    for name, value in options.items():
+        if not isinstance(value, _OPTIONS[name]):
+            wanted = " or ".join(kind.__name__ for kind in _OPTIONS[name])
+            raise InputError(f"{operator}: {name}", f"got {type(value).__name__}", f"Pass {wanted}")
 
 
 def check_operands(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
@@ -35,6 +44,8 @@ def check_operands(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
     if x.shape[1] != w.shape[0]:
         found = f"x is {list(x.shape)}, w is {list(w.shape)}"
         raise InputError(f"{operator}: x [.., k] @ w [k, n]", found, "Pass w as [k, n]; `w.t()` is accepted as it is")
+    if not w.numel():
+        raise InputError(f"{operator}: w [k, n], both at least 1", f"got {list(w.shape)}", "Leave out the call")
     if not x.is_contiguous():
         raise InputError(f"{operator}: x row-major", f"its strides are {x.stride()}", "Pass x.contiguous()")
     if not (w.is_contiguous() or w.t().is_contiguous()):

@@ -6,7 +6,7 @@ they are about to do (memory/board.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from overweave.errors import InputError, OverweaveError
+from overweave.errors import InputError, OverweaveError, ScheduleError
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
@@ -28,10 +28,8 @@ from overweave.tuner.choose import Choice, Target, choose, kernel_obstacle, tile
 GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
 Tensors = dict[str, torch.Tensor]
 Run = Callable[[Tensors], None]
-ALIGNED_BYTES = 16
-
-
 Key = tuple[object, ...]
+ALIGNED_BYTES = 16
 
 
 class Prepared(NamedTuple):
@@ -58,7 +56,7 @@ def group_of(group: GroupLike) -> Group:
     return resolve(group)
 
 
-def key_of(group: Group, operator: str, x: torch.Tensor, w: torch.Tensor, options: tuple[object, ...]) -> Key:
+def key_of(group: Group, operator: str, x: torch.Tensor, w: torch.Tensor, options: Mapping[str, object]) -> Key:
     """Everything that decides how a call runs: equal keys need neither checks nor choices again. Raises InputError."""
     try:
         check_kinds(operator, x, w, options)
@@ -67,7 +65,7 @@ def key_of(group: Group, operator: str, x: torch.Tensor, w: torch.Tensor, option
     misaligned = (x.data_ptr() | w.data_ptr()) % ALIGNED_BYTES
     gradient = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     operands = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
-    return (operator, *operands, misaligned, gradient, *options)
+    return (operator, *operands, misaligned, gradient, *options.values())
 
 
 def prepared_call(group: Group, key: Key) -> Prepared | None:
@@ -79,7 +77,7 @@ def prepared_call(group: Group, key: Key) -> Prepared | None:
 
 
 def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> Prepared:
-    """Agrees with all ranks on a new call, chooses, proves and binds its plan.
+    """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it.
 
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
@@ -87,17 +85,17 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     try:
         choice = choose(problem, target) if plan is None else _asked(problem, target, plan)
         built = build(choice.plan, problem, choice.options, rank=group.rank)
-    except InputError as error:
+        verify_plan(built, MachineLimits(), rank=group.rank).raise_if_refused()
+    except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
-    verify_plan(built, MachineLimits(), rank=group.rank).raise_if_refused()
     prepared = Prepared(problem, signature, choice, _bind(built, group, tensors))
     _PREPARED.setdefault(group.process_group, {})[key] = prepared
     return prepared
 
 
-def refuse(group: Group, error: InputError) -> InputError:
+def refuse(group: Group, error: OverweaveError) -> OverweaveError:
     """Tells the peers, who are about to agree on this call, that this rank cannot take part; the error to raise."""
     with suppress(OverweaveError):
         Board.of(group).agree(f"refused: {error}".encode())
@@ -114,14 +112,15 @@ def target_of(device: torch.device, is_aligned: bool = True) -> Target:
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:
     """The plan that the caller named, `push` or `push pieces=4`. Raises InputError."""
-    name, *pairs = plan.split()
+    name, *pairs = plan.split() or [""]
     options: dict[str, str | int] = {}
     for pair in pairs:
         option, separator, value = pair.partition("=")
-        if not separator:
-            raise InputError(f"plan {plan!r}", f"{pair!r} is no option", "Write NAME option=value ...")
+        if not separator or option in options:
+            found = f"{pair!r} is no option" if not separator else f"{option} is given twice"
+            raise InputError(f"plan {plan!r}", found, "Write NAME option=value ...")
         options[option] = value
-    if name in ("push", "pull", "scatter") and target.kind == "cuda":
+    if name in ("push", "pull", "scatter"):
         obstacle = kernel_obstacle(problem, target)
         if obstacle:
             raise InputError(f"{problem.operator} with plan {plan!r}", obstacle, "Leave the choice to overweave")
@@ -139,7 +138,7 @@ def _signature(problem: Problem, choice: Choice) -> bytes:
 
 def _bind(plan: Plan, group: Group, tensors: Tensors) -> Run:
     if tensors["x"].device.type == "cuda":
-        return bind_on_gpu(plan, group, tensors)
+        return bind_on_gpu(plan, group, tensors) if plan.problem.m else _do_nothing
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
 
     def run(moved: Tensors) -> None:
@@ -147,3 +146,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> Run:
         run_on_host(plan, group, inputs, {name: moved[name] for name in outputs})
 
     return run
+
+
+def _do_nothing(tensors: Tensors) -> None:
+    """A call without rows: ranks agree on it, and nothing is launched."""

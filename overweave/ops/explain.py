@@ -24,14 +24,27 @@ def explain(
     """The plan that `operator` takes for `[m, k] @ [k, n]` on each of `world_size` ranks; print it to read the reasons.
 
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. Without a GPU at hand,
-    device "cuda" means an H200. Raises InputError for an unknown operator or dtype.
+    device "cuda" means an H200. Raises InputError for an unknown operator, dtype or device, or sizes that are none.
     """
     if operator not in RULES:
         raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(RULES)}")
     if dtype not in DTYPES:
         raise InputError(f"explain {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
-    where = torch.device(device)
+    if min(m, n - 1, k - 1, world_size - 1) < 0:
+        found = f"m={m} n={n} k={k} world_size={world_size}"
+        raise InputError(f"explain {operator}", found, "m is at least 0, the others at least 1")
+    where = _device(device)
     problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])  # type: ignore[arg-type]
     has_gpu = where.type == "cuda" and torch.cuda.is_available()
     target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")
     return choose(problem, target)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"explain on device {device}", "there is no such device", "Use cpu or cuda") from error
+    if where.type not in ("cpu", "cuda"):
+        raise InputError(f"explain on device {device}", "overweave does not run there", "Use cpu or cuda")
+    return where

@@ -31,16 +31,13 @@ def matmul_reduce_scatter(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     resolved = group_of(group)
-    key = key_of(resolved, OPERATOR, x, w, (plan,))
+    key = key_of(resolved, OPERATOR, x, w, {"plan": plan})
     prepared = prepared_call(resolved, key)
     problem = prepared.problem if prepared else _checked(x, w, resolved)
     lo, hi = shard_rows(problem.m, resolved.world_size, resolved.rank)
     y = x.new_empty((hi - lo, problem.n))
-    if problem.m and problem.n and problem.k:
-        tensors = {"x": x, "w": w, "y": y}
-        (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
-    else:
-        y.zero_()
+    tensors = {"x": x, "w": w, "y": y}
+    (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
     return y
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from overweave.errors import InputError
+from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.ops.dispatch import GroupLike, group_of, refuse
@@ -33,26 +35,33 @@ def reset(group: GroupLike = None) -> None:
 
 
 def symmetric_empty(
-    shape: tuple[int, ...] | list[int], dtype: torch.dtype, group: GroupLike = None, device: torch.device | None = None
+    shape: Sequence[int], dtype: torch.dtype, group: GroupLike = None, device: torch.device | None = None
 ) -> torch.Tensor:
     """An uninitialised tensor that every GPU of the group can address: peers read it without a staged copy.
 
     Collective: all ranks allocate the same shape and dtype, in the same order. Plans that push read any tensor in
     place; plans that pull spare a copy if their input lies here. On a CPU it is an ordinary tensor.
-    Raises InputError for a shape or dtype that is none, MachineError without peer access.
+    Raises InputError for a shape or dtype that is none, RankMismatch where ranks differ, MachineError without peer
+    access.
     """
     resolved = group_of(group)
-    extents = tuple(shape)
-    if not all(isinstance(extent, int) and extent >= 0 for extent in extents) or not isinstance(dtype, torch.dtype):
-        error = InputError("symmetric_empty", f"shape {extents}, dtype {dtype}", "Pass ints >= 0 and a torch.dtype")
+    if not _is_shape(shape) or not isinstance(dtype, torch.dtype):
+        error = InputError("symmetric_empty", f"shape {shape}, dtype {dtype}", "Pass ints >= 0 and a torch.dtype")
         raise refuse(resolved, error)
+    extents, board = tuple(shape), Board.of(resolved)
+    board.agree(f"symmetric_empty {list(extents)} {dtype}".encode())
     if not torch.cuda.is_available():
+        board.finish()
         return torch.empty(extents, dtype=dtype)
     where = device or torch.device("cuda", torch.cuda.current_device())
     size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
     heap = load("gpu heap")(resolved, where, size_bytes)
     tensor: torch.Tensor = heap.view(0, extents, dtype)
     return tensor
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, Sequence) and all(isinstance(extent, int) and extent >= 0 for extent in shape)
 
 
 def _gpu_workspace(group: Group) -> Any:

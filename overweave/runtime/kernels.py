@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overweave.ir.plan import ReduceConfig, TileRow
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
+from overweave.runtime.launcher import PackedLaunch
 
 BEGIN_BLOCK = 128
 
@@ -37,20 +38,18 @@ def moving(tensor: torch.Tensor) -> Moving:
 
 
 class Launch:
-    """A compiled kernel with its grid, arguments and options."""
+    """A compiled kernel with its grid, arguments and options, loaded and ready."""
 
     def __init__(self, kernel: Any, programs: int, arguments: list[Any], options: dict[str, int]) -> None:
         self.compiled = kernel.warmup(*arguments, grid=(programs,), **options)
         self.compiled._init_handles()
-        self._programs = programs
         self._kept_alive = arguments
-        self._arguments = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in arguments]
+        fixed = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in arguments]
+        self._launch = PackedLaunch(self.compiled, programs, fixed)
 
     def __call__(self, stream: int) -> None:
         """Launches on a stream."""
-        compiled = self.compiled
-        function, metadata = compiled.function, compiled.packed_metadata
-        compiled.run(self._programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
+        self._launch(stream)
 
 
 def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:

@@ -15,9 +15,10 @@ import torch
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, TILE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Operation, Region
 from overweave.memory import driver
-from overweave.memory.copy_engine import CopyQueue, CopyStep
+from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
+from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.library import run_operation
@@ -162,7 +163,7 @@ class CudaRun:
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
-        workspace, stream = self._workspace, torch.cuda.current_stream()
+        workspace, stream = self._workspace, self._workspace.current_stream()
         is_captured = torch.cuda.is_current_stream_capturing()
         if not is_captured:
             workspace.enter(stream)

@@ -62,7 +62,7 @@ def _multiply(compute: Compute, view: View) -> None:
 def _sum_in_order(reduce: Reduce, view: View) -> None:
     if reduce.out.is_empty:
         return
-    total = view(reduce.operands[0]).float()
+    total = view(reduce.operands[0]).to(torch.float32, copy=True)
     for operand in reduce.operands[1:]:
         total += view(operand)
     view(reduce.out).copy_(total)

@@ -57,11 +57,13 @@ def choose(problem: Problem, target: Target) -> Choice:
     overlapped, sequential = f"{problem.operator}.{rule.overlapped}", f"{problem.operator}.sequential"
     if problem.world_size == 1:
         return Choice(sequential, {}, "a group of one has nothing to overlap")
-    if target.kind == "cpu":
-        return Choice(overlapped, {}, "on the CPU the overlapped schedule is emulated, whatever the size")
     obstacle = kernel_obstacle(problem, target)
     if obstacle:
         return Choice(f"{problem.operator}.per_shard", {}, "library matmuls take any layout", ((overlapped, obstacle),))
+    if target.kind == "cpu":
+        return Choice(
+            overlapped, tile_options(target), "on the CPU the overlapped schedule is emulated, whatever the size"
+        )
     too_small = _too_small(problem, rule)
     if too_small:
         return Choice(sequential, {}, "the plain library calls win at this size", ((overlapped, too_small),))
@@ -70,17 +72,19 @@ def choose(problem: Problem, target: Target) -> Choice:
 
 def tile_options(target: Target) -> dict[str, str | int]:
     """Options that every plan with a tile kernel takes on a target."""
+    if target.kind == "cpu":
+        return {}
     return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, "pieces": 1}
 
 
 def kernel_obstacle(problem: Problem, target: Target) -> str:
     """Why the tile kernels cannot, or should not, compute a problem; empty if they can."""
-    if problem.dtype == "float32":
+    if problem.dtype == "float32" and target.kind == "cuda":
         return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
     if problem.k % step or problem.n % step:
         return f"n={problem.n} and k={problem.k} must be multiples of {step}: rows must start at multiples of 16 bytes"
-    if not target.is_aligned:
+    if not target.is_aligned and target.kind == "cuda":
         return "a tensor does not start at a multiple of 16 bytes"
     return ""
 

@@ -1,0 +1,97 @@
+"""Triton's own launcher, called with arguments that are already packed: the one place that knows its insides.
+
+A launch through the public face encodes every tensor descriptor anew, which is most of its host time. Here a
+descriptor is encoded again only when its tensor has moved. Where a Triton version has other insides than those of
+3.6, the public face is used: slower, never wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+try:
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+except ImportError:
+    make_tensordesc_arg = None
+
+Enqueue = Callable[[int, list[Any]], None]
+
+
+class PackedLaunch:
+    """A compiled kernel with a fixed grid, called as `launch(stream)`. `arguments` are read anew at each call.
+
+    An argument is a number, an address, or an object whose `address` may change between calls (kernels.Moving); a
+    descriptor's `base` may be such an object too.
+    """
+
+    def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
+        self._compiled, self._programs, self._arguments = compiled, programs, arguments
+        self._raw = _raw_launcher(compiled)
+        self._moving: list[tuple[int, Any, Any]] = []
+        self._packed: list[Any] = []
+        self._seen: list[int] = []
+        if self._raw is not None:
+            self._pack()
+
+    def __call__(self, stream: int) -> None:
+        """Launches on a stream."""
+        compiled, programs = self._compiled, self._programs
+        function, metadata = compiled.function, compiled.packed_metadata
+        if self._raw is None:
+            compiled.run(programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
+            return
+        packed = self._packed
+        for index, (place, source, encode) in enumerate(self._moving):
+            if source.address != self._seen[index]:
+                self._seen[index] = source.address
+                packed[place] = encode()
+        # grid, stream, function, cooperative, dependent launch, two scratch buffers, metadata, hooks, arguments
+        self._raw(programs, 1, 1, stream, function, False, False, None, None, metadata, None, None, None, *packed)
+
+    def _pack(self) -> None:
+        """Expands descriptors as the launcher wants them and notes where addresses may change."""
+        described = iter(getattr(self._compiled.metadata, "tensordesc_meta", None) or ())
+        for argument in self._arguments:
+            place = len(self._packed)
+            if hasattr(argument, "block_shape"):
+                encode = _Encoder(argument, next(described))
+                self._packed += make_tensordesc_arg(argument, encode.metadata)
+                if hasattr(argument.base, "address"):
+                    self._watch(place, argument.base, encode)
+            elif hasattr(argument, "address"):
+                self._packed.append(argument.address)
+                self._watch(place, argument, lambda argument=argument: argument.address)
+            else:
+                self._packed.append(argument)
+
+    def _watch(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
+        self._moving.append((place, source, encode))
+        self._seen.append(source.address)
+
+
+class _Encoder:
+    """Encodes a descriptor's tensor map for where its tensor lies now."""
+
+    def __init__(self, descriptor: TensorDescriptor, metadata: Any) -> None:
+        self._descriptor, self.metadata = descriptor, metadata
+
+    def __call__(self) -> Any:
+        return make_tensordesc_arg(self._descriptor, self.metadata)[0]
+
+
+def _raw_launcher(compiled: Any) -> Callable[..., None] | None:
+    """The C launcher behind the wrapper that encodes descriptors, or None where Triton is built differently."""
+    launch = getattr(compiled.run, "launch", None)
+    if launch is None or make_tensordesc_arg is None:
+        return None
+    if getattr(compiled.run, "global_scratch_size", 1) or getattr(compiled.run, "profile_scratch_size", 1):
+        return None
+    if not inspect.isfunction(launch):
+        return launch  # type: ignore[no-any-return]
+    inner = inspect.getclosurevars(launch).nonlocals.get("launcher")
+    has_metadata = getattr(compiled.metadata, "tensordesc_meta", None)
+    return inner if callable(inner) and has_metadata else None

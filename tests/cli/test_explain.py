@@ -1,0 +1,37 @@
+"""`overweave explain`: a plan and its reasons for the global shape."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli.main import app
+
+
+def run(*words: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["explain", *words])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def test_overlap_where_it_pays_and_the_library_where_it_does_not():
+    assert run("all_gather_matmul", "--shape", "8192,14336,4096").startswith("all_gather_matmul.push")
+    small = run("matmul_reduce_scatter", "--shape", "64,4096,4096")
+    assert small.startswith("matmul_reduce_scatter.sequential")
+    assert "not matmul_reduce_scatter.scatter" in small
+
+
+def test_the_shape_is_the_global_one():
+    # k of one rank is 12, which is no multiple of 8; as a global k it would be 24.
+    assert "k=12 must be multiples of 8" in run("matmul_reduce_scatter", "--shape", "4096,4096,24", "--world", "2")
+
+
+def test_single_precision_is_the_librarys():
+    assert "fp32" in run("all_gather_matmul", "--shape", "8192,14336,4096", "--dtype", "fp32")
+
+
+@pytest.mark.parametrize(
+    "words", [("matmul", "--shape", "8,8,8"), ("all_gather_matmul", "--shape", "8,9,8", "-w", "2")]
+)
+def test_what_it_refuses(words: tuple[str, ...]):
+    run(*words, exit_code=2)

@@ -1,0 +1,43 @@
+"""A trial says yes only to what is right."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from overweave.ir.plan import Problem
+from overweave.ir.timeline import make_timeline
+from overweave.ops.trial import Case, Trial, try_on_forked_rank
+from overweave.runtime.processes import run_ranks
+from overweave.schedules.catalog import names
+
+NAN = float("nan")
+SMALL = {"m": 37, "n": 24, "k": 16, "world_size": 3, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("is_exact", "error", "library_error", "is_right"),
+    [
+        (True, 1e-3, 1e-3, True),
+        (True, 0.0, 0.0, True),
+        (True, 1.2e-3, 1e-3, False),
+        (False, 1e-3, 1e-3, False),
+        (True, NAN, 1e-3, False),
+    ],
+)
+def test_what_is_right(is_exact: bool, error: float, library_error: float, is_right: bool):
+    case = Case("all_gather_matmul.push", Problem(operator="all_gather_matmul", **SMALL), {})
+    timeline = make_timeline("none", "measured", 3, ())
+    trial = Trial(case=case, is_exact=is_exact, error=error, library_error=library_error, timeline=timeline)
+    assert trial.is_right == is_right
+
+
+@pytest.mark.slow
+def test_every_schedule_on_uneven_shards():
+    cases = [Case(name, Problem(operator=name.split(".")[0], **SMALL), {}, "library") for name in names()]
+    told = run_ranks(try_on_forked_rank, 3, tuple(cases))
+    assert told[1:] == [None, None]
+    trials = msgspec.convert(told[0], list[Trial])
+    assert [trial.case.schedule for trial in trials] == list(names())
+    assert all(trial.is_exact for trial in trials)
+    assert all(trial.error < 0.01 and trial.timeline.spans for trial in trials)
