@@ -1,4 +1,3 @@
-# ruff: noqa: N999
 """The first call: both operators beside what they mean in plain torch.
 
 python examples/01_first_call.py                                  # four emulated ranks, no GPU needed

@@ -1,4 +1,3 @@
-# ruff: noqa: N999
 """A schedule by hand: two ranks swap a matrix. Print it, prove it, break it, and read why it is refused.
 
 python examples/02_schedule_by_hand.py

@@ -1,4 +1,3 @@
-# ruff: noqa: N999
 """Which schedule is fastest on four H200s? Every one of the catalog, simulated for the two halves of an MLP.
 
 python examples/03_simulate.py

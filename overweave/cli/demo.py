@@ -1,4 +1,4 @@
-"""`overweave demo`: both operators with the real kernels on the ranks at hand, checked, and drawn beside the prediction.
+"""`overweave demo`: both operators with the real kernels on the ranks at hand, checked and drawn beside the forecast.
 
 Without GPUs the ranks are processes of this machine and the kernels are interpreted: everything is real but the time.
 """
@@ -14,7 +14,6 @@ from rich.console import Console
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.ranks import (
     Device,
-    case_of,
     how_many,
     is_one_of_the_ranks,
     start_on_gpus,
@@ -23,6 +22,7 @@ from overweave.cli.ranks import (
     where,
 )
 from overweave.ir.plan import Problem
+from overweave.ops.trial import case_of
 
 MACHINE, MACHINE_RANKS = "h200x4", 4
 FAILED = 1
@@ -67,4 +67,6 @@ def demo(
 def problem_for(name: str, place: str, world_size: int) -> Problem:
     """What one of the operators computes here."""
     sizes = REAL[name] if place == "cuda" else EMULATED | {"m": EMULATED["m"] * world_size}
-    return Problem(operator=name.split(".")[0], world_size=world_size, dtype="bfloat16", **sizes)
+    return Problem(
+        operator=name.split(".")[0], world_size=world_size, dtype="bfloat16", m=sizes["m"], n=sizes["n"], k=sizes["k"]
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import torch
 import typer
 
 from overweave.cli.trace import problem_of_shape
+from overweave.ops.arguments import DTYPES
 from overweave.ops.explain import explain as explain_choice
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def explain(
@@ -22,5 +22,8 @@ def explain(
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
     problem = problem_of_shape(operator, shape, world)
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
-    typer.echo(str(explain_choice(operator, world_size=world, dtype=DTYPES[dtype], device=device, **sizes)))
+    named = {name: known for known, name in DTYPES.items()}
+    choice = explain_choice(
+        operator, m=problem.m, n=problem.n, k=problem.k, world_size=world, dtype=named[NAMES[dtype]], device=device
+    )
+    typer.echo(str(choice))

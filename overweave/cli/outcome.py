@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -22,8 +22,10 @@ from overweave.tuner.choose import Target, tile_options
 
 try:
     from overweave.cli.pictures_png import save_png
+
+    draw: Callable[..., None] | None = save_png
 except ImportError:  # matplotlib is an extra: without it there is no picture, and all the rest
-    save_png = None  # type: ignore[assignment]
+    draw = None
 
 COMPARABLE = 5.0  # emulated ranks are a thousand times slower than what is simulated: each then has its own scale
 _COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
@@ -75,9 +77,9 @@ def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> Non
     trace, picture = folder / f"{name}.json", folder / f"{name}.png"
     write_trace(trace, *timelines)
     console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev", soft_wrap=True)
-    if save_png is None:
+    if draw is None:
         console.print("no picture: matplotlib is missing; install overweave\\[viz]")
     else:
         times_us = [timeline.total_us for timeline in timelines]
-        save_png(picture, *timelines, one_scale=max(times_us) < COMPARABLE * min(times_us))
+        draw(picture, *timelines, one_scale=max(times_us) < COMPARABLE * min(times_us))
         console.print(f"{picture}: the same, drawn", soft_wrap=True)

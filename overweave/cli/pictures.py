@@ -64,7 +64,7 @@ def time_text(time_us: float) -> str:
 
 
 def _bar(spans: list[Span], total_us: float, width: int) -> Text:
-    """Each cell shows the kind that fills most of it, or nothing; in a queue of its own no chunk is too short to see."""
+    """Each cell shows the kind that fills most of it, or nothing; outside of kernels no chunk is too short to see."""
     cells: list[dict[Kind, float]] = [{} for _ in range(width)]
     cell_us = total_us / width if total_us else 1.0
     is_alone = len({span.track for span in spans}) == 1

@@ -12,7 +12,6 @@ from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.plans import options_of
 from overweave.cli.ranks import (
     Device,
-    case_of,
     how_many,
     is_one_of_the_ranks,
     start_on_gpus,
@@ -23,6 +22,7 @@ from overweave.cli.ranks import (
 from overweave.cli.simulate import SPLIT, local_shape
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
+from overweave.ops.trial import case_of
 from overweave.schedules.catalog import template_of
 from overweave.tuner.choose import Target, choose
 
@@ -70,7 +70,7 @@ def problem_of_shape(operator: str, shape: str, world_size: int) -> Problem:
     if operator not in SPLIT:
         raise InputError(f"operator {operator[:60]}", "there is no such operator", f"Operators: {', '.join(SPLIT)}")
     sizes = local_shape(operator, shape, world_size)
-    return Problem(operator=operator, world_size=world_size, dtype="bfloat16", **sizes)
+    return Problem(operator=operator, world_size=world_size, dtype="bfloat16", m=sizes["m"], n=sizes["n"], k=sizes["k"])
 
 
 def _schedule(

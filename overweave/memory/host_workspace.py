@@ -2,7 +2,7 @@
 
 The protocol is that of memory/protocol.py, run by the host. At the head of call e a rank has finished all calls before
 it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them
-names have finished the call that used this slot last, the one before the last. Nothing trails a call.
+have finished the call that used this slot last, the one before the last. Nothing trails a call.
 """
 
 from __future__ import annotations

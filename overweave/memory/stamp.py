@@ -21,7 +21,7 @@ CLOCK = tl.constexpr(1)
 
 
 @triton.jit
-def stamp_kernel(state, addresses, own, words, limits, rank, world_size):
+def stamp_kernel(state, addresses, own, words, limits, rank, world_size):  # type: ignore[no-untyped-def]
     """See the module. own: one word per peer, here; addresses: where each rank's words lie."""
     turn = (tl.load(state + TURN) + 1).to(tl.int32)
     for peer in range(world_size):
@@ -34,7 +34,7 @@ def stamp_kernel(state, addresses, own, words, limits, rank, world_size):
 
 
 class Stamp:
-    """A barrier on the current stream that takes the time. Made collectively; bounded as every wait of the workspace."""
+    """A barrier on the current stream that takes the time. Made collectively; bounded as all waits of the workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         group, device = workspace.group, workspace.device

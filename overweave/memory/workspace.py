@@ -115,9 +115,15 @@ class Workspace:
     def current_stream(self) -> torch.cuda.Stream:
         """The caller's stream, as an object that is made once for each stream."""
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if raw not in self._known_streams:
-            self._known_streams[raw] = torch.cuda.ExternalStream(raw, device=self.device)
-        return self._known_streams[raw]
+        stream = self._known_streams.get(raw)
+        if stream is None:
+            # ExternalStream(0) is not the default stream but a new one from the pool.
+            is_default = raw == torch.cuda.default_stream(self.device).cuda_stream
+            stream = (
+                torch.cuda.default_stream(self.device) if is_default else torch.cuda.ExternalStream(raw, self.device)
+            )
+            self._known_streams[raw] = stream
+        return stream
 
     def enter(self, stream: torch.cuda.Stream) -> None:
         """Begins a call: chains it behind the last one if that ran on another stream. Raises what went wrong before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,15 +15,21 @@ from overweave.ir.timeline import Timeline
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve
 from overweave.ops import reference
+from overweave.ops.dispatch import target_of
 from overweave.runtime.backends import load
 from overweave.runtime.host import Depth, run_on_host
 from overweave.runtime.trace_host import trace_on_host
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog import build, template_of
+from overweave.tuner.choose import Target, kernel_obstacle, tile_options
 
 ALL_GATHER = "all_gather_matmul"
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
 ERROR_RATIO = 1.05  # how much less exact than torch and its collectives a result may be
 SEED = 2024
+# Tiles of a size at which the interpreter still has several for each chunk, and how many steps of its main loops, at
+# about 2 ms each, are worth a rank's wait.
+EMULATED_TILES = {"block_m": 32, "block_n": 64, "block_k": 32}
+INTERPRETED_STEPS = 4096
 
 Tensors = dict[str, torch.Tensor]
 
@@ -36,7 +43,8 @@ class Case(Struct, frozen=True):
     schedule: str
     problem: Problem
     options: dict[str, str | int]
-    depth: Depth = "interpreter"
+    device: Literal["cpu", "cuda"]
+    depth: Depth = "library"
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -57,14 +65,29 @@ class Trial(Struct, frozen=True, kw_only=True):
         return self.is_exact and self.error <= max(self.library_error * ERROR_RATIO, 1e-12)
 
 
-def try_case(case: Case, group: Group, device: torch.device) -> Trial | None:
+def case_of(schedule: str, problem: Problem, device: Literal["cpu", "cuda"], options: dict[str, str | int]) -> Case:
+    """A schedule on a device: with the best tile kernel on a GPU; interpreted on the CPU, where that ends in time."""
+    if not template_of(schedule).is_fused:
+        return Case(schedule, problem, options, device)
+    if device == "cuda":
+        best = tile_options(target_of(_device(device)))
+        return Case(schedule, problem, best | options, device)
+    block_m, block_n, block_k = EMULATED_TILES.values()
+    steps = -(-problem.m // block_m) * -(-problem.n // block_n) * -(-problem.k // block_k)
+    if steps > INTERPRETED_STEPS or kernel_obstacle(problem, Target("cpu")):
+        return Case(schedule, problem, options, device)
+    return Case(schedule, problem, {**EMULATED_TILES, "pieces": 2, **options}, device, "interpreter")
+
+
+def try_case(case: Case, group: Group) -> Trial | None:
     """Runs a case twice, the second time traced. Collective; on rank 0 what came out, None elsewhere.
 
     Raises InputError for a schedule that is none, and whatever a call of the operator raises.
     """
     plan = build(case.schedule, case.problem, case.options, rank=group.rank)
     verify_schedule(plan.schedule).raise_if_refused()
-    run, trace = _on_gpu(plan, group, device) if device.type == "cuda" else _on_host(plan, group, case.depth)
+    device = _device(case.device)
+    run, trace = _on_gpu(plan, group, device) if case.device == "cuda" else _on_host(plan, group, case.depth)
 
     tensors = _integers(case.problem, group, device)
     run(tensors)
@@ -88,10 +111,14 @@ def try_case(case: Case, group: Group, device: torch.device) -> Trial | None:
 
 
 def try_on_forked_rank(cases: tuple[Case, ...]) -> object:
-    """For `run_ranks`: the trials as plain data on rank 0, None elsewhere. On the CPU."""
+    """For `run_ranks`: the trials as plain data on rank 0, None elsewhere."""
     group = resolve(None)
-    trials = [try_case(case, group, torch.device("cpu")) for case in cases]
+    trials = [try_case(case, group) for case in cases]
     return to_builtins(trials) if group.rank == 0 else None
+
+
+def _device(kind: str) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 
 Run = Callable[[Tensors], None]

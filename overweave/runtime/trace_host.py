@@ -1,4 +1,4 @@
-"""One traced call of a Plan on emulated ranks. The ranks of a host share one clock, which interpreted kernels read too."""
+"""One traced call of a Plan on emulated ranks. A host's ranks share one clock, which interpreted kernels read too."""
 
 from __future__ import annotations
 

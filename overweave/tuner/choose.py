@@ -61,9 +61,7 @@ def choose(problem: Problem, target: Target) -> Choice:
     if obstacle:
         return Choice(f"{problem.operator}.per_shard", {}, "library matmuls take any layout", ((overlapped, obstacle),))
     if target.kind == "cpu":
-        return Choice(
-            overlapped, tile_options(target), "on the CPU the overlapped schedule is emulated, whatever the size"
-        )
+        return Choice(overlapped, {}, "on the CPU the overlapped schedule is emulated, whatever the size")
     too_small = _too_small(problem, rule)
     if too_small:
         return Choice(sequential, {}, "the plain library calls win at this size", ((overlapped, too_small),))

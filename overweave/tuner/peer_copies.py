@@ -12,9 +12,10 @@ import torch
 from overweave.errors import MachineError
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
+from overweave.memory.steps import CopyStep, Place
 
 try:
-    from overweave.memory.copy_engine import CopyQueue, CopyStep, Place
+    from overweave.memory.copy_engine import CopyQueue
 except ImportError:  # cuda-bindings is an extra: without it there is no copy engine to measure
     HAS_COPY_ENGINE = False
 else:

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
-from overweave.cli.ranks import case_of
 from overweave.cli.trace import problem_of_shape
 from overweave.ir.trace import from_chrome
+from overweave.ops.trial import case_of
 from overweave.schedules.catalog import names
 from tests.source_tree import ROOT
 

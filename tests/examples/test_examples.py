@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -43,8 +44,9 @@ def test_simulate(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.slow
 def test_first_call():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(EXAMPLES / "01_first_call.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert "rank 0 of 4: y [256, 96], z [64, 96], off plain torch by 0\n" in result.stdout
     assert "all_gather_matmul.push" in result.stdout

@@ -26,7 +26,7 @@ SMALL = {"m": 37, "n": 24, "k": 16, "world_size": 3, "dtype": "bfloat16"}
     ],
 )
 def test_what_is_right(is_exact: bool, error: float, library_error: float, is_right: bool):
-    case = Case("all_gather_matmul.push", Problem(operator="all_gather_matmul", **SMALL), {})
+    case = Case("all_gather_matmul.push", Problem(operator="all_gather_matmul", **SMALL), {}, "cpu")
     timeline = make_timeline("none", "measured", 3, ())
     trial = Trial(case=case, is_exact=is_exact, error=error, library_error=library_error, timeline=timeline)
     assert trial.is_right == is_right
@@ -34,7 +34,7 @@ def test_what_is_right(is_exact: bool, error: float, library_error: float, is_ri
 
 @pytest.mark.slow
 def test_every_schedule_on_uneven_shards():
-    cases = [Case(name, Problem(operator=name.split(".")[0], **SMALL), {}, "library") for name in names()]
+    cases = [Case(name, Problem(operator=name.split(".")[0], **SMALL), {}, "cpu") for name in names()]
     told = run_ranks(try_on_forked_rank, 3, tuple(cases))
     assert told[1:] == [None, None]
     trials = msgspec.convert(told[0], list[Trial])

@@ -1,0 +1,61 @@
+"""`all_gather_matmul` on CPU ranks through its public face: every bit, whatever the shape, dtype, layout and plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import overweave as ow
+from overweave.ops import reference
+from overweave.ops.all_gather_matmul import OPERATOR
+from overweave.runtime.processes import run_ranks
+from overweave.schedules.catalog import names
+from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
+
+PLANS = ("sequential", "per_shard", "push", "pull")
+WITH_OPTIONS = (
+    "per_shard order=all_peers",
+    "push pieces=1",
+    "push pieces=3 order=all_peers",
+    "pull pieces=3",
+    "push block_m=16 block_n=16",
+)
+
+
+def test_every_plan_of_the_catalog_is_tried():
+    assert names(OPERATOR) == tuple(f"{OPERATOR}.{plan}" for plan in PLANS)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_any_number_of_rows(world_size: int):
+    calls = calls_of_any_size(OPERATOR, world_size, seed=world_size)
+    assert run_ranks(wrong_calls, world_size, calls) == [[]] * world_size
+
+
+def test_every_plan():
+    calls = calls_by_plan(OPERATOR, PLANS + WITH_OPTIONS, m=37, dtypes=("bfloat16",))
+    gathered = [Call(OPERATOR, 37, plan=plan, returns_gathered=True) for plan in PLANS]
+    assert run_ranks(wrong_calls, 3, calls + gathered) == [[]] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+def test_every_plan_and_dtype_with_any_number_of_rows(world_size: int):
+    calls = [call for m in (0, 1, world_size - 1, 67) for call in calls_by_plan(OPERATOR, PLANS, m, DTYPES)]
+    calls += [call for seed in range(4) for call in calls_of_any_size(OPERATOR, world_size, seed)]
+    assert run_ranks(wrong_calls, world_size, calls, timeout_s=200) == [[]] * world_size
+
+
+def compare_with_plain_torch() -> list[float]:
+    """The largest difference to the reference, shards even by default and ragged with m."""
+    torch.manual_seed(torch.distributed.get_rank())
+    w, differences = torch.randn(16, 8), []
+    for rows, m in ((4, None), (2 if torch.distributed.get_rank() == 0 else 1, 3)):
+        x = torch.randn(rows, 16)
+        ours, theirs = ow.all_gather_matmul(x, w, m=m), reference.all_gather_matmul(x, w, m=m)
+        differences.append(float((ours - theirs).abs().max()))
+    return differences
+
+
+def test_the_reference_says_the_same():
+    assert all(difference < 1e-5 for told in run_ranks(compare_with_plain_torch, 2) for difference in told)
