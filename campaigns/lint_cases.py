@@ -18,6 +18,7 @@ from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
+from overweave.memory.stamp import stamp_kernel
 from overweave.schedules.tile_shape import Kernel, shapes
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -65,6 +66,7 @@ RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed
 def cases() -> Iterator[Case]:
     """All of them."""
     yield begin_case()
+    yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)
     for kernel, dtypes in TILE_KERNELS.items():
@@ -89,6 +91,22 @@ def begin_case() -> Case:
     )
     signature = {"state": "*i64", "claims": "*i32", **PROTOCOL, **numbers}
     return Case(_source(begin_kernel, signature, {"BLOCK": BEGIN_BLOCK}, {"num_warps": 4}, ""), contract)
+
+
+def stamp_case() -> Case:
+    """The barrier that takes the time, for traces: nothing but words stands behind its signals."""
+    contract = Contract(
+        waits=1,
+        looks=1,
+        releases=1,
+        guarded=(Guard("signals", ()),),
+        announced=(Guard("*addresses", ()),),
+        alarm=("words",),
+    )
+    tables = {"state": "*i64", "addresses": "*i64", "signals": "*i32", "words": "*i32", "limits": "*i64"}
+    return Case(
+        _source(stamp_kernel, {**tables, "rank": "i32", "world_size": "i32"}, {}, {"num_warps": 4}, ""), contract
+    )
 
 
 def reduction_case(dtype: Dtype, operands: int, traced: bool) -> Case:

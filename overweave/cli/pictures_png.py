@@ -12,13 +12,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 
 from overweave.cli.pictures import COLOURS, MANY_US, gathered, time_text
 from overweave.errors import InputError
 from overweave.ir.timeline import BEGIN, KINDS, WAIT, Kind, Span, Timeline
 
-_BAR, _KERNEL, _GAP = 0.55, 1.15, 0.5  # heights of rows, and of the space between ranks, in units of _ROW_INCHES
+# Heights of rows, and of the space between rows and between ranks, in units of _ROW_INCHES.
+_BAR, _KERNEL, _BETWEEN, _GAP = 0.55, 1.15, 0.12, 0.5
 _ROW_INCHES, _HEAD_INCHES, _COLUMN_INCHES, _DPI = 0.23, 0.62, 9.0, 150
 _INK, _DIM, _BAND, _WAITING = "#1b1f24", "#6b7280", "#f3f5f8", "#c9ced6"
 _HATCHES = {"collective": "xxx"}  # a second sign beside colour
@@ -36,7 +38,8 @@ def save_png(path: Path, *timelines: Timeline, one_scale: bool = True) -> None:
     columns = 2 if len(timelines) > 2 else 1
     lines = [timelines[first : first + columns] for first in range(0, len(timelines), columns)]
     heights = [max(_height(timeline) for timeline in line) * _ROW_INCHES + _HEAD_INCHES for line in lines]
-    figure = Figure(figsize=(_COLUMN_INCHES * columns, sum(heights) + 0.45), dpi=_DPI, layout="constrained")
+    layout = ConstrainedLayoutEngine(hspace=0.06, wspace=0.03)
+    figure = Figure(figsize=(_COLUMN_INCHES * columns, sum(heights) + 0.45), dpi=_DPI, layout=layout)
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
     longest_us = max(timeline.total_us for timeline in timelines)
@@ -93,10 +96,9 @@ def _draw(axis: Axes, timeline: Timeline, until_us: float) -> None:
 
 def _draw_row(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None:
     low, high = place
-    if len({span.track for span in spans if span.kind != BEGIN}) > 1:
-        heads = [span for span in spans if span.kind == BEGIN]
+    if _is_kernel(spans):
         _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])
-        spans = heads
+        spans = [span for span in spans if span.kind == BEGIN]
     for kind in sorted(KINDS, key=lambda kind: kind != WAIT):  # waits lie under what ran meanwhile
         bars = [(span.begin_us, span.end_us - span.begin_us) for span in spans if span.kind == kind]
         if bars:
@@ -128,22 +130,24 @@ def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[Span]) ->
 
 
 def _rows(timeline: Timeline) -> list[Rows]:
-    """(top, bottom, label, spans) of each row of each rank; the head of the call stands in the rank's first row."""
+    """(top, bottom, label, spans) of each row of each rank."""
     ranks: list[Rows] = []
     at = 0.0
     for rank in range(timeline.world_size):
         tracks = {track: spans for (owner, track), spans in gathered(timeline).items() if owner == rank}
-        heads = [span for spans in tracks.values() for span in spans if span.kind == BEGIN]
-        work = {track: [span for span in spans if span.kind != BEGIN] for track, spans in tracks.items()}
         rows: Rows = []
-        for track, spans in sorted(work.items(), key=_standing):
-            if spans:
-                height = _KERNEL if len({span.track for span in spans}) > 1 else _BAR
-                rows.append((at, at + height, track, spans if rows else heads + spans))
-                at += height + 0.12
+        for track, spans in sorted(tracks.items(), key=_standing):
+            height = _KERNEL if _is_kernel(spans) else _BAR
+            rows.append((at, at + height, track, spans))
+            at += height + _BETWEEN
         ranks.append(rows)
         at += _GAP
     return ranks
+
+
+def _is_kernel(spans: list[Span]) -> bool:
+    """Whether several programs share the row."""
+    return len({span.track for span in spans if span.kind != BEGIN}) > 1
 
 
 def _standing(row: tuple[str, list[Span]]) -> tuple[int, str]:

@@ -24,7 +24,7 @@ def check_kinds(operator: str, x: object, w: object, options: Mapping[str, objec
             raise InputError(f"{operator}: {name}", f"its layout is {tensor.layout}", "Pass a dense tensor")
     for name, value in options.items():
         if not isinstance(value, _OPTIONS[name]):
-            wanted = " or ".join(kind.__name__ for kind in _OPTIONS[name])
+            wanted = " or ".join(kind.__name__ for kind in _OPTIONS[name]).replace("NoneType", "None")
             raise InputError(f"{operator}: {name}", f"got {type(value).__name__}", f"Pass {wanted}")
 
 

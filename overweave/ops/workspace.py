@@ -37,10 +37,11 @@ def reset(group: GroupLike = None) -> None:
 def symmetric_empty(
     shape: Sequence[int], dtype: torch.dtype, group: GroupLike = None, device: torch.device | None = None
 ) -> torch.Tensor:
-    """An uninitialised tensor that every GPU of the group can address: peers read it without a staged copy.
+    """A tensor of zeros that every GPU of the group can address: peers read it without a staged copy.
 
-    Collective: all ranks allocate the same shape and dtype, in the same order. Plans that push read any tensor in
-    place; plans that pull spare a copy if their input lies here. On a CPU it is an ordinary tensor.
+    Collective: all ranks allocate the same shape and dtype, in the same order. The operators read any input in place
+    and stage nothing when they push, so they run no faster with it; it is for kernels of your own that read a peer's
+    tensor. On a CPU it is an ordinary tensor.
     Raises InputError for a shape or dtype that is none, RankMismatch where ranks differ, MachineError without peer
     access.
     """

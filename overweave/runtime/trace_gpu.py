@@ -14,7 +14,9 @@ import torch.distributed as dist
 
 from overweave.ir.plan import TILE_KERNEL, Plan
 from overweave.ir.timeline import BEGIN, KINDS, Timeline
-from overweave.memory.stamp import Stamp
+from overweave.memory.cuda_heap import CudaHeap
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES
+from overweave.memory.stamp import CLOCK, stamp_kernel
 from overweave.memory.workspace import Workspace
 from overweave.runtime.launch import BoundSlot, CudaRun, Tensors
 from overweave.runtime.matmul import programs_for
@@ -31,6 +33,27 @@ from overweave.runtime.trace import (
 
 WARM_CALLS = 4  # both slots, twice
 SLEEP_CYCLES = 4_000_000  # about 2 ms: longer than the host needs to enqueue a call chunk by chunk
+
+
+class Stamp:
+    """A barrier on the current stream that takes the time. Made collectively; bounded as all waits of the workspace."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        group, device = workspace.group, workspace.device
+        self._heap = CudaHeap(group, device, group.world_size * SIGNAL_STRIDE_BYTES)
+        self._state = torch.zeros(2, dtype=torch.int64, device=device)
+        addresses = torch.tensor(self._heap.addresses, dtype=torch.int64, device=device)
+        signals = self._heap.view(0, (group.world_size * SIGNAL_STRIDE_BYTES // 4,), torch.int32)
+        words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        self._arguments = (self._state, addresses, signals, words, workspace.limits, group.rank, group.world_size)
+
+    def __call__(self) -> None:
+        """Enqueues it. Every rank calls as often."""
+        stamp_kernel[(1,)](*self._arguments, num_warps=4)
+
+    def clock_ns(self) -> int:
+        """What the device clock showed as this rank left the last barrier. Waits for it."""
+        return int(self._state[CLOCK.value])
 
 
 def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline | None:

@@ -1,4 +1,4 @@
-"""`matmul_reduce_scatter` on CPU ranks through its public face: every bit, whatever the shape, dtype, layout and plan."""
+"""`matmul_reduce_scatter` on CPU ranks through its public face: every bit, for any shape, dtype, layout, plan."""
 
 from __future__ import annotations
 

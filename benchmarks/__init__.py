@@ -1,0 +1,1 @@
+"""Shapes, results, and the table that the README shows of them."""

@@ -1,0 +1,52 @@
+"""`explain`: the plan and its reasons, without a group, and typed errors for what is no problem."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import overweave as ow
+from overweave.errors import InputError
+
+SIZES = {"m": 8192, "n": 3584, "k": 4096, "world_size": 4}
+
+
+@pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter"])
+def test_a_large_problem_overlaps_and_a_small_one_does_not(operator: str):
+    large, small = (ow.explain(operator, **{**SIZES, "m": m}) for m in (8192, 4))
+    assert not large.plan.endswith("sequential")
+    assert small.plan == f"{operator}.sequential"
+    assert f"not {large.plan}: " in str(small)
+    assert "overlap pays from" in str(small)
+
+
+def test_it_says_what_runs_on_a_cpu():
+    choice = ow.explain("all_gather_matmul", **SIZES, device="cpu")
+    assert str(choice).splitlines()[0] == "all_gather_matmul.push"
+    assert "emulated" in str(choice)
+
+
+def test_it_says_why_a_kernel_is_not_taken():
+    text = str(ow.explain("matmul_reduce_scatter", **{**SIZES, "n": 3583}))
+    assert text.startswith("matmul_reduce_scatter.per_shard")
+    assert "not matmul_reduce_scatter.scatter: n=3583" in text
+    assert "fp32" in str(ow.explain("all_gather_matmul", **SIZES, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"operator": "matmul"}, "there is no such operator"),
+        ({"dtype": torch.float64}, "dtype torch.float64"),
+        ({"device": "nowhere"}, "there is no such device"),
+        ({"device": "meta"}, "does not run there"),
+        ({"m": -1}, "m=-1"),
+        ({"n": 0}, "n=0"),
+        ({"k": 0}, "k=0"),
+        ({"world_size": 0}, "world_size=0"),
+    ],
+)
+def test_what_is_no_problem_is_refused(changes: dict[str, object], found: str):
+    with pytest.raises(InputError) as caught:
+        ow.explain(**{"operator": "all_gather_matmul", **SIZES, **changes})
+    assert found in str(caught.value)

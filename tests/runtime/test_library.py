@@ -1,0 +1,122 @@
+"""Library operations: uneven collectives on gloo move what the schedule says, sums are fp32 and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import Problem
+from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
+from overweave.memory.group import resolve
+from overweave.runtime.library import full_precision, run_operation
+from overweave.runtime.processes import run_ranks
+from overweave.schedules.catalog import build
+
+
+def collective_of(operator: str, m: int, world_size: int, rank: int) -> Collective:
+    problem = Problem(operator=operator, m=m, n=8, k=8, world_size=world_size, dtype="float32")
+    operations = build(f"{operator}.sequential", problem, {}).schedule.of_rank(rank)
+    return next(operation for operation in operations if isinstance(operation, Collective))
+
+
+def collect(operator: str, m: int, dtype: torch.dtype) -> bool:
+    """Runs the collective of a plan on buffers whose elements name their row, and the rank that holds them."""
+    group = resolve(None)
+    collective = collective_of(operator, m, group.world_size, group.rank)
+    rows = torch.arange(m).float().reshape(m, 1).expand(m, 8)
+    tensors: dict[str, torch.Tensor] = {}
+    for region in collective.writes:
+        tensors.setdefault(region.buffer, torch.full((m, 8), torch.nan, dtype=dtype))
+    for region in collective.reads:
+        first = group.rank * -(-m // group.world_size) if operator == "all_gather_matmul" else 0
+        tensors.setdefault(
+            region.buffer, (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
+        )
+    run_operation(collective, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
+    (target,) = {region.buffer for region in collective.writes}
+    if operator == "all_gather_matmul":
+        return torch.equal(tensors[target], rows.to(dtype))
+    lo, hi = collective.sources[group.rank].rows
+    total = rows[lo:hi] * group.world_size + sum(range(group.world_size))
+    return torch.equal(tensors[target][: hi - lo], total.to(dtype))
+
+
+def collect_all(operator: str) -> list[str]:
+    world_size = resolve(None).world_size
+    return [
+        f"m={m} {dtype}"
+        for m in (1, world_size, world_size + 1, 2 * world_size + 1, 8 * world_size)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if not collect(operator, m, dtype)
+    ]
+
+
+@pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_collectives_of_even_and_uneven_shards(operator: str, world_size: int):
+    assert run_ranks(collect_all, world_size, operator) == [[]] * world_size
+
+
+def region(name: str, rows: int = 2, cols: int = 2) -> Region:
+    return Region(name, 0, (0, rows), (0, cols))
+
+
+def run_alone(operation: Compute | Reduce | Put, **tensors: torch.Tensor) -> None:
+    run_operation(operation, lambda part: tensors[part.buffer][slice(*part.rows), slice(*part.cols)], None)  # type: ignore[arg-type]
+
+
+def test_a_matmul_overwrites_or_adds():
+    a, b, out = torch.eye(2) * 3, torch.ones(2, 2), torch.full((2, 2), 5.0)
+    compute = Compute(name="c", rank=0, queue="main", a=(region("a"),), b=region("b"), out=(region("out"),))
+    run_alone(compute, a=a, b=b, out=out)
+    assert out.eq(3).all()
+    added = Compute(
+        name="c", rank=0, queue="main", a=(region("a"),), b=region("b"), out=(region("out"),), accumulate=True
+    )
+    run_alone(added, a=a, b=b, out=out)
+    assert out.eq(6).all()
+
+
+def test_a_sum_is_in_fp32_in_order_and_rounded_once():
+    """In bf16, 256 + 1 is 256: summed step by step the ones would be lost."""
+    parts = {name: torch.full((2, 2), value).bfloat16() for name, value in (("a", 256.0), ("b", 1.0), ("c", 1.0))}
+    out = torch.empty(2, 2).bfloat16()
+    reduce = Reduce(name="r", rank=0, queue="main", operands=tuple(map(region, parts)), out=region("out"))
+    run_alone(reduce, **parts, out=out)
+    assert out.eq(258).all()
+
+
+def test_what_moves_between_ranks_is_no_library_operation():
+    put = Put(name="p", rank=0, queue="main", sources=(region("a"),), destinations=(region("b"),))
+    with pytest.raises(ScheduleError) as caught:
+        run_alone(put)
+    assert "copy engine" in str(caught.value)
+
+
+@pytest.fixture
+def tf32() -> Iterator[Any]:
+    """torch's settings of CUDA matmuls, as they were again afterwards."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    yield settings
+    settings.allow_tf32 = before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_callers_choice_of_tf32_is_put_aside_and_put_back(tf32: Any, dtype: torch.dtype, wanted: bool):
+    tf32.allow_tf32 = wanted
+    with full_precision(dtype):
+        assert tf32.allow_tf32 == (wanted and dtype != torch.float32)
+    assert tf32.allow_tf32 == wanted
+
+
+def test_it_is_put_back_after_an_error(tf32: Any):
+    tf32.allow_tf32 = True
+    with pytest.raises(ZeroDivisionError), full_precision(torch.float32):
+        _ = 1 / 0
+    assert tf32.allow_tf32
