@@ -78,7 +78,10 @@ def cases() -> Iterator[Case]:
 
 
 def begin_case() -> Case:
-    """The head of a call. Two looks: at all credits, and the alarm's. Three releases: the credit, and of the alarm its report and the peers' abort words."""
+    """The head of a call. Two looks: at all credits, and the alarm's.
+
+    Three releases: the credit, and of the alarm its report and the peers' abort words.
+    """
     numbers = dict.fromkeys(("slot", "signal_count", "rank", "world_size"), "i32")
     contract = Contract(
         waits=1,

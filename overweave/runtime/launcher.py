@@ -64,7 +64,7 @@ class PackedLaunch:
                     self._watch(place, argument.base, encode)
             elif hasattr(argument, "address"):
                 self._packed.append(argument.address)
-                self._watch(place, argument, lambda argument=argument: argument.address)
+                self._watch(place, argument, argument.data_ptr)
             else:
                 self._packed.append(argument)
 
