@@ -42,6 +42,8 @@ WAIT_HI = tl.constexpr(TileRow._fields.index("wait_hi"))
 WAIT_COUNT = tl.constexpr(TileRow._fields.index("wait_count"))
 SIGNAL = tl.constexpr(TileRow._fields.index("signal"))
 OPERATION = tl.constexpr(TileRow._fields.index("operation"))
+ALSO = tl.constexpr(TileRow._fields.index("also"))
+ALSO_COUNT = tl.constexpr(TileRow._fields.index("also_count"))
 
 IS_MULTIPLY = tl.constexpr(MULTIPLY)
 IS_REDUCE = tl.constexpr(REDUCE)
@@ -70,6 +72,8 @@ def wait_for_tile(table, tile, signals, words, limits, world_size):
         read_column(table, tile, WAIT_LO),
         read_column(table, tile, WAIT_HI),
         read_column(table, tile, WAIT_COUNT),
+        read_column(table, tile, ALSO),
+        read_column(table, tile, ALSO_COUNT),
         read_column(table, tile, OPERATION),
         words,
         limits,

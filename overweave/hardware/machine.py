@@ -143,13 +143,18 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """One host: `gpus` equal processors, each with one port in and one out of a switch that never blocks."""
+    """One host: `gpus` equal processors, each with one port in and one out of a switch that never blocks.
+
+    hbm, elementwise: bytes read plus bytes written, by kernels that only move, and by the library's elementwise kernels
+    that also convert between dtypes.
+    """
 
     name: str
     title: str
     gpus: Whole
     processor: Processor
     hbm: Bandwidth
+    elementwise: Bandwidth
     tiles: tuple[TileRate, ...]
     dtypes: tuple[DtypeRate, ...]
     links: Links

@@ -102,6 +102,7 @@ class TileRow(NamedTuple):
     from the first row of each operand of its operation (REDUCE).
     wait_lo, wait_hi, wait_count: the signals of the own rank it waits for (none if wait_lo == wait_hi).
     signal: the signal of the own rank it adds one to, or NO_SIGNAL.
+    also, also_count: one more signal it waits for, with its own count, or NO_SIGNAL.
     operation: position of its operation among those of the rank and queue, for traces and reports.
     Signals are numbered through all pads of the schedule, in the order of `Schedule.pads`.
     """
@@ -117,6 +118,8 @@ class TileRow(NamedTuple):
     wait_count: int
     signal: int
     operation: int
+    also: int = NO_SIGNAL
+    also_count: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from overweave.kernels.hopper import load_tile, mbarrier, store_tile, wait_for_stores_read
 from overweave.lang import (
+    ALSO,
+    ALSO_COUNT,
     CLAIMED,
     COL,
     COLUMNS,
@@ -65,9 +67,12 @@ def record_time(trace, tile, COLUMN: gl.constexpr, TRACED: gl.constexpr):
 def wait_for_tile(table, tile, signals, words, limits, world_size):
     """As `lang.wait_for_tile`, in a partition of one warp."""
     verdict = 1
-    count = read_column(table, tile, WAIT_COUNT)
-    for signal in range(read_column(table, tile, WAIT_LO), read_column(table, tile, WAIT_HI)):
+    high = read_column(table, tile, WAIT_HI)
+    also = read_column(table, tile, ALSO)
+    for place in range(read_column(table, tile, WAIT_LO), high + (also >= 0).to(gl.int32)):
         if verdict == 1:
+            signal = gl.where(place < high, place, also)
+            count = gl.where(place < high, read_column(table, tile, WAIT_COUNT), read_column(table, tile, ALSO_COUNT))
             word = signals + signal * STRIDE
             verdict = gl.inline_asm_elementwise(
                 WAIT_ASSEMBLY,

@@ -72,14 +72,19 @@ def wait_at_least(word, wanted, words, limits):
 
 
 @triton.jit
-def wait_for_signals(signals, low, high, count, operation, words, limits, world_size):
-    """Waits until each of the signals `[low, high)` has reached `count`; 1 if all did. Sounds the alarm if not."""
+def wait_for_signals(signals, low, high, count, also, also_count, operation, words, limits, world_size):
+    """Waits until the signals `[low, high)` have reached `count`, and `also` (if not negative) its own; 1 if all did.
+
+    Sounds the alarm if one did not.
+    """
     verdict = 1
-    for signal in range(low, high):
+    for place in range(low, high + (also >= 0).to(tl.int32)):
         if verdict == 1:
-            verdict = wait_at_least(signals + signal * STRIDE, count, words, limits)
+            signal = tl.where(place < high, place, also)
+            wanted = tl.where(place < high, count, also_count)
+            verdict = wait_at_least(signals + signal * STRIDE, wanted, words, limits)
             if verdict == 0:
-                sound_alarm(signals + signal * STRIDE, count, operation, signal, words, limits, world_size)
+                sound_alarm(signals + signal * STRIDE, wanted, operation, signal, words, limits, world_size)
     return verdict
 
 

@@ -46,9 +46,9 @@ def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tup
     return tuple(steps)
 
 
-def wait_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WaitStep]:
-    """Stream waits for the signals of an operation's waits."""
-    for wait in operation.waits:
+def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None = None) -> Iterator[WaitStep]:
+    """Stream waits for the signals of an operation's waits, or of one of them."""
+    for wait in operation.waits if only is None else (only,):
         for index in range(*wait.signals):
             yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, TILE_KERNEL, Plan
-from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Operation, Region
+from overweave.errors import ScheduleError
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Compute, Operation, Region
 from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.layout import lay_out
@@ -35,6 +36,13 @@ class Timed(NamedTuple):
     operation: Operation | None
     begin: torch.cuda.Event
     end: torch.cuda.Event
+
+
+def is_beside(plan: Plan, action: Action) -> bool:
+    """Whether an action runs on a stream of its own: copies do, and a reduction that no kernel boundary precedes."""
+    if action.engine == REDUCE_KERNEL:
+        return not next(queue.after for queue in plan.schedule.queues if queue.name == action.queue)
+    return action.engine == COPY_ENGINE
 
 
 class BoundSlot:
@@ -62,8 +70,33 @@ class BoundSlot:
             return self._timed_copies(action) if self._traced else self._copies(action)
         if action.engine == LIBRARY:
             return self._library(action.operations[0])
+        if action.engine == REDUCE_KERNEL and is_beside(self._plan, action):
+            return self._reduce_beside(action)
         launch = self._kernels.multiply if action.engine == TILE_KERNEL else self._kernels.reduce
         return lambda stream, tensors, addresses: launch(stream.cuda_stream, addresses)
+
+    def _reduce_beside(self, action: Action) -> Enqueue:
+        """The reduction on a stream of its own, launched once the first own tiles it waits for are stored.
+
+        Then every block of the tile kernel has its place, so blocks of the reduction that wait cannot keep one from
+        starting: they take the SMs that the last tiles leave idle.
+        """
+        rank, first = self._workspace.group.rank, action.operations[0]
+        tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute))
+        announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
+        waits = [wait for wait in first.waits if (wait.pad, wait.signals[0]) in announced]
+        if not waits:
+            asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
+            raise ScheduleError(asked, f"{first.name} waits for none: it could take the SMs they need", cure)
+        gate = [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
+        side = self._workspace.stream(action.queue).cuda_stream
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            for step in gate:
+                driver.wait_value(side, step.address, step.value)
+            self._kernels.reduce(side, addresses)
+
+        return enqueue
 
     def _copies(self, action: Action) -> Enqueue:
         copies = CopyQueue(copy_steps(self._addresses, action.operations))
@@ -157,7 +190,7 @@ class CudaRun:
         actions = launch_order(plan, workspace.group.rank)
         slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
         self._slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in slots]
-        queues = dict.fromkeys(action.queue for action in actions if action.engine == COPY_ENGINE)
+        queues = dict.fromkeys(action.queue for action in actions if is_beside(plan, action))
         self._sides = [workspace.stream(queue) for queue in queues]
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
 

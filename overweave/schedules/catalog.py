@@ -74,7 +74,11 @@ TEMPLATES: dict[str, Template] = {
         _RS, "scatter", False, "one library matmul per shard, put to its owner, who sums in order", (options.ORDER,)
     ),
     f"{_RS}.scatter": Template(
-        _RS, "scatter", True, "tiles of one kernel signal, copy engine scatters pieces, owners sum in order", _FUSED
+        _RS,
+        "scatter",
+        True,
+        "tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
+        (options.OWN_PIECES, *_FUSED),
     ),
     f"{_RS}.ring": Template(
         _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
@@ -206,7 +210,7 @@ def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how:
     held = tuple((rank * k, (rank + 1) * k) for rank in range(problem.world_size))
     a, b = Buffer(X, m, k, "input"), Buffer(W, k, n, "input")
     communication = reduce_scatter.reduce_scatter(
-        _split(problem, settings, config), n, template.method, held, SUMS if config else MAIN
+        _split(problem, settings, config), n, template.method, held, SUMS if config else MAIN, settings.own_pieces
     )
     given_a = tuple(Given(region(a, rank, (0, m)), A, 0, part[0]) for rank, part in enumerate(held) if m > 0)
     given_b = tuple(Given(region(b, rank, (0, k)), B, part[0], 0) for rank, part in enumerate(held))

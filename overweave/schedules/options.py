@@ -57,6 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The options of one plan, checked. None: chosen from the problem."""
 
     pieces: int = 1
+    own_pieces: int = 1
     order: Order = "ring"
     kernel: Kernel = "portable"
     sms: int = 132
@@ -82,6 +83,9 @@ _SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps")
 _BLOCKS = (16, 32, 64, 128, 256)
 ORDER = Option(
     name="order", default="ring", choices=("ring", "all_peers"), meaning="peers one after the other, or all at once"
+)
+OWN_PIECES = Option(
+    name="own_pieces", default=4, high=64, meaning="parts of the own shard: one is summed while the next is computed"
 )
 PIECES = Option(name="pieces", default=2, high=64, meaning="chunks per shard")
 TILES = (

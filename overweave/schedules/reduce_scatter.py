@@ -25,6 +25,7 @@ from overweave.ir.schedule import (
     Wait,
     product,
 )
+from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -49,6 +50,7 @@ from overweave.schedules.communication import (
 )
 
 PARTIAL, SLOTS, RUNNING = "partial", "slots", "running"
+FINISHED = "finished"  # pad: a part of the own shard is stored
 
 
 class _Scatter(Struct, frozen=True):
@@ -58,6 +60,12 @@ class _Scatter(Struct, frozen=True):
     running: Buffer
     y: Buffer
     sums: str  # the queue of the scatter's reductions
+    own_pieces: int  # in how many parts a rank computes and sums its own shard
+
+    def own_parts(self, rank: int) -> list[Range]:
+        """Rows of the partial that stay here, in parts: one is summed while the next one is computed. None is empty."""
+        parts = piece_rows(self.split.shard(rank), self.own_pieces, self.split.alignment)
+        return [rows for rows in parts if not is_empty(rows)]
 
     def chunk(self, rank: int, peer: int, piece: int, signals: bool) -> Iterator[Chunk]:
         """The part of the partial that belongs to a peer's piece; nothing if that is empty."""
@@ -75,13 +83,15 @@ class _Scatter(Struct, frozen=True):
         return shifted(self.split.piece(rank, piece), -self.split.shard(rank)[0])
 
 
-def reduce_scatter(split: Split, cols: int, method: str, held: tuple[Range, ...], sums: str = SUMS) -> Communication:
+def reduce_scatter(
+    split: Split, cols: int, method: str, held: tuple[Range, ...], sums: str = SUMS, own_pieces: int = 1
+) -> Communication:
     """The moves of a reduce-scatter of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
     collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
     rank order, in queue `sums`. ring: each part travels from its owner's successor round to the owner; every rank on
     the way adds its own partial (on the caller's stream: a rank must pass on a sum before its kernel has ended).
-    held: the range of the reduced axis that each rank's partial holds.
+    held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard.
     """
     ranks = range(split.world_size)
     scatter = _Scatter(
@@ -91,6 +101,7 @@ def reduce_scatter(split: Split, cols: int, method: str, held: tuple[Range, ...]
         Buffer(RUNNING, split.rows, cols, "local"),
         Buffer(Y, split.shard_size, cols, "output"),
         sums,
+        own_pieces,
     )
     of_rank = _alone if split.world_size == 1 else METHODS[method]
     steps = [step for rank in ranks for step in of_rank(scatter, rank)]
@@ -98,7 +109,7 @@ def reduce_scatter(split: Split, cols: int, method: str, held: tuple[Range, ...]
     return Communication(
         world_size=split.world_size,
         buffers=used((scatter.partial, scatter.slots, scatter.running, scatter.y), steps),
-        pads=_pads(split, method),
+        pads=_pads(split, method, 0 if sums == MAIN else own_pieces),
         queues=_queues(split, method, sums, steps),
         given=(),
         goal=tuple(_goal(scatter, rank, held, is_ring) for rank in ranks if not is_empty(split.shard(rank))),
@@ -106,13 +117,15 @@ def reduce_scatter(split: Split, cols: int, method: str, held: tuple[Range, ...]
     )
 
 
-def _pads(split: Split, method: str) -> tuple[SignalPad, ...]:
+def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     if method == "collective" or split.world_size == 1:
         return ()
     every = split.world_size * split.pieces
     if method == "ring":
         return SignalPad(COMPUTED, every), SignalPad(SUMMED, every), SignalPad(ARRIVED, every)
-    return SignalPad(COMPUTED, every), SignalPad(ARRIVED, (split.world_size - 1) * split.pieces)
+    arrived = SignalPad(ARRIVED, (split.world_size - 1) * split.pieces)
+    finished = (SignalPad(FINISHED, own_pieces),) if own_pieces else ()
+    return (SignalPad(COMPUTED, every), arrived, *finished)
 
 
 def _queues(split: Split, method: str, sums: str, steps: list[Operation | Chunk]) -> tuple[Queue, ...]:
@@ -124,7 +137,8 @@ def _queues(split: Split, method: str, sums: str, steps: list[Operation | Chunk]
     copies = (Queue(COPIES, COMPLETE),) if method == "ring" else split.copy_queues()
     if method == "ring" or sums == MAIN:
         return main + copies
-    return (*copies, Queue(sums, ISSUE, after=(TILES,)))
+    # The sums wait for their tiles one by one: they run on SMs that the last tiles leave idle.
+    return (*copies, Queue(sums, ISSUE))
 
 
 def _goal(scatter: _Scatter, rank: int, held: tuple[Range, ...], is_ring: bool) -> Goal:
@@ -176,31 +190,35 @@ def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
             sources=(region(scatter.partial, rank, split.piece(peer, piece)),),
             destinations=(region(scatter.slots, peer, scatter.slot_rows(rank, peer, piece)),),
         )
-    # The caller's stream orders a library sum behind the own matmul; a kernel's tiles must say that they are stored.
-    for piece in range(split.pieces):
-        yield from scatter.chunk(rank, rank, piece, signals=scatter.sums != MAIN)
-    for piece in range(split.pieces):
-        yield _sum(scatter, rank, piece)
+    parts = scatter.own_parts(rank)
+    for index, rows in enumerate(parts):
+        # The caller's stream orders a library sum behind the own matmul; a kernel's tiles must say they are stored.
+        notifies = () if scatter.sums == MAIN else (Notify(FINISHED, rank, index),)
+        part = region(scatter.partial, rank, rows)
+        yield Chunk(name=f"multiply.{rank}.own.{index}", rank=rank, rows=rows, region=part, notifies=notifies)
+    for index, rows in enumerate(parts):
+        yield _sum(scatter, rank, index, rows)
+    if not parts and peers:
+        arrived = Wait(ARRIVED, (0, split.pieces * peers), 1)
+        queue = split.copy_queue(peers)
+        yield Copy(name=f"idle.{rank}", rank=rank, queue=queue, waits=(arrived,), sources=(), destinations=())
 
 
-def _sum(scatter: _Scatter, rank: int, piece: int) -> Operation:
-    """The ordered sum of one own piece, or, if that is empty, the wait for its peers' signals."""
+def _sum(scatter: _Scatter, rank: int, index: int, rows: Range) -> Reduce:
+    """The ordered sum of a part of the own shard, once the peers' pieces that it needs are here."""
     split, peers = scatter.split, scatter.split.world_size - 1
-    arrived = Wait(ARRIVED, (piece * peers, (piece + 1) * peers), 1)
-    rows = split.piece(rank, piece)
-    if is_empty(rows):
-        name, queue = f"idle.{rank}.{piece}", split.copy_queue(peers)
-        return Copy(name=name, rank=rank, queue=queue, waits=(arrived,), sources=(), destinations=())
-    computed = () if scatter.sums == MAIN else one(COMPUTED, split.signal(rank, piece))
+    lo, hi = split.shard(rank)
+    needed = split.pieces if rows[1] == hi else sum(split.piece(rank, p)[0] < rows[1] for p in range(split.pieces))
+    arrived = Wait(ARRIVED, (0, needed * peers), 1)
     own = region(scatter.partial, rank, rows)
-    slots = [region(scatter.slots, rank, scatter.slot_rows(source, rank, piece)) for source in range(peers + 1)]
+    slots = [region(scatter.slots, rank, shifted(rows, source * split.shard_size - lo)) for source in range(peers + 1)]
     return Reduce(
-        name=f"sum.{rank}.{piece}",
+        name=f"sum.{rank}.{index}",
         rank=rank,
         queue=scatter.sums,
-        waits=(arrived, *computed),
+        waits=(arrived,) if scatter.sums == MAIN else (arrived, *one(FINISHED, index)),
         operands=tuple(own if source == rank else slot for source, slot in enumerate(slots)),
-        out=region(scatter.y, rank, scatter.y_rows(rank, piece)),
+        out=region(scatter.y, rank, shifted(rows, -lo)),
     )
 
 

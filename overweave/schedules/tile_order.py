@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -49,8 +50,8 @@ class _Context(Struct, frozen=True):
 def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
     """The tables of every kernel queue, of every rank or of one.
 
-    Raises ScheduleError if an operation cannot be told in a table: more than one range of signals to wait for, a
-    signal on another rank, or an operation that is not its kernel's.
+    Raises ScheduleError if an operation cannot be told in a table: more to wait for than a range of signals and one
+    signal, a signal on another rank, or an operation that is not its kernel's.
     """
     ranks = range(schedule.world_size) if rank is None else (rank,)
     kernels = {TILE_KERNEL, REDUCE_KERNEL}
@@ -106,20 +107,32 @@ def _context(schedule: Schedule, rank: int) -> _Context:
     )
 
 
-def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> tuple[int, int, int, int]:
-    """(wait_lo, wait_hi, wait_count, signal) of every tile of the operation."""
+class _Duties(NamedTuple):
+    """What every tile of an operation waits for and announces; see TileRow."""
+
+    wait: tuple[int, int, int]
+    also: tuple[int, int]
+    signal: int
+
+
+def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> _Duties:
+    """A range of signals, and one more signal with a count of its own, is all that a row can wait for."""
     waits = [wait for wait in operation.waits if not _is_implied(wait, context, after)]
-    if len(waits) > 1 or len(operation.notifies) > 1:
-        raise ScheduleError(f"tile order of {operation.name}", "it waits or signals twice", "Give it one range of each")
+    waits.sort(key=lambda wait: wait.signals[1] - wait.signals[0], reverse=True)
+    more = waits[1:]
+    if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(operation.notifies) > 1:
+        found = "it waits for more than a range and one signal, or signals twice"
+        raise ScheduleError(f"tile order of {operation.name}", found, "Give it one range and one signal at most")
     if any(notify.rank != operation.rank for notify in operation.notifies):
         raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
     first = context.first_signal
-    signal = NO_SIGNAL
-    for notify in operation.notifies:
-        signal = first[notify.pad] + notify.signal
-    for wait in waits:
-        return first[wait.pad] + wait.signals[0], first[wait.pad] + wait.signals[1], wait.count, signal
-    return 0, 0, 0, signal
+    ranges = [(first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits]
+    signals = [first[notify.pad] + notify.signal for notify in operation.notifies]
+    return _Duties(
+        wait=ranges[0] if ranges else (0, 0, 0),
+        also=(ranges[1][0], ranges[1][2]) if more else (NO_SIGNAL, 0),
+        signal=signals[0] if signals else NO_SIGNAL,
+    )
 
 
 def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
@@ -129,7 +142,7 @@ def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
 
 
 def _multiply_rows(
-    compute: Compute, position: int, blocks: _Blocks, duties: tuple[int, int, int, int], context: _Context
+    compute: Compute, position: int, blocks: _Blocks, duties: _Duties, context: _Context
 ) -> Iterator[TileRow]:
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
@@ -138,22 +151,20 @@ def _multiply_rows(
         yield from _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
 
 
-def _reduce_rows(
-    reduce: Reduce, position: int, blocks: _Blocks, duties: tuple[int, int, int, int]
-) -> Iterator[TileRow]:
+def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> Iterator[TileRow]:
     """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
     yield from _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties))
 
 
 def _rows(
-    kind: int, position: int, out: Region, source: tuple[int, int], how: tuple[_Blocks, tuple[int, int, int, int]]
+    kind: int, position: int, out: Region, source: tuple[int, int], how: tuple[_Blocks, _Duties]
 ) -> Iterator[TileRow]:
-    blocks, (wait_lo, wait_hi, wait_count, signal) = how
+    blocks, (wait, also, signal) = how
     place, source_row = source
     hi, offset = out.rows[1], source_row - out.rows[0]
     for row, col in swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m):
         end = min(row + blocks.block_m, hi)
-        yield TileRow(kind, row, end, col, place, row + offset, wait_lo, wait_hi, wait_count, signal, position)
+        yield TileRow(kind, row, end, col, place, row + offset, *wait, signal, position, *also)
 
 
 def swizzled(rows: Range, cols: Range, block_m: int, block_n: int, group_m: int) -> Iterator[tuple[int, int]]:

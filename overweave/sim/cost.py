@@ -16,6 +16,7 @@ from overweave.ir.plan import ITEMSIZE_BYTES, Dtype, MatmulConfig
 from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce, ReducePut, Region, Schedule
 
 Move = Put | Get | Copy | ReducePut
+FP32_BYTES = ITEMSIZE_BYTES["float32"]
 
 
 class Work(Struct, frozen=True):
@@ -86,6 +87,19 @@ def reduce_work(machine: Machine, operation: Reduce, dtype: Dtype, count: int) -
     per_sm = machine.processor.sms * item / max(count, 1)
     moving = per_sm * (own / machine.hbm.gb_per_s + far / machine.links.sm.gb_per_s) / 1e3
     return Work(count, moving + machine.latency.reduce_tile.us)
+
+
+def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:
+    """The library's ordered sum, one kernel after the other (runtime/library.py): widen the first operand to fp32, add
+    each further one to that, narrow the total. Each reads and writes memory once, one program per SM.
+    """
+    elements, item = size(operation.out), ITEMSIZE_BYTES[dtype]
+    if not elements:
+        return ()
+    widen, add, narrow = item + FP32_BYTES, FP32_BYTES + item + FP32_BYTES, FP32_BYTES + item
+    passes = (widen, *(add for _ in operation.operands[1:]), narrow)
+    programs = min(machine.processor.sms, elements)
+    return tuple(Work(programs, elements * moved / machine.elementwise.gb_per_s / 1e3) for moved in passes)
 
 
 def local_copy_work(machine: Machine, operation: Move, dtype: Dtype) -> Work:

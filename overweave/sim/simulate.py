@@ -15,7 +15,7 @@ from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce, R
 from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
-from overweave.sim.events import Clock, Gate, Signals
+from overweave.sim.events import Clock, Gate, SignalKey, Signals
 from overweave.sim.order import KERNELS, Launch, Step, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, Kernel, Processor, TileRun
@@ -50,8 +50,10 @@ class _Node:
         self.begin_us = 0.0
         self.is_done = False
         self.tiles = 0  # of a kernel launch, still to be finished
+        self.launches: list[Work] = []  # kernels of its own that follow the one that runs
         self.runs: list[TileRun] = []
         self.kernel: Kernel | None = None  # launched when it is this node's turn
+        self.launch = Gate(partial(run.launch, self))
         self.waits_for_start: list[Gate] = []
         self.waits_for_end: list[Gate] = []
 
@@ -67,6 +69,7 @@ class _Run:
         self._traffic = [0.0] * ranks
         self._in_collective = [0] * ranks
         self._gathered: dict[str, list[_Node]] = {}
+        self._after = {queue.name: queue.after for queue in plan.schedule.queues}
         steps = steps_of(plan)
         self._nodes = [_Node(self, step) for step in steps]
         launches = launches_of(plan, steps)
@@ -126,6 +129,30 @@ class _Run:
         if isinstance(first.step.operation, Reduce) and self._plan.realization.reduction:
             programs = self._plan.realization.reduction.programs
         first.kernel = Kernel(runs, programs)
+        first.launch.expect()
+        for key, count in self._launch_signals(first.step):
+            self._signals.wait(key, count, first.launch)
+
+    def _launch_signals(self, step: Step) -> list[tuple[SignalKey, int]]:
+        """What a kernel's launch waits for beside its turn. A reduction that no kernel boundary precedes runs beside
+        the tiles: it is launched when the first own ones it needs are stored, so as not to take an SM from a tile.
+        """
+        operation = step.operation
+        if not isinstance(operation, Reduce) or self._after[operation.queue]:
+            return []
+        own = {
+            (notify.pad, notify.signal)
+            for tile in self._schedule.of_rank(operation.rank)
+            if isinstance(tile, Compute)
+            for notify in tile.notifies
+            if notify.rank == tile.rank
+        }
+        return [
+            ((operation.rank, wait.pad, signal), wait.count)
+            for wait in operation.waits
+            for signal in range(*wait.signals)
+            if (wait.pad, signal) in own
+        ]
 
     def _kernel_work(self, node: _Node) -> Work:
         operation, config = node.step.operation, self._plan.realization.matmul
@@ -143,9 +170,16 @@ class _Run:
     def take_turn(self, node: _Node) -> None:
         node.turn_us = self._clock.now
         if node.kernel is not None:
-            processor = self._processors[node.step.operation.rank]
-            self._clock.after(self._machine.latency.kernel.us, partial(processor.launch, node.kernel))
+            node.launch.arrive()
         node.ready.arrive()
+
+    def launch(self, node: _Node) -> None:
+        """The stream has come to the node's kernel."""
+        assert node.kernel is not None
+        latency = self._machine.latency
+        waited_us = latency.stream_wait.us * len(self._launch_signals(node.step))
+        processor = self._processors[node.step.operation.rank]
+        self._clock.after(waited_us + latency.kernel.us, partial(processor.launch, node.kernel))
 
     def start(self, node: _Node) -> None:
         for gate in node.waits_for_start:
@@ -154,7 +188,9 @@ class _Run:
             self._open_tiles(node)
             return
         self._recorder.waited(node.step.operation, node.turn_us, self._clock.now)
-        latency = self._machine.latency.stream_wait.us if node.step.operation.waits else 0.0
+        # A stream looks at one signal after the other.
+        signals = sum(wait.signals[1] - wait.signals[0] for wait in node.step.operation.waits)
+        latency = self._machine.latency.stream_wait.us * signals
         if isinstance(node.step.operation, Copy):
             latency += node.step.operation.delay_us
         self._clock.after(latency, partial(self._perform, node))
@@ -174,16 +210,16 @@ class _Run:
             case Compute():
                 self._launch(node, cost.library_work(self._machine, operation, self._dtype))
             case Reduce():
-                tiles = self._machine.processor.sms
-                self._launch(node, cost.reduce_work(self._machine, operation, self._dtype, tiles))
+                self._launch(node, *cost.library_sum_works(self._machine, operation, self._dtype))
             case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):
                 node.begin_us = self._clock.now
                 self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._dtype)))
             case Put() | Get() | Copy() | ReducePut():
                 self._launch(node, cost.local_copy_work(self._machine, operation, self._dtype))
 
-    def _launch(self, node: _Node, work: Work) -> None:
-        """A kernel of its own for one operation."""
+    def _launch(self, node: _Node, *works: Work) -> None:
+        """Kernels of its own for one operation, one after the other."""
+        work, *node.launches = works or (Work(0, 0.0),)
         if not work.count:
             self._end(node, self._machine.latency.flag.us)
             return
@@ -230,7 +266,9 @@ class _Run:
         is_tile_wise = node.step.engine in KERNELS and isinstance(operation, Compute)
         if is_tile_wise and operation.notifies:
             self._clock.after(self._machine.latency.signal.us, partial(self._notify, node, done))
-        if not node.tiles:
+        if not node.tiles and node.launches:
+            self._launch(node, *node.launches)
+        elif not node.tiles:
             self._recorder.tiles_done(operation, node.step.kind)
             latency = self._machine.latency
             self._end(node, latency.signal.us if node.step.engine in KERNELS else latency.flag.us, not is_tile_wise)

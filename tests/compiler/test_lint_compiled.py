@@ -67,7 +67,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         begin_case(),
         reduction_case("bfloat16", 4, traced=False),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
-        matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=32, warps=4), Variant()),
+        matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),
     ],
     ids=lambda case: f"{case.source.name} {case.source.config}",
 )

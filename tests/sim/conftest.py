@@ -33,6 +33,7 @@ def paper() -> Machine:
         name="paper",
         processor=replace(machine.processor, sms=2),
         hbm=Bandwidth(1e9, "paper"),
+        elementwise=Bandwidth(1e9, "paper"),
         tiles=tiles,
         links=replace(machine.links, push=line, pull=line, all_peers=line, strided=Share(2.0, "paper")),
         collectives=(CollectiveCurve("all_gather", 2, ((1.0, 1.0), (1e6, 1.0)), "paper"),),

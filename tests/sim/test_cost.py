@@ -45,7 +45,7 @@ def test_a_matmul_of_few_rows_is_bound_by_its_weights():
 def test_the_library_takes_the_tile_shape_that_wastes_least():
     wide, narrow = (cost.library_work(H200, compute(8192, n, 4096), "bfloat16").count for n in (3584, 2752))
     assert wide == 64 * 14  # whole waves of 128 x 256
-    assert narrow == 64 * 22  # of 128 x 128
+    assert narrow == 64 * 18  # of 128 x 160
 
 
 def test_a_reduction_reads_every_operand_once(paper: Machine):
@@ -61,6 +61,17 @@ def test_a_reduction_reads_every_operand_once(paper: Machine):
         replace(machine, links=replace(machine.links, sm=Bandwidth(0.1, ""))), reduce, "bfloat16", 2
     )
     assert links.tile_us == pytest.approx(11.0)
+
+
+def test_a_library_sum_passes_over_its_total_once_per_operand(paper: Machine):
+    machine = replace(paper, elementwise=Bandwidth(1.0, ""))
+    block = Region("x", 0, (0, 10), (0, 50))  # 500 elements
+    reduce = Reduce(name="r", rank=0, queue="q", operands=(block,) * 3, out=block)
+    half = [work.tile_us for work in cost.library_sum_works(machine, reduce, "bfloat16")]
+    assert half == pytest.approx([3.0, 5.0, 5.0, 3.0])  # 2 + 4, twice 4 + 2 + 4, 4 + 2 bytes of each
+    single = [work.tile_us for work in cost.library_sum_works(machine, reduce, "float32")]
+    assert single == pytest.approx([4.0, 6.0, 6.0, 4.0])
+    assert cost.library_sum_works(machine, replace(reduce, out=replace(block, rows=(3, 3))), "bfloat16") == ()
 
 
 def test_columns_of_a_matrix_travel_slower_than_rows(paper: Machine):

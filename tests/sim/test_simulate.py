@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.hardware.machine import Latency, Machine, Share, Sharing, load
+from overweave.hardware.machine import Bandwidth, Latency, Machine, Share, Sharing, load
 from overweave.ir.plan import Assignment, MatmulConfig, Plan, Problem, Realization, ReduceConfig, TileOrder, TileRow
 from overweave.ir.schedule import (
     Buffer,
@@ -149,6 +149,23 @@ def test_kernels_of_a_stream_follow_each_other(paper: Machine):
     assert when(timeline, "lib") == (1, 11)
     assert when(timeline, "a") == (12, 22)
     assert when(timeline, "sum") == (23, pytest.approx(23 + 2 * 7, abs=0.01))  # 16 rows in tiles of 8, one program
+
+
+def test_a_library_sum_is_as_many_kernels_as_passes(paper: Machine):
+    operands = tuple(rows(0, lo, lo + 16) for lo in (0, 16, 32))
+    total = Reduce(name="sum", rank=0, queue="main", operands=operands, out=rows(0, 48, 64))
+    behind = tiles("lib", 2, queue="main")
+    slow = replace(paper, elementwise=Bandwidth(0.256, ""), latency=replace(paper.latency, kernel=Latency(1.0, "")))
+    timeline = simulate(plan(total, behind), slow)
+    assert when(timeline, "sum") == (1, pytest.approx(4 * 1 + 6 + 10 + 10 + 6))  # bytes of 256 elements at 0.256 GB/s
+    assert when(timeline, "lib")[0] == pytest.approx(36 + 1)
+
+
+def test_a_stream_looks_at_one_signal_after_the_other(paper: Machine):
+    machine = replace(paper, latency=replace(paper.latency, stream_wait=Latency(2.0, "")))
+    signals = [put("p", 10, signal=0), put("q", 5, signal=1)]
+    late = replace(tiles("lib", 1, rank=1, queue="main"), waits=(Wait("pad", (0, 2), 1),))
+    assert when(simulate(plan(*signals, late), machine), "lib", "compute") == (15 + 2 * 2, 29)
 
 
 def test_a_collective_starts_when_its_last_member_arrives(paper: Machine):

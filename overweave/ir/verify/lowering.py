@@ -21,6 +21,7 @@ from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Red
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
 
+WAIT = slice(TileRow._fields.index("wait_lo"), TileRow._fields.index("wait_count") + 1)
 Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
 
 
@@ -94,14 +95,18 @@ class _Table:
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank")
             return
         signal = signals[0] if signals else NO_SIGNAL
-        for duties in {(row.wait_lo, row.wait_hi, row.wait_count, row.signal) for row in rows}:
-            lo, hi, count, announced = duties
-            waits = set(range(lo, hi)) if 0 <= lo <= hi <= lo + len(asked) else {-1}
-            if not needed <= waits <= asked:
-                said = f"a tile waits for signals [{lo}:{hi}], not {sorted(needed)[:8]}"
+        for duties in {(row[WAIT], row.signal, row.also, row.also_count) for row in rows}:
+            (lo, hi, count), announced, also, also_count = duties
+            waits = dict.fromkeys(range(lo, hi), count) if 0 <= lo <= hi <= lo + len(asked) else {-1: count}
+            waits |= {also: also_count} if also != NO_SIGNAL else {}
+            if not needed <= waits.keys() <= asked:
+                said = f"a tile waits for signals [{lo}:{hi}] and {also}, not {sorted(needed)[:8]}"
                 self.findings.add("lowering", operation, said)
-            elif any(self.graph.full[key + base] != count for key in waits):
-                self.findings.add("lowering", operation, f"a tile waits until signals [{lo}:{hi}] are {count}")
+            elif any(self.graph.full[key + base] != value for key, value in waits.items()):
+                said = f"a tile waits until signals [{lo}:{hi}] are {count}"
+                self.findings.add(
+                    "lowering", operation, f"{said} and signal {also} is {also_count}" if also >= 0 else said
+                )
             if announced != signal:
                 self.findings.add("lowering", operation, f"a tile notifies signal {announced}, not {signal}")
         if signals and len(rows) != operation.instances:
