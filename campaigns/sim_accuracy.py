@@ -16,13 +16,14 @@ import argparse
 import sys
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
-from overweave.ir.plan import Problem
+from overweave.ir.plan import Dtype, Problem
 from overweave.schedules.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
@@ -31,6 +32,7 @@ from overweave.tuner.shapes import Case
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MATMUL, METHODS = "matmul", ("sequential", "per_shard", "overweave")
+DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 FEWEST_ROWS = 1024
 TOTAL_WITHIN, EXPOSED_WITHIN, SAME_WITHIN = 0.08, 0.35, 0.05
 LEAST_EXPOSED_US = 1.0  # what the timer tells apart: no error is counted relative to less
@@ -51,6 +53,8 @@ class CaseTimes(Struct):
 class RunTimes(Struct):
     operator: str
     world_size: int
+    device: str
+    dtype: Literal["bf16", "fp16", "fp32"]
     cases: tuple[CaseTimes, ...]
 
 
@@ -102,6 +106,8 @@ def read_rows(path: Path, machine: Machine) -> list[Row]:
         run = report.runs[report.middle]
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
         raise InputError(f"results {path}", str(error), "Give files that `overweave bench --json` wrote") from error
+    if run.device != "cuda":
+        raise InputError(f"results {path}", f"measured on {run.device}", f"Give files measured on {machine.title}")
     return [row for times in run.cases for row in _rows_of(times, run, machine)]
 
 
@@ -158,7 +164,7 @@ def _named(row: Row) -> str:
 
 def _rows_of(times: CaseTimes, run: RunTimes, machine: Machine) -> list[Row]:
     measured = {method.name: method.median_us for method in times.methods}
-    problem = problem_of(run.operator, times.case, run.world_size)
+    problem = problem_of(run, times.case)
     matmul_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
     rows = []
     for method in METHODS:
@@ -179,12 +185,14 @@ def _rows_of(times: CaseTimes, run: RunTimes, machine: Machine) -> list[Row]:
     return rows
 
 
-def problem_of(operator: str, case: Case, world_size: int) -> Problem:
+def problem_of(run: RunTimes, case: Case) -> Problem:
     """One rank's part of a global matmul, as the comparison splits it: `n` of a gather, `k` of a scatter."""
-    share = {name: -(-size // world_size) for name, size in (("n", case.n), ("k", case.k))}
-    gathers = operator == "all_gather_matmul"
-    n, k = (share["n"], case.k) if gathers else (case.n, share["k"])
-    return Problem(operator=operator, m=case.m, n=n, k=k, world_size=world_size, dtype="bfloat16")
+    n, k, world_size = case.n, case.k, run.world_size
+    if run.operator == "all_gather_matmul":
+        n = -(-n // world_size)
+    else:
+        k = -(-k // world_size)
+    return Problem(operator=run.operator, m=case.m, n=n, k=k, world_size=world_size, dtype=DTYPES[run.dtype])
 
 
 def _choice(problem: Problem, method: str, machine: Machine) -> Choice:

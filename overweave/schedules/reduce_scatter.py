@@ -91,7 +91,8 @@ def reduce_scatter(
     collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
     rank order, in queue `sums`. ring: each part travels from its owner's successor round to the owner; every rank on
     the way adds its own partial (on the caller's stream: a rank must pass on a sum before its kernel has ended).
-    held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard.
+    held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
+    more than one, each part is summed beside the tiles of the next.
     """
     ranks = range(split.world_size)
     scatter = _Scatter(
@@ -110,7 +111,7 @@ def reduce_scatter(
         world_size=split.world_size,
         buffers=used((scatter.partial, scatter.slots, scatter.running, scatter.y), steps),
         pads=_pads(split, method, 0 if sums == MAIN else own_pieces),
-        queues=_queues(split, method, sums, steps),
+        queues=_queues(split, method, sums, own_pieces == 1),
         given=(),
         goal=tuple(_goal(scatter, rank, held, is_ring) for rank in ranks if not is_empty(split.shard(rank))),
         steps=tuple(steps),
@@ -128,7 +129,7 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     return (SignalPad(COMPUTED, every), arrived, *finished)
 
 
-def _queues(split: Split, method: str, sums: str, steps: list[Operation | Chunk]) -> tuple[Queue, ...]:
+def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue, ...]:
     main = (Queue(MAIN, COMPLETE, after=(TILES,)),)
     if split.world_size == 1:
         return ()
@@ -137,8 +138,8 @@ def _queues(split: Split, method: str, sums: str, steps: list[Operation | Chunk]
     copies = (Queue(COPIES, COMPLETE),) if method == "ring" else split.copy_queues()
     if method == "ring" or sums == MAIN:
         return main + copies
-    # The sums wait for their tiles one by one: they run on SMs that the last tiles leave idle.
-    return (*copies, Queue(sums, ISSUE))
+    # Sums of parts wait for their own tiles and run on SMs that the last tiles leave idle; one sum waits for them all.
+    return (*copies, Queue(sums, ISSUE, after=(TILES,) if is_whole else ()))
 
 
 def _goal(scatter: _Scatter, rank: int, held: tuple[Range, ...], is_ring: bool) -> Goal:

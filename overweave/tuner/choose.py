@@ -38,7 +38,7 @@ class Choice(Struct, frozen=True):
 
 
 class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator, and how long the plain calls must take for it to pay.
+    """The overlapped plan of an operator with the options it takes on a GPU, and how long the plain calls must take for it to pay.
 
     MEASURED: eager calls of 256 to 8,192 rows of Llama-3 and mlp layers, W=4 (4 x H200, 2026-11-20): below about
     115 us the overlapped plan's launches and flags cost more than the overlap gains. The two rates are those of cuBLAS
@@ -46,6 +46,7 @@ class SizeRule(Struct, frozen=True):
     """
 
     overlapped: str
+    options: dict[str, str | int]
     sequential_us: float = 115.0
     tflops: float = 650.0
     wire_gb_per_s: float = 250.0
@@ -57,8 +58,8 @@ class SizeRule(Struct, frozen=True):
 
 
 RULES = {
-    "all_gather_matmul": SizeRule("push"),
-    "matmul_reduce_scatter": SizeRule("scatter"),
+    "all_gather_matmul": SizeRule("push", {}),
+    "matmul_reduce_scatter": SizeRule("scatter", {"own_pieces": 1}),
 }
 
 
@@ -76,7 +77,8 @@ def choose(problem: Problem, target: Target) -> Choice:
     too_small = _too_small(problem, rule)
     if too_small:
         return Choice(sequential, {}, "the plain library calls win at this size", ((overlapped, too_small),))
-    return Choice(overlapped, tile_options(target), "copies hide behind the tiles of one kernel")
+    options = tile_options(target) | rule.options
+    return Choice(overlapped, options, "copies hide behind the tiles of one kernel")
 
 
 def tile_options(target: Target) -> dict[str, str | int]:

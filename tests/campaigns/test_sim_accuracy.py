@@ -19,13 +19,15 @@ MEASURED_US = {
 SHAPES = {"all_gather_matmul": (8192, 14336, 4096), "matmul_reduce_scatter": (8192, 4096, 14336)}
 
 
-def written(path: Path, operator: str, changed: dict[str, float] | None = None, m: int | None = None) -> Path:
+def written(
+    path: Path, operator: str, changed: dict[str, float] | None = None, m: int | None = None, device: str = "cuda"
+) -> Path:
     """A result file of one case with two runs, of which the second is the middle one."""
     times = MEASURED_US[operator] | {"ceiling": 322.0} | (changed or {})
     methods = [{"name": name, "label": "", "median_us": us, "p90_us": us} for name, us in times.items()]
     sizes = dict(zip("mnk", SHAPES[operator], strict=True)) | ({} if m is None else {"m": m})
     cases = [{"case": {"name": "MLP-2", **sizes}, "methods": methods, "left_out": {}}]
-    run = {"operator": operator, "world_size": 4, "cases": cases, "date": "2026-11-20"}
+    run = {"operator": operator, "world_size": 4, "device": device, "dtype": "bf16", "cases": cases}
     report = {"command": "overweave bench", "runs": [run | {"cases": []}, run], "middle": 1, "spread": {}}
     path.write_bytes(msgspec.json.encode(report))
     return path
@@ -79,8 +81,9 @@ def test_few_rows_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_what_is_no_result_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     broken = tmp_path / "b.json"
     broken.write_text('{"runs": [], "middle": 0}')
-    for path in (broken, tmp_path / "absent.json"):
-        with pytest.raises(InputError, match="overweave bench --json"):
+    on_cpu = written(tmp_path / "c.json", "all_gather_matmul", device="cpu")
+    for path, cure in ((broken, "bench --json"), (tmp_path / "absent.json", "bench --json"), (on_cpu, "H200")):
+        with pytest.raises(InputError, match=cure):
             read_rows(path, load("h200x4"))
         assert main([str(path)]) == 2
     assert "b.json" in capsys.readouterr().err

@@ -151,6 +151,25 @@ def test_kernels_of_a_stream_follow_each_other(paper: Machine):
     assert when(timeline, "sum") == (23, pytest.approx(23 + 2 * 7, abs=0.01))  # 16 rows in tiles of 8, one program
 
 
+def test_a_reduction_beside_the_tiles_is_launched_when_the_first_own_ones_are_stored(paper: Machine):
+    own = tiles("own", 1, signal=0)
+    operands = rows(0, 0, 16), rows(0, 16, 32)
+    total = Reduce(
+        name="sum", rank=0, queue="sums", waits=(Wait("pad", (0, 1), 1),), operands=operands, out=rows(0, 32, 48)
+    )
+    latencies = replace(paper.latency, stream_wait=Latency(2.0, ""), kernel=Latency(1.0, ""))
+    behind = plan(own, tiles("late", 3), total)
+    queues = tuple(replace(queue, after=()) if queue.name == "sums" else queue for queue in QUEUES)
+    beside = replace(behind, schedule=replace(behind.schedule, queues=queues))
+    machine = replace(paper, latency=latencies)
+    assert when(simulate(beside, machine), "own") == (1, 11)
+    assert when(simulate(beside, machine), "sum", "reduce")[0] == 21  # SMs fall free then, long after 11 + 2 + 1
+    assert when(simulate(behind, machine), "sum", "reduce")[0] == 22  # a launch behind the tiles
+    few = plan(own, total)
+    few = replace(few, schedule=replace(few.schedule, queues=queues))
+    assert when(simulate(few, machine), "sum", "reduce")[0] == 14
+
+
 def test_a_library_sum_is_as_many_kernels_as_passes(paper: Machine):
     operands = tuple(rows(0, lo, lo + 16) for lo in (0, 16, 32))
     total = Reduce(name="sum", rank=0, queue="main", operands=operands, out=rows(0, 48, 64))

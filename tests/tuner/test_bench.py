@@ -52,6 +52,7 @@ def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> R
     return msgspec.convert(run_ranks(compared, world_size, operator, plans)[0], Run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_method_that_a_cpu_can_run(operator):
     result = compare_on(3, operator)

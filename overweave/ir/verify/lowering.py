@@ -21,7 +21,6 @@ from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Red
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
 
-WAIT = slice(TileRow._fields.index("wait_lo"), TileRow._fields.index("wait_count") + 1)
 Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
 
 
@@ -95,8 +94,7 @@ class _Table:
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank")
             return
         signal = signals[0] if signals else NO_SIGNAL
-        for duties in {(row[WAIT], row.signal, row.also, row.also_count) for row in rows}:
-            (lo, hi, count), announced, also, also_count = duties
+        for lo, hi, count, announced, also, also_count in {duties_of(row) for row in rows}:
             waits = dict.fromkeys(range(lo, hi), count) if 0 <= lo <= hi <= lo + len(asked) else {-1: count}
             waits |= {also: also_count} if also != NO_SIGNAL else {}
             if not needed <= waits.keys() <= asked:
@@ -190,3 +188,8 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
     operands.setdefault("b", set()).add(compute.b.buffer)
     for part in compute.out:
         operands.setdefault("out", set()).add(part.buffer)
+
+
+def duties_of(row: TileRow) -> tuple[int, int, int, int, int, int]:
+    """What a tile waits for and announces."""
+    return row.wait_lo, row.wait_hi, row.wait_count, row.signal, row.also, row.also_count
