@@ -38,7 +38,7 @@ class Choice(Struct, frozen=True):
 
 
 class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator with the options it takes on a GPU, and how long the plain calls must take for it to pay.
+    """The overlapped plan of an operator, its options on a GPU, and how long the plain calls must take for it to pay.
 
     MEASURED: eager calls of 256 to 8,192 rows of Llama-3 and mlp layers, W=4 (4 x H200, 2026-11-20): below about
     115 us the overlapped plan's launches and flags cost more than the overlap gains. The two rates are those of cuBLAS
