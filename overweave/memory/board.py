@@ -241,7 +241,7 @@ class Board:
         asked = {rank: own.text(rank, place + records.TEXT, TEXT_BYTES) for rank in (odd, usual)}
         contrast = f"rank {odd} asks for {asked[odd]}, rank {usual} for {asked[usual]}"
         if any(own.word(rank, place + records.IS_POSTED) for rank in present):
-            raise self.alarm(Alarm("mismatch", contrast, odd))
+            raise self.alarm(Alarm("mismatch", contrast, odd))  # who posted may be under way: the call is void
         raise RankMismatch(f"agree on call {call}", contrast, SAME_CALL)
 
     def _heed_alarms(self) -> None:

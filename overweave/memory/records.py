@@ -15,14 +15,15 @@ from overweave.memory.shared import Fence, SharedFile
 
 TEXT_BYTES = 200
 EXCHANGE_BYTES = 240
-ALARM_TEXT_BYTES = 128
+ALARM_TEXT_BYTES = 512  # two signatures and what is wrong with them
 
-# Words of a record: state, alarm, two places to exchange bytes, a ring of calls.
+# Words of a record: state, alarm, two places to exchange bytes, the alarm's text, a ring of calls.
 EXCHANGED, RESET_PHASE, RESET_BASE, BEGUN, FINISHED, ALARMED = range(6)
-ALARM, ALARM_FIELDS, ALARM_TEXT = 6, 6, 12
+ALARM, ALARM_FIELDS = 6, 6
 LOOKED_MS = 28  # when the rank last looked at the board
 EXCHANGE, EXCHANGE_WORDS = 32, 32
-RING, ENTRIES, ENTRY_WORDS = 96, 64, 32
+ALARM_TEXT = 96
+RING, ENTRIES, ENTRY_WORDS = 160, 64, 32
 RECORD_WORDS = RING + ENTRIES * ENTRY_WORDS
 # Words of an entry of the ring.
 CALL, HASH, IS_POSTED, TEXT = 0, 1, 2, 4

@@ -76,7 +76,7 @@ HOSTILE = {
     "a word": b"null",
     "more behind": GOOD + b"{}",
     "a tile far out": edited(lambda e: e["plan"]["tile_orders"][0]["rows"][0].__setitem__(1, 2**31)),
-    "a short tile": edited(lambda e: e["plan"]["tile_orders"][0]["rows"][0].pop()),
+    "a short tile": edited(lambda e: e["plan"]["tile_orders"][0]["rows"][0].__delitem__(slice(10, None))),
 }
 
 

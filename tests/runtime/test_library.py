@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -90,6 +89,16 @@ def test_a_sum_is_in_fp32_in_order_and_rounded_once():
     assert out.eq(258).all()
 
 
+def test_a_sum_leaves_its_operands_alone():
+    """In fp32 too, where the first operand needs no conversion."""
+    parts, out = {name: torch.ones(2, 2) for name in "ab"}, torch.empty(2, 2)
+    run_alone(
+        Reduce(name="r", rank=0, queue="main", operands=(region("a"), region("b")), out=region("out")), **parts, out=out
+    )
+    assert out.eq(2).all()
+    assert parts["a"].eq(1).all()
+
+
 def test_what_moves_between_ranks_is_no_library_operation():
     put = Put(name="p", rank=0, queue="main", sources=(region("a"),), destinations=(region("b"),))
     with pytest.raises(ScheduleError) as caught:
@@ -97,26 +106,35 @@ def test_what_moves_between_ranks_is_no_library_operation():
     assert "copy engine" in str(caught.value)
 
 
-@pytest.fixture
-def tf32() -> Iterator[Any]:
-    """torch's settings of CUDA matmuls, as they were again afterwards."""
-    settings = torch.backends.cuda.matmul
-    before = settings.allow_tf32
-    yield settings
-    settings.allow_tf32 = before
+# What torch may do behind a matmul of a dtype: TF32 for fp32, 16-bit sums for 16-bit operands.
+SHORTCUTS = {
+    torch.float32: "allow_tf32",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.fixture(params=SHORTCUTS)
+def shortcut(request: pytest.FixtureRequest) -> Iterator[tuple[torch.dtype, str]]:
+    """A dtype and the name of its setting, which is afterwards as it was."""
+    name = SHORTCUTS[request.param]
+    before = getattr(torch.backends.cuda.matmul, name)
+    yield request.param, name
+    setattr(torch.backends.cuda.matmul, name, before)
+
+
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_callers_choice_of_tf32_is_put_aside_and_put_back(tf32: Any, dtype: torch.dtype, wanted: bool):
-    tf32.allow_tf32 = wanted
+def test_the_callers_shortcuts_are_put_aside_and_put_back(shortcut: tuple[torch.dtype, str], wanted: bool):
+    settings, (dtype, name) = torch.backends.cuda.matmul, shortcut
+    setattr(settings, name, wanted)
     with full_precision(dtype):
-        assert tf32.allow_tf32 == (wanted and dtype != torch.float32)
-    assert tf32.allow_tf32 == wanted
+        assert not getattr(settings, name)
+    assert getattr(settings, name) == wanted
 
 
-def test_it_is_put_back_after_an_error(tf32: Any):
-    tf32.allow_tf32 = True
-    with pytest.raises(ZeroDivisionError), full_precision(torch.float32):
+def test_they_are_put_back_after_an_error(shortcut: tuple[torch.dtype, str]):
+    settings, (dtype, name) = torch.backends.cuda.matmul, shortcut
+    setattr(settings, name, True)
+    with pytest.raises(ZeroDivisionError), full_precision(dtype):
         _ = 1 / 0
-    assert tf32.allow_tf32
+    assert getattr(settings, name)

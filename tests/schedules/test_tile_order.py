@@ -16,9 +16,9 @@ from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
 TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
 
 
-def plan(name: str, m: int = 100, pieces: int = 2) -> Plan:
+def plan(name: str, m: int = 100, **options: int) -> Plan:
     problem = Problem(operator=name.split(".")[0], m=m, n=50, k=8, world_size=2, dtype="bfloat16")
-    return build(name, problem, {**TILES, "pieces": pieces})
+    return build(name, problem, {**TILES, "pieces": 2, **options})
 
 
 def test_tiles_of_a_group_run_column_by_column():
@@ -41,17 +41,24 @@ def test_a_gathers_table():
 
 
 def test_a_scatters_tables():
-    both = plan("matmul_reduce_scatter.scatter")
+    both = plan("matmul_reduce_scatter.scatter", own_pieces=2)
     tiles = both.tile_order(0, "tiles").rows
-    # Signals: computed 0..3 (rank x piece), then arrived 4..5. The peer's pieces come first.
-    assert list(dict.fromkeys(tile.signal for tile in tiles)) == [2, 3, 0, 1]
+    # Signals: computed 0..3 (rank x piece), arrived 4..5, finished 6..7 (own parts). The peer's pieces come first.
+    assert list(dict.fromkeys(tile.signal for tile in tiles)) == [2, 3, 6, 7]
     assert {tile.source for tile in tiles} == {OWN_SHARD}
     sums = both.tile_order(1, "sums").rows
     assert {tile.kind for tile in sums} == {REDUCE}
-    assert {(tile.wait_lo, tile.wait_hi, tile.wait_count) for tile in sums} == {(4, 5, 1), (5, 6, 1)}
-    # The second piece starts at row 32 of the shard; its tiles count from the first row of its operands.
+    # A part waits for the pieces it touches, and for its own tiles: two rows of two each.
+    assert {(*tile[6:9], tile.also, tile.also_count) for tile in sums} == {(4, 5, 1, 6, 4), (4, 6, 1, 7, 4)}
+    # The second part starts at row 32 of the shard; its tiles count from the first row of its operands.
     assert {(tile.operation, tile.row - tile.source_row) for tile in sums} == {(0, 0), (1, 32)}
     assert sum(tile.row_end - tile.row for tile in sums if tile.col == 0) == 50
+
+
+def test_one_own_part_is_summed_behind_the_tiles():
+    """The kernel boundary says that they are finished."""
+    sums = plan("matmul_reduce_scatter.scatter", own_pieces=1).tile_order(1, "sums").rows
+    assert {(*tile[6:9], tile.also) for tile in sums} == {(4, 6, 1, NO_SIGNAL)}
 
 
 def test_the_count_is_known_without_the_tables():
@@ -67,7 +74,8 @@ def with_compute(schedule: Schedule, **changes: object) -> Schedule:
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"waits": (Wait("arrived", (2, 3), 1), Wait("arrived", (0, 1), 1))}, "waits or signals twice"),
+        ({"waits": (Wait("arrived", (2, 4), 1), Wait("arrived", (0, 2), 1))}, "more than a range and one signal"),
+        ({"notifies": (Notify("arrived", 0, 0), Notify("arrived", 0, 1))}, "signals twice"),
         ({"notifies": (Notify("arrived", 1, 0),)}, "signals a peer"),
         ({"out": ()}, "differ"),
     ],

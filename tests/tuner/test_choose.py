@@ -27,7 +27,7 @@ def operator(request: pytest.FixtureRequest) -> str:
 def test_a_large_problem_overlaps_with_the_kernel_of_its_gpu(operator: str):
     choice = choose(problem_of(operator), GPU)
     assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
-    assert choice.options == {"kernel": "hopper", "sms": 132, "pieces": 1}
+    assert choice.options == {"kernel": "hopper", "sms": 132, "pieces": 1} | RULES[operator].options
     assert choose(problem_of(operator), replace(GPU, is_hopper=False)).options["kernel"] == "portable"
     assert choose(problem_of(operator), replace(GPU, sms=100)).options["sms"] == 100
 
