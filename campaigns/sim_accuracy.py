@@ -118,7 +118,7 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         return [Verdict("rows to judge", "none", False)]
     worst = max(judged, key=lambda row: abs(row.error))
     exposed = sum(abs(row.exposed_error) for row in judged) / len(judged)
-    # Where next to nothing is exposed a few microseconds are many times as much: hence this reading beside the strict one.
+    # Where next to nothing is exposed a few microseconds are many times as much: hence this reading too.
     missed_us = sum(abs(row.exposed_us[0] - row.exposed_us[1]) for row in judged)
     pooled = missed_us / max(sum(row.exposed_us[1] for row in judged), 1e-9)
     pairs = distinct_pairs(judged)

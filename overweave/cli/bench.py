@@ -71,7 +71,7 @@ def bench(
         runs = tuple(run_on_own_ranks(request, ranks) for _ in range(repeat))
     chosen = middle(runs, OURS)
     report = Report(
-        command=f"overweave {' '.join(sys.argv[1:])}",
+        command=f"overweave {' '.join(without_destination(sys.argv[1:]))}",
         shapes_source=shape_set.source,
         runs=runs,
         middle=chosen,
@@ -108,6 +108,12 @@ def run_as_rank(request: Request) -> Run:
             progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
 
         return run(request, group, OPERATORS, on_progress)
+
+
+def without_destination(words: list[str]) -> list[str]:
+    """A command line without `--json FILE`: what to repeat, not where this machine kept the numbers."""
+    kept = [word for word, before in zip(words, ["", *words], strict=False) if "--json" not in (word, before)]
+    return [word for word in kept if not word.startswith("--json=")]
 
 
 def run_on_own_ranks(request: Request, world_size: int) -> Run:

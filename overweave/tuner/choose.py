@@ -40,12 +40,16 @@ class Choice(Struct, frozen=True):
 class SizeRule(Struct, frozen=True):
     """The overlapped plan of an operator, its options on a GPU, and how long the plain calls must take for it to pay.
 
+    without_kernel: the plan where no tile kernel can run. A scatter of library matmuls would be summed by library
+    passes over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
+
     MEASURED: eager calls of 256 to 8,192 rows of Llama-3 and mlp layers, W=4 (4 x H200, 2026-11-20): below about
     115 us the overlapped plan's launches and flags cost more than the overlap gains. The two rates are those of cuBLAS
     and NCCL on the same machine.
     """
 
     overlapped: str
+    without_kernel: str
     options: dict[str, str | int]
     sequential_us: float = 115.0
     tflops: float = 650.0
@@ -59,8 +63,8 @@ class SizeRule(Struct, frozen=True):
 
 # MEASURED: own_pieces 1, 2, 4 give 613.5, 606.3, 605.2 us, geometric mean over mlp, W=4 (4 x H200, 2026-11-20).
 RULES = {
-    "all_gather_matmul": SizeRule("push", {}),
-    "matmul_reduce_scatter": SizeRule("scatter", {"own_pieces": 4}),
+    "all_gather_matmul": SizeRule("push", "per_shard", {}),
+    "matmul_reduce_scatter": SizeRule("scatter", "sequential", {"own_pieces": 4}),
 }
 
 
@@ -70,14 +74,15 @@ def choose(problem: Problem, target: Target) -> Choice:
     overlapped, sequential = f"{problem.operator}.{rule.overlapped}", f"{problem.operator}.sequential"
     if problem.world_size == 1:
         return Choice(sequential, {}, "a group of one has nothing to overlap")
-    obstacle = kernel_obstacle(problem, target)
-    if obstacle:
-        return Choice(f"{problem.operator}.per_shard", {}, "library matmuls take any layout", ((overlapped, obstacle),))
-    if target.kind == "cpu":
-        return Choice(overlapped, {}, "on the CPU the overlapped schedule is emulated, whatever the size")
-    too_small = _too_small(problem, rule)
+    too_small = _too_small(problem, rule) if target.kind != "cpu" else ""
     if too_small:
         return Choice(sequential, {}, "the plain library calls win at this size", ((overlapped, too_small),))
+    obstacle = kernel_obstacle(problem, target)
+    if obstacle:
+        why = "library matmuls take any layout"
+        return Choice(f"{problem.operator}.{rule.without_kernel}", {}, why, ((overlapped, obstacle),))
+    if target.kind == "cpu":
+        return Choice(overlapped, {}, "on the CPU the overlapped schedule is emulated, whatever the size")
     options = tile_options(target) | rule.options
     return Choice(overlapped, options, "copies hide behind the tiles of one kernel")
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from overweave.cli.bench import without_destination
 from overweave.cli.main import app
 from tests.source_tree import ROOT
 
@@ -68,3 +69,9 @@ def test_bad_input_is_one_typed_error(options, word):
     assert result.exit_code in (1, 2)
     assert word in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("destination", [["--json", "there/it.json"], ["--json=there/it.json"], []])
+def test_a_report_says_how_to_repeat_it_and_not_where_it_lay(destination: list[str]):
+    words = ["bench", "all_gather_matmul", "--shapes", "mlp"]
+    assert without_destination([*words, *destination, "--world", "4"]) == [*words, "--world", "4"]

@@ -22,8 +22,8 @@ def test_overlap_where_it_pays_and_the_library_where_it_does_not():
 
 
 def test_the_shape_is_the_global_one():
-    # k of one rank is 12, which is no multiple of 8; as a global k it would be 24.
-    assert "k=12 must be multiples of 8" in run("matmul_reduce_scatter", "--shape", "4096,4096,24", "--world", "2")
+    # k of one rank is 4100, which is no multiple of 8; the global k is one.
+    assert "k=4100 must be multiples of 8" in run("matmul_reduce_scatter", "--shape", "8192,8192,8200", "--world", "2")
 
 
 def test_single_precision_is_the_librarys():

@@ -28,7 +28,7 @@ def test_it_says_what_runs_on_a_cpu():
 
 def test_it_says_why_a_kernel_is_not_taken():
     text = str(ow.explain("matmul_reduce_scatter", **{**SIZES, "n": 3583}))
-    assert text.startswith("matmul_reduce_scatter.per_shard")
+    assert text.startswith("matmul_reduce_scatter.sequential")
     assert "not matmul_reduce_scatter.scatter: n=3583" in text
     assert "fp32" in str(ow.explain("all_gather_matmul", **SIZES, dtype=torch.float32))
 

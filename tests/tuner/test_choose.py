@@ -37,14 +37,15 @@ def test_a_large_problem_overlaps_with_the_kernel_of_its_gpu(operator: str):
     [
         ({"m": 4}, "sequential", "overlap pays from"),
         ({"n": 512, "k": 512}, "sequential", "the plain calls take about"),
-        ({"n": 3585}, "per_shard", "n=3585"),
-        ({"k": 4100}, "per_shard", "multiples of 8"),
-        ({"dtype": "float32"}, "per_shard", "outside the tensor cores"),
+        ({"n": 3585}, "", "n=3585"),
+        ({"k": 4100}, "", "multiples of 8"),
+        ({"dtype": "float32"}, "", "outside the tensor cores"),
+        ({"m": 4, "dtype": "float32"}, "sequential", "overlap pays from"),
     ],
 )
 def test_where_overlap_loses_or_cannot_run_it_says_so(operator: str, changes: dict[str, object], plan: str, why: str):
     choice = choose(problem_of(operator, **changes), GPU)
-    assert choice.plan == f"{operator}.{plan}"
+    assert choice.plan == f"{operator}.{plan or RULES[operator].without_kernel}"
     ((rejected, reason),) = choice.rejected
     assert rejected == f"{operator}.{RULES[operator].overlapped}"
     assert why in reason
@@ -52,7 +53,8 @@ def test_where_overlap_loses_or_cannot_run_it_says_so(operator: str, changes: di
 
 
 def test_operands_off_their_alignment_take_library_matmuls(operator: str):
-    assert choose(problem_of(operator), replace(GPU, is_aligned=False)).plan == f"{operator}.per_shard"
+    plan = f"{operator}.{RULES[operator].without_kernel}"
+    assert choose(problem_of(operator), replace(GPU, is_aligned=False)).plan == plan
 
 
 def test_a_group_of_one_has_nothing_to_overlap(operator: str):
@@ -65,7 +67,7 @@ def test_a_cpu_emulates_the_overlapped_plan_whatever_the_size(operator: str):
         choice = choose(problem_of(operator, **changes), replace(CPU, is_aligned=False))
         assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
         assert choice.options == {}
-    assert choose(problem_of(operator, n=7), CPU).plan == f"{operator}.per_shard"
+    assert choose(problem_of(operator, n=7), CPU).plan == f"{operator}.{RULES[operator].without_kernel}"
 
 
 @pytest.mark.parametrize("target", [GPU, CPU, Target("cuda", is_hopper=False), Target("cuda", is_aligned=False)])
