@@ -8,6 +8,7 @@ lock      dropped by the kernel when a process ends; peers probe it
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import Counter
@@ -267,6 +268,7 @@ class Board:
 
 
 _BOARDS: WeakKeyDictionary[ProcessGroup, Board] = WeakKeyDictionary()
+atexit.register(_BOARDS.clear)  # a process group must not outlive the interpreter
 
 
 @lru_cache(maxsize=1024)

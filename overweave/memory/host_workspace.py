@@ -7,6 +7,7 @@ have finished the call that used this slot last, the one before the last. Nothin
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
@@ -169,3 +170,4 @@ class HostSlot:
 
 
 _WORKSPACES: WeakKeyDictionary[ProcessGroup, HostWorkspace] = WeakKeyDictionary()
+atexit.register(_WORKSPACES.clear)  # a process group must not outlive the interpreter

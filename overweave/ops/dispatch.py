@@ -6,6 +6,7 @@ they are about to do (memory/board.py).
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -42,7 +43,9 @@ class Prepared(NamedTuple):
 
 
 _PREPARED: WeakKeyDictionary[dist.ProcessGroup, dict[Key, Prepared]] = WeakKeyDictionary()
+atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, Group] = WeakKeyDictionary()
+atexit.register(_GROUPS.clear)  # a process group must not outlive the interpreter
 
 
 def group_of(group: GroupLike) -> Group:
