@@ -84,7 +84,7 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
 
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
-    target = target_of(tensors["x"].device, all(t.data_ptr() % ALIGNED_BYTES == 0 for t in tensors.values()))
+    target = target_of(tensors["x"].device)
     try:
         choice = choose(problem, target) if plan is None else _asked(problem, target, plan)
         built = build(choice.plan, problem, choice.options, rank=group.rank)
@@ -105,12 +105,12 @@ def refuse(group: Group, error: OverweaveError) -> OverweaveError:
     return error
 
 
-def target_of(device: torch.device, is_aligned: bool = True) -> Target:
+def target_of(device: torch.device) -> Target:
     """What a device means to the choice of a plan."""
     if device.type == "cpu":
-        return Target("cpu", is_aligned=is_aligned)
+        return Target("cpu")
     properties = torch.cuda.get_device_properties(device)
-    return Target("cuda", properties.multi_processor_count, properties.major == 9, is_aligned)
+    return Target("cuda", properties.multi_processor_count, properties.major == 9)
 
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:
@@ -141,7 +141,7 @@ def _signature(problem: Problem, choice: Choice) -> bytes:
 
 def _bind(plan: Plan, group: Group, tensors: Tensors) -> Run:
     if tensors["x"].device.type == "cuda":
-        return bind_on_gpu(plan, group, tensors) if plan.problem.m else _do_nothing
+        return _bind_aligned(plan, group, tensors) if plan.problem.m else _do_nothing
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
 
     def run(moved: Tensors) -> None:
@@ -149,6 +149,19 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> Run:
         run_on_host(plan, group, inputs, {name: moved[name] for name in outputs})
 
     return run
+
+
+def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> Run:
+    """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
+    run = bind_on_gpu(plan, group, aligned(tensors))
+    if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
+        return run
+    return lambda moved: run(aligned(moved))
+
+
+def aligned(tensors: Tensors) -> Tensors:
+    """The tensors, each at a multiple of 16 bytes: as it is, or a copy in the same layout."""
+    return {name: t.clone() if t.data_ptr() % ALIGNED_BYTES else t for name, t in tensors.items()}
 
 
 def _do_nothing(tensors: Tensors) -> None:

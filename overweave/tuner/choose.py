@@ -14,12 +14,11 @@ DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
 
 
 class Target(Struct, frozen=True):
-    """What a plan will run on. is_hopper: sm_90. is_aligned: every tensor starts at a multiple of 16 bytes."""
+    """What a plan will run on. is_hopper: sm_90."""
 
     kind: str
     sms: int = 132
     is_hopper: bool = True
-    is_aligned: bool = True
 
 
 class Choice(Struct, frozen=True):
@@ -101,8 +100,6 @@ def kernel_obstacle(problem: Problem, target: Target) -> str:
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
     if problem.k % step or problem.n % step:
         return f"n={problem.n} and k={problem.k} must be multiples of {step}: rows must start at multiples of 16 bytes"
-    if not target.is_aligned and target.kind == "cuda":
-        return "a tensor does not start at a multiple of 16 bytes"
     return ""
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.exactness import make_data
 from overweave.errors import GroupError, OverweaveError
+from overweave.ops.dispatch import aligned
 from overweave.runtime.processes import run_ranks
 from tests.ops.calls import Call, is_right, run
 
@@ -212,3 +213,14 @@ def test_symmetric_empty_is_agreed_on():
         assert one_alone[0] == ("InputError" if rank else "RankMismatch")
         assert differ[0] == "RankMismatch"
         assert is_right_now
+
+
+def test_a_tensor_off_its_alignment_is_copied_in_its_layout():
+    flat = torch.arange(33.0)
+    tensors = {"x": flat[:32].view(4, 8), "w": flat[1:].view(8, 4).t()}
+    made = aligned(tensors)
+    assert made["x"] is tensors["x"]
+    assert made["w"] is not tensors["w"]
+    assert torch.equal(made["w"], tensors["w"])
+    assert made["w"].stride() == tensors["w"].stride()
+    assert made["w"].data_ptr() % 16 == 0

@@ -52,11 +52,6 @@ def test_where_overlap_loses_or_cannot_run_it_says_so(operator: str, changes: di
     assert f"not {rejected}: {reason}" in str(choice)
 
 
-def test_operands_off_their_alignment_take_library_matmuls(operator: str):
-    plan = f"{operator}.{RULES[operator].without_kernel}"
-    assert choose(problem_of(operator), replace(GPU, is_aligned=False)).plan == plan
-
-
 def test_a_group_of_one_has_nothing_to_overlap(operator: str):
     for target in (GPU, CPU):
         assert choose(problem_of(operator, world_size=1), target).plan == f"{operator}.sequential"
@@ -64,13 +59,13 @@ def test_a_group_of_one_has_nothing_to_overlap(operator: str):
 
 def test_a_cpu_emulates_the_overlapped_plan_whatever_the_size(operator: str):
     for changes in ({"m": 1}, {"dtype": "float32"}, {}):
-        choice = choose(problem_of(operator, **changes), replace(CPU, is_aligned=False))
+        choice = choose(problem_of(operator, **changes), CPU)
         assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
         assert choice.options == {}
     assert choose(problem_of(operator, n=7), CPU).plan == f"{operator}.{RULES[operator].without_kernel}"
 
 
-@pytest.mark.parametrize("target", [GPU, CPU, Target("cuda", is_hopper=False), Target("cuda", is_aligned=False)])
+@pytest.mark.parametrize("target", [GPU, CPU, Target("cuda", is_hopper=False)])
 def test_every_choice_can_be_built(operator: str, target: Target):
     sizes = ({}, {"n": 33, "k": 9}, {"m": 0}, {"m": 3}, {"m": 1 << 16}, {"world_size": 1})
     for dtype, changes in product(("bfloat16", "float16", "float32"), sizes):
