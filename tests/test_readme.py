@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks.readme_table import with_tables
 from overweave.cli.main import COMMANDS
 from tests.source_tree import ROOT
 
@@ -45,3 +46,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert "make test" in README
     lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
+
+
+def test_the_measured_tables_are_what_the_result_files_say():
+    assert README == with_tables(README)
