@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from overweave.ir.plan import MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileRow
+from overweave.ir.plan import NO_SIGNAL, OWN_SHARD, TileRow
 from overweave.memory.device import (
     CLAIMED,
     READY,
@@ -45,10 +45,7 @@ OPERATION = tl.constexpr(TileRow._fields.index("operation"))
 ALSO = tl.constexpr(TileRow._fields.index("also"))
 ALSO_COUNT = tl.constexpr(TileRow._fields.index("also_count"))
 
-IS_MULTIPLY = tl.constexpr(MULTIPLY)
-IS_REDUCE = tl.constexpr(REDUCE)
 FROM_OWN_SHARD = tl.constexpr(OWN_SHARD)
-FROM_WORKSPACE = tl.constexpr(WORKSPACE)
 SIGNALS_NOBODY = tl.constexpr(NO_SIGNAL)
 
 

@@ -7,7 +7,7 @@ One program holds one tile at a time. Prologue: claim a row of the table, wait f
 loads, tensor cores. Epilogue: masked store, one signal. Waits stand outside the pipelined loop, which must stay nested:
 flattening or automatic warp specialisation lose the pipeline or the signals on Triton 3.6.
 
-Alone on one GPU it is an ordinary matmul: a table without waits and signals (`launch_matmul` in runtime/kernels.py).
+Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in runtime/matmul.py).
 SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
 """
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.distributed import ProcessGroup
 
 from overweave.errors import WorkspaceBroken
 from overweave.memory import driver
@@ -59,7 +60,7 @@ class Workspace:
     calls: how many calls this rank has launched eagerly.
     """
 
-    _open: ClassVar[dict[tuple[str, torch.device], Workspace]] = {}
+    _open: ClassVar[dict[tuple[ProcessGroup, torch.device], Workspace]] = {}
 
     def __init__(self, group: Group, device: torch.device, board: Board) -> None:
         self.group, self.device, self.board = group, device, board
@@ -87,10 +88,15 @@ class Workspace:
     @classmethod
     def of(cls, group: Group, device: torch.device) -> Workspace:
         """The workspace of a group on this rank's GPU; the first call is collective."""
-        key = (group.name, device)
+        key = (group.process_group, device)  # not its name, which a later group may bear
         if key not in cls._open:
             cls._open[key] = cls(group, device, Board.of(group))
         return cls._open[key]
+
+    @classmethod
+    def opened(cls, group: Group, device: torch.device) -> Workspace | None:
+        """The workspace, if this rank has made one: plans of library calls alone need none."""
+        return cls._open.get((group.process_group, device))
 
     def lease(self, layout: SlotLayout) -> tuple[Slot, ...]:
         """The slots, large enough for a layout. Collective if they must grow; all ranks ask for the same layout."""

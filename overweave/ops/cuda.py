@@ -14,7 +14,6 @@ Tensors = dict[str, torch.Tensor]
 
 
 def bind_on_gpu(plan: Plan, group: Group, tensors: Tensors) -> Callable[[Tensors], None]:
-    """The plan bound to this rank's GPU and the group's workspace there. Collective on first use of the group."""
-    workspace = load("gpu workspace").of(group, tensors["x"].device)
-    run: Callable[[Tensors], None] = load("gpu launch")(plan, workspace, tensors)
+    """The plan bound to this rank's GPU, and to the group's workspace there if it moves anything itself. Collective."""
+    run: Callable[[Tensors], None] = load("gpu launch")(plan, group, tensors)
     return run

@@ -139,7 +139,7 @@ def _on_gpu(plan: Plan, group: Group, device: torch.device) -> tuple[Run, Trace]
     workspace = load("gpu workspace").of(group, device)
 
     def run(tensors: Tensors) -> None:
-        load("gpu launch")(plan, workspace, tensors)(tensors)
+        load("gpu launch")(plan, group, tensors)(tensors)
         workspace.check()
 
     return run, lambda tensors: load("gpu trace")(plan, workspace, tensors)

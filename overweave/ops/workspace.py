@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from overweave.errors import InputError
 from overweave.memory.board import Board
-from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
@@ -19,17 +17,22 @@ from overweave.runtime.host import reset_host
 def check(group: GroupLike = None) -> None:
     """Waits for this rank's calls to end, and raises what went wrong in any of them. Their results are void then."""
     resolved = group_of(group)
-    if torch.cuda.is_available():
-        _gpu_workspace(resolved).check()
-    else:
+    if not torch.cuda.is_available():
         HostWorkspace.of(resolved).board.check()
+        return
+    workspace = load("gpu workspace").opened(resolved, _gpu())
+    if workspace is not None:
+        workspace.check()
+    else:  # only library plans have run
+        torch.cuda.synchronize()
+        Board.of(resolved).check()
 
 
 def reset(group: GroupLike = None) -> None:
     """Collective: makes the group usable again after PeerTimeout or RankMismatch, once every rank has come here."""
     resolved = group_of(group)
     if torch.cuda.is_available():
-        _gpu_workspace(resolved).reset()
+        load("gpu workspace").of(resolved, _gpu()).reset()
     else:
         reset_host(resolved)
 
@@ -54,7 +57,7 @@ def symmetric_empty(
     if not torch.cuda.is_available():
         board.finish()
         return torch.empty(extents, dtype=dtype)
-    where = device or torch.device("cuda", torch.cuda.current_device())
+    where = device or _gpu()
     size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
     heap = load("gpu heap")(resolved, where, size_bytes)
     tensor: torch.Tensor = heap.view(0, extents, dtype)
@@ -65,5 +68,5 @@ def _is_shape(shape: object) -> bool:
     return isinstance(shape, Sequence) and all(isinstance(extent, int) and extent >= 0 for extent in shape)
 
 
-def _gpu_workspace(group: Group) -> Any:
-    return load("gpu workspace").of(group, torch.device("cuda", torch.cuda.current_device()))
+def _gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())

@@ -16,7 +16,9 @@ from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Compute, Operation, Region
 from overweave.memory import driver
+from overweave.memory.board import Board
 from overweave.memory.copy_engine import CopyQueue
+from overweave.memory.group import Group
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
 from overweave.memory.steps import CopyStep
@@ -218,10 +220,11 @@ class CudaRun:
 class LibraryRun:
     """A plan that only a library runs: no signals, no workspace; local buffers come from torch's allocator."""
 
-    def __init__(self, plan: Plan, workspace: Workspace) -> None:
+    def __init__(self, plan: Plan, group: Group) -> None:
         self._schedule = plan.schedule
-        self._group = workspace.group
-        self._operations = tuple(plan.schedule.of_rank(workspace.group.rank))
+        self._group = group
+        self._board = Board.of(group)
+        self._operations = tuple(plan.schedule.of_rank(group.rank))
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once, on the current stream."""
@@ -236,11 +239,16 @@ class LibraryRun:
 
         for operation in self._operations:
             run_operation(operation, view, self._group)
+        if Workspace.opened(self._group, like.device) is None:
+            self._board.finish()  # what is under way is the library's, and its watchdog's
 
 
-def bind(plan: Plan, workspace: Workspace, example: Tensors) -> CudaRun | LibraryRun:
-    """The plan ready to run on this rank's GPU; `example` are tensors as it will be called with."""
+def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun:
+    """The plan ready to run on this rank's GPU; `example` are tensors as it will be called with.
+
+    Collective if the plan is the first that needs the group's workspace, or makes it grow.
+    """
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
     if is_library and not plan.schedule.pads:
-        return LibraryRun(plan, workspace)
-    return CudaRun(plan, workspace, example)
+        return LibraryRun(plan, group)
+    return CudaRun(plan, Workspace.of(group, example["w"].device), example)

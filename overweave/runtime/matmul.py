@@ -9,7 +9,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.plan import MULTIPLY, NO_SIGNAL, OWN_SHARD, MatmulConfig, TileRow
+from overweave.ir.plan import MatmulConfig, TileRow
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
@@ -122,28 +122,18 @@ def _has_two_sources(operands: Operands) -> bool:
     return operands.a_shard is not None and operands.a_workspace is not None
 
 
-def plain_table(m: int, n: int, config: MatmulConfig) -> tuple[TileRow, ...]:
-    """The table of an ordinary matmul: no waits, no signals, grouped for L2."""
-    rows = []
-    for first in range(0, m, config.block_m * config.group_m):
-        together = range(first, min(first + config.block_m * config.group_m, m), config.block_m)
-        for col in range(0, n, config.block_n):
-            for row in together:
-                end = min(row + config.block_m, m)
-                rows.append(TileRow(MULTIPLY, row, end, col, OWN_SHARD, row, 0, 0, 0, NO_SIGNAL, 0))
-    return tuple(rows)
-
-
 class Matmul:
-    """`out = a @ b` by a tile kernel alone on one GPU: the matmul roof of the benchmark, and the kernels' own test."""
+    """`out = a @ b` by a tile kernel alone on one GPU, over a table without waits (campaigns/gpu_rates.py)."""
 
-    def __init__(self, config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def __init__(
+        self, config: MatmulConfig, rows: tuple[TileRow, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> None:
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
         operands = Operands(a, None, b, out, is_transposed, {})
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
         trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)
-        table = table_tensor(plain_table(a.shape[0], b.shape[1], config), device)
+        table = table_tensor(rows, device)
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
         protocol = Protocol(table, self._claims, words, words, limits, trace, world_size=1)
         self.launch = matmul_launch(config, operands, protocol)
