@@ -50,6 +50,7 @@ class Board:
         self._records = Records(file, group.rank)
         self._peers = [rank for rank in range(group.world_size) if rank != group.rank]
         self._exchanges = 0
+        self._written: dict[int, tuple[bytes, bool]] = {}  # what the entries of the ring say
         self._last_probe_s = 0.0
         self._alarm_lock = threading.Lock()  # a watcher thread may sound it too
 
@@ -214,6 +215,15 @@ class Board:
             self.check()
         self.call += 1
         own, place = self._records, entry(self.call)
+        if self._written.get(place) != (signature, is_posted):
+            self._write(place, signature, is_posted)
+        own.put(place + records.CALL, self.call)
+        own.put(records.BEGUN, self.call)
+        own.fence()  # store own entry before loading the peers': of two ranks, at least one sees the other's
+
+    def _write(self, place: int, signature: bytes, is_posted: bool) -> None:
+        """What an entry says besides the number of its call. Most calls find it there from a turn ago."""
+        own = self._records
         # Zero first: a reader that meets half an entry sees an older call.
         own.put(place + records.CALL, 0)
         own.fence()
@@ -221,9 +231,7 @@ class Board:
         own.put(place + records.IS_POSTED, int(is_posted))
         own.put_data(place + records.TEXT, _readable(signature).encode(), TEXT_BYTES)
         own.fence()
-        own.put(place + records.CALL, self.call)
-        own.put(records.BEGUN, self.call)
-        own.fence()  # store own entry before loading the peers': of two ranks, at least one sees the other's
+        self._written[place] = (signature, is_posted)
 
     def _compare(self, call: int) -> None:
         """Raises RankMismatch if the entries of `call` that are there differ."""

@@ -8,11 +8,16 @@ copy within one GPU is a kernel and would wait for an SM that the waiting kernel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from overweave.errors import MachineError
 from overweave.memory import driver
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep
+
+MOST_GRAPHS = 8  # a caller's tensors come back to few places: each has its graph, and a new place takes the oldest one
+
+Addresses = tuple[int, ...]
 
 
 class CopyQueue:
@@ -20,23 +25,19 @@ class CopyQueue:
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
-        self._graph: driver.LinearGraph | None = None
-        self._moving: list[tuple[Any, Any, CopyStep]] = []
         places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
-        self._named = tuple({place.tensor for place in places if place.tensor})
-        self._pointed: dict[str, int] = {}
+        self._named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
+        self._graphs: dict[Addresses, _Graph] = {}
 
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
         """Runs the queue in stream order. `tensors`: the address of each tensor that a step names."""
         if not self._steps:
             return
-        named = {name: tensors[name] for name in self._named}
-        if self._graph is None:
-            self._build(named)
-        elif self._pointed != named:
-            self._point(named)
-        assert self._graph is not None
-        self._graph.launch(stream)
+        addresses = tuple([tensors[name] for name in self._named])
+        graph = self._graphs.get(addresses)
+        if graph is None:
+            graph = self._graphs[addresses] = self._graph_for(tensors)
+        graph.launch(stream)
 
     def issue(self, stream: int, tensors: Mapping[str, int]) -> None:
         """The same operations one by one, for a stream that is being captured."""
@@ -50,32 +51,41 @@ class CopyQueue:
             else:
                 driver.write_value(stream, step.address, step.value)
 
-    def _build(self, tensors: Mapping[str, int]) -> None:
-        graph, moving = driver.LinearGraph(), []
-        for step in self._steps:
+    def _graph_for(self, tensors: Mapping[str, int]) -> _Graph:
+        """A new graph, or the oldest one pointed here. A graph refuses memory of another kind: then a new one, too."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            oldest = self._graphs.pop(next(iter(self._graphs)))
+            with suppress(MachineError):
+                oldest.point(tensors)
+                return oldest
+        return _Graph(self._steps, tensors)
+
+
+class _Graph:
+    """The steps as one executable graph, for tensors at given addresses."""
+
+    def __init__(self, steps: tuple[Step, ...], tensors: Mapping[str, int]) -> None:
+        graph = self._graph = driver.LinearGraph()
+        self._moving: list[tuple[Any, Any, CopyStep]] = []
+        for step in steps:
             if isinstance(step, CopyStep):
                 description = _describe(step, tensors)
                 node = graph.add_copy(description)
                 if step.source.tensor or step.target.tensor:
-                    moving.append((node, description, step))
+                    self._moving.append((node, description, step))
             elif isinstance(step, WaitStep):
                 graph.add_wait(step.address, step.value)
             else:
                 graph.add_write(step.address, step.value)
         graph.instantiate()
-        self._graph, self._moving, self._pointed = graph, moving, dict(tensors)
+        self.launch = graph.launch
 
-    def _point(self, tensors: Mapping[str, int]) -> None:
-        """Points the copies at tensors that moved. A graph refuses memory of another kind: then it is built anew."""
-        assert self._graph is not None
-        try:
-            for node, description, step in self._moving:
-                description.srcDevice = _address(step.source, tensors)
-                description.dstDevice = _address(step.target, tensors)
-                self._graph.point_copy(node, description)
-            self._pointed = dict(tensors)
-        except MachineError:
-            self._build(tensors)
+    def point(self, tensors: Mapping[str, int]) -> None:
+        """From the next launch on the tensors lie elsewhere. Raises MachineError."""
+        for node, description, step in self._moving:
+            description.srcDevice = _address(step.source, tensors)
+            description.dstDevice = _address(step.target, tensors)
+            self._graph.point_copy(node, description)
 
 
 def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
