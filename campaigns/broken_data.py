@@ -69,12 +69,18 @@ def misdirect_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
     return put_in_place(schedule, at, replace(move, **{field: tuple(regions)}))
 
 
+def _is_tile_wise(operation: Operation) -> bool:
+    return isinstance(operation, Compute | Reduce) or (isinstance(operation, Put) and operation.tiles > 1)
+
+
 def drop_tile(rng: Random, schedule: Schedule) -> Schedule | None:
     """A Compute or Reduce is gone, does one tile less, or leaves out its last row."""
-    picked = picked_from(rng, schedule, lambda operation: isinstance(operation, Compute | Reduce))
+    picked = picked_from(rng, schedule, _is_tile_wise)
     if picked is None:
         return None
     at, operation = picked
+    if isinstance(operation, Put):
+        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles - 1))
     kind = rng.random()
     if kind < 0.35:
         return put_in_place(schedule, at)
@@ -93,10 +99,12 @@ def drop_tile(rng: Random, schedule: Schedule) -> Schedule | None:
 
 
 def duplicate_tile(rng: Random, schedule: Schedule) -> Schedule | None:
-    picked = picked_from(rng, schedule, lambda operation: isinstance(operation, Compute | Reduce))
+    picked = picked_from(rng, schedule, _is_tile_wise)
     if picked is None:
         return None
     at, operation = picked
+    if isinstance(operation, Put):
+        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles + 1))
     if isinstance(operation, Compute) and rng.random() < 0.4:
         return put_in_place(schedule, at, replace(operation, tiles=operation.tiles + 1))
     return put_in_place(schedule, at, operation, replace(operation, name=f"{operation.name}.again", notifies=()))
@@ -165,7 +173,15 @@ def out_of_bounds(rng: Random, schedule: Schedule) -> Schedule | None:
 
 
 def contribution_order(rng: Random, schedule: Schedule) -> Schedule | None:
-    """Operands, or the terms of a goal, are added in another order."""
+    """Operands, addends or the terms of a goal are added in another order."""
+    summed = picked_from(rng, schedule, lambda operation: isinstance(operation, Compute) and bool(operation.addends))
+    if summed is not None and rng.random() < 0.6:
+        at, compute = summed
+        places = [place for place in range(len(compute.addends) + 2) if place != compute.place]
+        changed = replace(compute, place=rng.choice(places))
+        if rng.random() < 0.3:
+            changed = replace(compute, addends=compute.addends[::-1])
+        return put_in_place(schedule, at, changed)
     picked = picked_from(rng, schedule, lambda operation: isinstance(operation, Reduce) and len(operation.operands) > 1)
     if picked is not None and rng.random() < 0.7:
         at, operation = picked
@@ -192,6 +208,8 @@ def wrong_slot(rng: Random, schedule: Schedule) -> Schedule | None:
         return None
     at, operation = picked
     field = "a" if isinstance(operation, Compute) else "operands" if isinstance(operation, Reduce) else "sources"
+    if isinstance(operation, Compute) and operation.addends and rng.random() < 0.6:
+        field = "addends"
     parts = list(getattr(operation, field))
     index = rng.randrange(len(parts))
     others = [

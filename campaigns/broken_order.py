@@ -7,7 +7,7 @@ from random import Random
 from msgspec.structs import replace
 
 from campaigns.changes import changed_entry, picked_from, put_in_place
-from overweave.ir.schedule import Notify, Schedule, Wait
+from overweave.ir.schedule import Compute, Notify, Schedule, Wait
 
 
 def drop_signal(rng: Random, schedule: Schedule) -> Schedule | None:
@@ -51,8 +51,14 @@ def swap_signals(rng: Random, schedule: Schedule) -> Schedule | None:
     return put_in_place(swapped, other[0], replace(other[1], notifies=operation.notifies))
 
 
+def _some_waits(rng: Random, schedule: Schedule) -> str:
+    """The field of the waits before operations start, or, where there are any, of those before they add."""
+    has_late = any(operation.all_waits != operation.waits for operation in schedule.operations)
+    return "late_waits" if has_late and rng.random() < 0.5 else "waits"
+
+
 def drop_wait(rng: Random, schedule: Schedule) -> Schedule | None:
-    return changed_entry(rng, schedule, "waits", lambda wait: ())
+    return changed_entry(rng, schedule, _some_waits(rng, schedule), lambda wait: ())
 
 
 def misdirect_wait(rng: Random, schedule: Schedule) -> Schedule | None:
@@ -65,7 +71,7 @@ def misdirect_wait(rng: Random, schedule: Schedule) -> Schedule | None:
         by = rng.choice((-2, -1, 1, 2))
         return (replace(wait, signals=(max(0, lo + by), max(0, hi + by))),)
 
-    return changed_entry(rng, schedule, "waits", change)
+    return changed_entry(rng, schedule, _some_waits(rng, schedule), change)
 
 
 def swap_waits(rng: Random, schedule: Schedule) -> Schedule | None:
@@ -82,8 +88,9 @@ def swap_waits(rng: Random, schedule: Schedule) -> Schedule | None:
 
 
 def wrong_count(rng: Random, schedule: Schedule) -> Schedule | None:
+    field = _some_waits(rng, schedule)
     return changed_entry(
-        rng, schedule, "waits", lambda wait: (replace(wait, count=max(1, wait.count + rng.choice((-1, 1, 1)))),)
+        rng, schedule, field, lambda wait: (replace(wait, count=max(1, wait.count + rng.choice((-1, 1, 1)))),)
     )
 
 
@@ -112,6 +119,16 @@ def launch_order(rng: Random, schedule: Schedule) -> Schedule | None:
     rest = list(schedule.operations[:at] + schedule.operations[at + 1 :])
     rest.insert(rng.randrange(len(rest) + 1), operation)
     return replace(schedule, operations=tuple(rest))
+
+
+def wait_too_late(rng: Random, schedule: Schedule) -> Schedule | None:
+    """What an operation waits for before it starts, it waits for only before it adds, or the other way round."""
+    picked = picked_from(rng, schedule, lambda its: isinstance(its, Compute) and bool(its.addends))
+    if picked is None:
+        return None
+    at, operation = picked
+    turned = replace(operation, waits=operation.late_waits, late_waits=operation.waits)
+    return put_in_place(schedule, at, turned)
 
 
 def cycle(rng: Random, schedule: Schedule) -> Schedule | None:

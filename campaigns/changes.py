@@ -29,7 +29,7 @@ def changed_entry(
     rng: Random, schedule: Schedule, field: str, change: Callable[[Any], tuple[Any, ...]]
 ) -> Schedule | None:
     """One entry of a field of one operation, replaced by what `change` makes of it."""
-    picked = picked_from(rng, schedule, lambda operation: bool(getattr(operation, field)))
+    picked = picked_from(rng, schedule, lambda operation: bool(getattr(operation, field, ())))
     if picked is None:
         return None
     at, operation = picked

@@ -6,6 +6,7 @@ from random import Random
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.ir.schedule import (
     Buffer,
@@ -175,6 +176,12 @@ class Draft:
                 destinations=parts[1:],
             )
         )
+
+    def in_tiles(self, count: int) -> None:
+        """The move that was added last is one of several instances, as a kernel's is. Only Puts may be."""
+        last = self.operations[-1]
+        assert isinstance(last, Put)
+        self.operations[-1] = replace(last, tiles=count)
 
     def idle(self, at: At, waits: Waits) -> None:
         """Only waits."""

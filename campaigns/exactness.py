@@ -31,7 +31,30 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules import catalog
 
 ALL_GATHER = "all_gather_matmul"
-OPERATORS = (ALL_GATHER, "matmul_reduce_scatter")
+ALL_REDUCE = "matmul_all_reduce"
+OPERATORS = (ALL_GATHER, "matmul_reduce_scatter", ALL_REDUCE)
+MOVERS = ("copy_engine", "copy_kernel")
+_SCATTER, _TWO_SHOT = "matmul_reduce_scatter.scatter", f"{ALL_REDUCE}.two_shot"
+LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
+    (f"{ALL_GATHER}.push", {"pieces": 2}),
+    (f"{ALL_GATHER}.push", {"pieces": 2, "mover": "copy_kernel"}),
+    (_SCATTER, {"pieces": 2}),
+    (_SCATTER, {"pieces": 2, "mover": "copy_kernel"}),
+    (_SCATTER, {"pieces": 2, "sums": "epilogue"}),
+    (_TWO_SHOT, {"pieces": 2}),
+    (_TWO_SHOT, {"pieces": 2, "sums": "epilogue", "sharing": "get"}),
+    (f"{ALL_REDUCE}.one_shot", {}),
+    (f"{ALL_REDUCE}.one_shot", {"mover": "copy_kernel"}),
+    (f"{ALL_REDUCE}.one_shot_pull", {}),
+    (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
+)
+# What options are drawn from, where a schedule has them.
+VARIED: dict[str, tuple[int | str, ...]] = {
+    "pieces": (1, 2, 3),
+    "mover": MOVERS,
+    "sums": ("kernel", "epilogue"),
+    "sharing": ("put", "get"),
+}
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 WORLDS = (1, 2, 3, 4, 8)
 LARGEST: dict[Depth, int] = {"library": 512, "interpreter": 256}
@@ -47,7 +70,7 @@ class Case:
 
     schedule: str
     problem: Problem
-    options: dict[str, int]
+    options: dict[str, int | str]
     seed: int
 
     def __str__(self) -> str:
@@ -74,8 +97,10 @@ def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
     step = 16 // ITEMSIZE_BYTES[dtype] if depth == "interpreter" else 1
     n, k = (step * chance.randint(1, largest // step) for _ in range(2))
     m = chance.randrange(world_size) if chance.random() < 0.1 else chance.randint(1, largest)
-    takes_pieces = schedule.split(".")[1] in ("push", "pull", "scatter", "ring")
-    options = {"pieces": chance.choice((1, 2, 3))} if takes_pieces else {}
+    known = {option.name for option in catalog.template_of(schedule).options}
+    options = {name: chance.choice(values) for name, values in VARIED.items() if name in known}
+    if options.get("sums") == "epilogue" and "mover" in known:
+        options["mover"] = "copy_engine"
     problem = Problem(
         operator=operator,
         m=m,
@@ -110,7 +135,8 @@ def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
     if gathers:
         own_x, own_w, exact = x[rows], w[:, own], x.double() @ w[:, own].double()
     else:
-        own_x, own_w, exact = x[:, own], w[own], x[rows].double() @ w.double()
+        summed = x if problem.operator == ALL_REDUCE else x[rows]
+        own_x, own_w, exact = x[:, own], w[own], summed.double() @ w.double()
     own_w = own_w.t().contiguous().t() if problem.b_is_transposed else own_w.contiguous()
     return Data(own_x.contiguous(), own_w, exact)
 
@@ -135,6 +161,8 @@ def library_result(case: Case, group: Group, data: Data) -> torch.Tensor:
     partial = data.x.new_zeros((size * problem.world_size, problem.n))
     partial[: problem.m] = data.x @ data.w
     dist.all_reduce(partial, group=group.process_group)
+    if problem.operator == ALL_REDUCE:
+        return partial[: problem.m]
     return partial[slice(*shard_rows(problem.m, problem.world_size, group.rank))]
 
 
@@ -170,10 +198,10 @@ def try_shapes(depth: Depth, count: int, seed: int) -> dict[str, Any]:
 
 
 def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
-    """One rank's part: successive calls of two plans in turn, without anything between them, a random rank late."""
+    """One rank's part: successive calls of several plans in turn, without anything between them, a random rank late."""
     group, chance, own_chance = resolve(None), random.Random(seed), random.Random(seed + 1)
     wrong: list[str] = []
-    cases = [_long_run_case(operator, group.world_size, seed) for operator in OPERATORS]
+    cases = [_long_run_case(schedule, options, group.world_size, seed) for schedule, options in LONG_RUNS]
     plans = [catalog.build(case.schedule, case.problem, case.options) for case in cases]
     for call in range(count):
         which = chance.randrange(len(cases))
@@ -186,10 +214,10 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     return {"wrong": wrong, "ratios": {}}
 
 
-def _long_run_case(operator: str, world_size: int, seed: int) -> Case:
-    method = "push" if operator == ALL_GATHER else "scatter"
+def _long_run_case(schedule: str, options: dict[str, int | str], world_size: int, seed: int) -> Case:
+    operator = catalog.template_of(schedule).operator
     problem = Problem(operator=operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
-    return Case(f"{operator}.{method}", problem, {"pieces": 2}, seed)
+    return Case(schedule, problem, options, seed)
 
 
 def _squares(difference: torch.Tensor) -> float:

@@ -40,8 +40,13 @@ SCHEDULES = (
     "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
     "matmul_reduce_scatter.sequential",
+    "matmul_all_reduce.sequential",
+    "matmul_all_reduce.one_shot",
+    "matmul_all_reduce.two_shot",
+    "matmul_all_reduce.one_shot_pull",
+    "matmul_all_reduce.two_shot_pull",
 )
-FUSED = SCHEDULES[:3]
+FUSED = (*SCHEDULES[:3], *SCHEDULES[-4:])
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,8 @@ def _data(plan: Plan, rank: int, generator: torch.Generator) -> tuple[dict[str, 
         return {"x": x[rank * shard : (rank + 1) * shard], "w": w[rank]}, x @ w[rank]
     x = torch.randint(-1, 2, (ranks, problem.m, problem.k), generator=generator).float()
     total = torch.bmm(x, w).sum(0)
+    if problem.operator == "matmul_all_reduce":
+        return {"x": x[rank], "w": w[rank]}, total
     return {"x": x[rank], "w": w[rank]}, total[rank * shard : (rank + 1) * shard]
 
 

@@ -1,4 +1,4 @@
-"""Are results right on GPUs? Both operators through their public face, every result compared on the device.
+"""Are results right on GPUs? Every operator through its public face, every result compared on the device.
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_exactness --shapes 200 --calls 1000 --replays 1000
 
@@ -25,11 +25,70 @@ from overweave.ir.shards import shard_rows
 from overweave.ops import reference
 from overweave.tuner.shapes import read_shapes
 
-ALL_GATHER, REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+OPERATORS = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
 PLANS = {
-    ALL_GATHER: (None, "push", "push pieces=4", "push kernel=portable", "pull", "per_shard", "sequential"),
-    REDUCE_SCATTER: (None, "scatter", "scatter pieces=1", "scatter kernel=portable", "ring", "per_shard", "sequential"),
+    ALL_GATHER: (
+        None,
+        "push",
+        "push pieces=4",
+        "push kernel=portable",
+        "push mover=copy_kernel",
+        "push mover=copy_kernel copy_programs=4 pieces=4 order=all_peers",
+        "push mover=copy_kernel kernel=portable",
+        "gather",
+        "gather mover=copy_kernel",
+        "gather_pull",
+        "pull",
+        "per_shard",
+        "sequential",
+    ),
+    REDUCE_SCATTER: (
+        None,
+        "scatter",
+        "scatter pieces=1",
+        "scatter kernel=portable",
+        "scatter sums=epilogue pieces=1",
+        "scatter sums=epilogue pieces=4 order=all_peers",
+        "scatter sums=epilogue kernel=portable",
+        "scatter mover=copy_kernel",
+        "scatter mover=copy_kernel copy_programs=4 sms=1",  # beside the tiles, however few they are
+        "scatter mover=copy_kernel kernel=portable",
+        "pull",
+        "ring",
+        "per_shard",
+        "sequential",
+    ),
+    ALL_REDUCE: (
+        None,
+        "two_shot",
+        "two_shot pieces=4",
+        "two_shot sharing=get",
+        "two_shot sums=epilogue pieces=4",
+        "two_shot sums=epilogue sharing=get",
+        "two_shot kernel=portable",
+        "one_shot",
+        "one_shot order=all_peers",
+        "one_shot mover=copy_kernel",
+        "one_shot_pull",
+        "two_shot_pull",
+        "two_shot_pull pieces=1",
+        "sequential",
+    ),
 }
+LONG_RUNS = (
+    (ALL_GATHER, "push"),
+    (ALL_GATHER, "push mover=copy_kernel"),
+    (ALL_GATHER, "per_shard"),
+    (REDUCE_SCATTER, "scatter"),
+    (REDUCE_SCATTER, "scatter sums=epilogue"),
+    (REDUCE_SCATTER, "scatter mover=copy_kernel sms=1"),
+    (ALL_REDUCE, "two_shot"),
+    (ALL_REDUCE, "one_shot"),
+    (ALL_REDUCE, "two_shot sums=epilogue sharing=get"),
+    (ALL_REDUCE, "one_shot_pull"),
+    (ALL_REDUCE, "two_shot_pull"),
+)
 NON_ZEROS = 32
 ERROR_RATIO = 1.05
 LARGEST = 2048
@@ -89,7 +148,8 @@ def run(case: Case, inputs: Inputs) -> torch.Tensor:
     """The operator under test."""
     if case.operator == ALL_GATHER:
         return ow.all_gather_matmul(inputs.x, inputs.w, m=case.m, plan=case.plan)
-    return ow.matmul_reduce_scatter(inputs.x, inputs.w, plan=case.plan)
+    reduced = ow.matmul_all_reduce if case.operator == ALL_REDUCE else ow.matmul_reduce_scatter
+    return reduced(inputs.x, inputs.w, plan=case.plan)
 
 
 def expected(case: Case, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
@@ -98,6 +158,8 @@ def expected(case: Case, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
         return inputs.gathered.to(dtype) @ inputs.w.to(dtype)
     partial = inputs.x.to(dtype) @ inputs.w.to(dtype)
     dist.all_reduce(partial)
+    if case.operator == ALL_REDUCE:
+        return partial
     lo, hi = shard_rows(case.m, dist.get_world_size(), dist.get_rank())
     return partial[lo:hi]
 
@@ -114,17 +176,18 @@ def error_ratio(case: Case, seed: int) -> float:
     if case.operator == ALL_GATHER:
         theirs = reference.all_gather_matmul(inputs.x, inputs.w, m=case.m)
     else:
-        theirs = reference.matmul_reduce_scatter(inputs.x, inputs.w)
+        reduced = reference.matmul_all_reduce if case.operator == ALL_REDUCE else reference.matmul_reduce_scatter
+        theirs = reduced(inputs.x, inputs.w)
     squares = torch.stack([((result.double() - truth) ** 2).sum() for result in (run(case, inputs), theirs)])
     dist.all_reduce(squares)
     return float((squares[0] / squares[1].clamp(min=1e-30)).sqrt())
 
 
-def random_cases(count: int, seed: int) -> Iterator[Case]:
-    """Any operator, plan, layout and 16-bit dtype; every tenth m is smaller than the group."""
+def random_cases(count: int, seed: int, operators: tuple[str, ...] = OPERATORS) -> Iterator[Case]:
+    """Any of the operators, plan, layout and 16-bit dtype; every tenth m is smaller than the group."""
     chance, world_size = random.Random(seed), dist.get_world_size()
     for index in range(count):
-        operator = (ALL_GATHER, REDUCE_SCATTER)[index % 2]
+        operator = operators[index % len(operators)]
         m = chance.randrange(world_size) if index % 10 == 0 else chance.randint(1, LARGEST)
         plan = chance.choice(PLANS[operator])
         step = 1 if plan in (None, "per_shard", "sequential", "ring") else 8
@@ -133,10 +196,10 @@ def random_cases(count: int, seed: int) -> Iterator[Case]:
         yield Case(operator, m, n, k, dtype, chance.random() < 0.5, plan)
 
 
-def shape_set(name: str) -> Iterator[Case]:
+def shape_set(name: str, operators: tuple[str, ...] = OPERATORS) -> Iterator[Case]:
     """The cases of a benchmark set, each with the chosen plan, as one rank sees them."""
     world_size = dist.get_world_size()
-    for operator in (ALL_GATHER, REDUCE_SCATTER):
+    for operator in operators:
         for case in read_shapes(name, operator).cases:
             n = case.n // world_size if operator == ALL_GATHER else case.n
             k = case.k if operator == ALL_GATHER else case.k // world_size
@@ -182,6 +245,7 @@ def _captured(case: Case, static: Inputs) -> Callable[[], torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", type=int, default=40)
+    parser.add_argument("--only", nargs="*", choices=OPERATORS, default=OPERATORS)
     parser.add_argument("--set", default="mlp", help="a shape set to check too; empty: none")
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--replays", type=int, default=100)
@@ -189,7 +253,9 @@ def main() -> None:
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
     started = time.monotonic()
-    cases = [*random_cases(arguments.shapes, arguments.seed), *(shape_set(arguments.set) if arguments.set else ())]
+    only = tuple(arguments.only)
+    cases = [*random_cases(arguments.shapes, arguments.seed, only)]
+    cases += shape_set(arguments.set, only) if arguments.set else ()
     wrong = [case for index, case in enumerate(cases) if not report.all_agree(is_bit_equal(case, index))]
     report.line("bit-equal on integers", len(cases), [str(case) for case in wrong], started)
     judged = [case for case in cases if case.m * case.n >= 4096]
@@ -197,7 +263,7 @@ def main() -> None:
     loud = [f"{r:.3f} {c}" for r, c in zip(ratios, judged, strict=True) if not r <= ERROR_RATIO]
     report.line(f"float error, worst ratio {max(ratios, default=0):.3f}", len(judged), loud, started)
     for is_replayed, calls in ((False, arguments.calls), (True, arguments.replays)):
-        for operator, plan in ((ALL_GATHER, "push"), (ALL_GATHER, "per_shard"), (REDUCE_SCATTER, "scatter")):
+        for operator, plan in (run for run in LONG_RUNS if run[0] in only):
             case = Case(operator, 1000, 512, 512, torch.bfloat16, True, plan)
             differing = report.total(long_run(case, calls, is_replayed)) if calls else 0
             what = "replays" if is_replayed else "successive calls"

@@ -18,14 +18,21 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_exactness import ALL_GATHER, REDUCE_SCATTER, Case, expected, make_inputs, run
+from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Case, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from overweave.errors import PeerError
 
 CASES = (
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter"),
+    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter sums=epilogue"),
+    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),
+    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter mover=copy_kernel sms=1"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_pull"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_pull"),
 )
 
 

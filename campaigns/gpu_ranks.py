@@ -23,7 +23,7 @@ def join(timeout: timedelta) -> torch.device:
 
 
 class Report:
-    """Prints a line per check on rank 0; `finish` ends the process with 1 if any check failed on any rank."""
+    """Prints a line per check, and what failed on each rank; `finish` ends the process with 1 if any check failed."""
 
     def __init__(self) -> None:
         self._failed = 0
@@ -39,13 +39,14 @@ class Report:
         return int(sums)
 
     def line(self, what: str, count: int, failures: list[str], started: float) -> None:
-        """One check: how many cases, which failed, how long since `started`."""
+        """One check: how many cases, which failed on any rank, how long since `started`. Collective."""
         self._failed += len(failures)
+        for failure in failures[:5]:
+            print(f"    rank {dist.get_rank()}: {failure}", flush=True)
+        failed = self.total(len(failures))
         if dist.get_rank() == 0:
-            verdict = "ok" if not failures else f"{len(failures)} FAILED"
+            verdict = "ok" if not failed else f"{failed} FAILED"
             print(f"{what:60s} {count:6d} cases  {verdict:10s} {time.monotonic() - started:7.1f} s", flush=True)
-            for failure in failures[:5]:
-                print(f"    {failure}", flush=True)
 
     def finish(self) -> None:
         """Ends the process: 0 if every check held."""

@@ -1,71 +1,156 @@
 """How fast are the parts alone on one GPU? The rates that tile shapes and the machine file are drawn from.
 
-    python -m campaigns.gpu_rates
+    python -m campaigns.gpu_rates [--only MATMUL|EPILOGUES|ELEMENTS] [--portable]
 
-Tile kernels: every tile shape of the catalog over local shapes of mlp and two others, beside the better of two cuBLAS
-timings of the same minute, checked against its result. Element-wise: the passes of a sum that torch runs.
+Tile kernels: every tile shape of the catalog, with the last wave cut and whole, over local shapes of mlp and others,
+beside the better of two cuBLAS timings of the same minute; samples of all of them are interleaved. Before that every
+shape runs over ragged sizes in both layouts of `b`, and results are compared. The shape that the catalog chooses is
+marked. Epilogues: right, and what they cost beside torch. Element-wise: the passes of a sum that torch runs.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
+from msgspec.structs import replace
 
-from overweave.ir.plan import MULTIPLY, NO_SIGNAL, OWN_SHARD, MatmulConfig, TileRow
+from overweave.ir.plan import Epilogue, MatmulConfig, Problem, TileRow
+from overweave.runtime.epilogue import apply_epilogue
 from overweave.runtime.matmul import Matmul
-from overweave.schedules.tile_order import swizzled
-from overweave.schedules.tile_shape import shapes
+from overweave.schedules.catalog import build
+from overweave.schedules.tile_shape import Kernel, shapes, tile_shape
 
 SHAPES = (
     (8192, 2752, 4096), (8192, 3584, 4096), (8192, 9216, 4608), (8192, 7392, 8192), (8192, 4096, 2752),
-    (8192, 3584, 3584), (8192, 8192, 7392), (1024, 12288, 12288),
+    (8192, 3584, 3584), (8192, 8192, 7392), (1024, 12288, 12288), (512, 7168, 8192), (8192, 4096, 1024),
+    (2048, 2560, 8192), (1024, 1536, 4096),
 )  # fmt: skip
+RAGGED = ((1000, 264, 136), (700, 1304, 520), (129, 2744, 72), (4096, 2696, 1032))
+TRIED = {("hopper", 128, 256): {"group_m": 8}, ("hopper", 128, 128): {"stages": 6}}
+EPILOGUE_SHAPE = (4000, 3584, 4096)
+EPILOGUES = (
+    Epilogue(bias=True, activation="silu"),
+    Epilogue(activation="gelu"),
+    Epilogue(bias=True, activation="gelu_tanh", residual=True),
+)
 SAMPLES = 15
 ELEMENTS = (2048, 4096)
+SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
 
 
-def median_us(call: Callable[[], object]) -> float:
-    """The median of device times, each behind a sleep that hides the host."""
-    for _ in range(3):
-        call()
-    times: list[float] = []
-    for _ in range(SAMPLES):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(200_000)
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(float(begin.elapsed_time(end)) * 1e3)
-    return sorted(times)[SAMPLES // 2]
+def medians_us(calls: list[Callable[[], object]]) -> list[float]:
+    """The median of each call's device times, each behind a sleep that hides the host, all calls by turns."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(-2, SAMPLES):
+        for index in range(len(calls)):
+            place = (index + turn) % len(calls)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(200_000)
+            begin.record()
+            calls[place]()
+            end.record()
+            torch.cuda.synchronize()
+            if turn >= 0:
+                times[place].append(float(begin.elapsed_time(end)) * 1e3)
+    return [sorted(each)[SAMPLES // 2] for each in times]
 
 
-def plain_rows(m: int, n: int, config: MatmulConfig) -> Iterator[TileRow]:
-    """The table of an ordinary matmul: no waits, no signals."""
-    for row, col in swizzled((0, m), (0, n), config.block_m, config.block_n, config.group_m):
-        end = min(row + config.block_m, m)
-        yield TileRow(MULTIPLY, row, end, col, OWN_SHARD, row, 0, 0, 0, NO_SIGNAL, 0)
+def configs(kernels: tuple[Kernel, ...]) -> Iterator[MatmulConfig]:
+    """Every tile shape of the kernels, with the last wave cut, if it may be, and whole; and other values to try."""
+    for config in (shape.config for kernel in kernels for shape in shapes("bfloat16", kernel)):
+        yield config
+        if config.split_n > 1:
+            yield replace(config, split_n=1)
+        for key, changes in TRIED.items():
+            if key == (config.kernel, config.block_m, config.block_n):
+                yield replace(config, **changes)
 
 
-def compare_kernels(m: int, n: int, k: int) -> None:
-    """Prints every tile shape's time, best first, and its share of cuBLAS. Raises AssertionError for a wrong result."""
-    a = torch.randn(m, k, device="cuda").bfloat16()
-    b = torch.randn(n, k, device="cuda").bfloat16().t()
-    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+def rows_of(m: int, n: int, k: int, config: MatmulConfig) -> tuple[TileRow, ...]:
+    """The table of an ordinary matmul: the gather's of a group of one."""
+    problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
+    options = {name: getattr(config, name) for name in SHAPE_OPTIONS}
+    options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
+    return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
+
+
+def made(shape: tuple[int, int, int], config: MatmulConfig, a: torch.Tensor, b: torch.Tensor) -> Matmul:
+    """The matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
+    m, n, k = shape
+    out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
+    matmul = Matmul(config, rows_of(m, n, k, config), a, b, out)
+    matmul()
     wanted = a @ b
-    library_us = min(median_us(lambda: torch.mm(a, b, out=wanted)) for _ in range(2))
+    error = float((out.float() - wanted.float()).norm() / wanted.float().norm())
+    assert error < 1e-2, f"{shape} {config}: error {error}"
+    return matmul
+
+
+def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    a = torch.randn(m, k, device="cuda").bfloat16()
+    if is_transposed:
+        return a, torch.randn(n, k, device="cuda").bfloat16().t()
+    return a, torch.randn(k, n, device="cuda").bfloat16()
+
+
+def check_kernels(kernels: tuple[Kernel, ...]) -> None:
+    """Ragged sizes, both layouts. Raises AssertionError for a wrong result."""
+    for shape in RAGGED:
+        for is_transposed in (False, True):
+            a, b = operands(*shape, is_transposed)
+            for config in configs(kernels):
+                made(shape, config, a, b)
+    print(f"{len(RAGGED)} ragged shapes, both layouts, {len(tuple(configs(kernels)))} tile shapes: all right")
+
+
+def compare_kernels(m: int, n: int, k: int, kernels: tuple[Kernel, ...]) -> None:
+    """Prints every tile shape's time, best first, and its share of cuBLAS. Raises AssertionError for a wrong result."""
+    a, b = operands(m, n, k)
+    wanted = a @ b
+    tried = list(configs(kernels))
+    matmuls = [made((m, n, k), config, a, b) for config in tried]
+    library: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=wanted)] * 2
+    first, second, *times = medians_us([*library, *matmuls])
+    library_us = min(first, second)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    chosen = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"))
     print(f"{m}x{n}x{k}: cuBLAS {library_us:.1f} us, {2 * m * n * k / library_us / 1e6:.0f} TFLOP/s")
-    found = []
-    for config in (shape.config for kernel in ("hopper", "portable") for shape in shapes("bfloat16", kernel)):
-        matmul = Matmul(config, tuple(plain_rows(m, n, config)), a, b, out.fill_(float("nan")))
-        matmul()
-        error = float((out.float() - wanted.float()).norm() / wanted.float().norm())
-        assert error < 1e-2, f"{config}: error {error}"
-        found.append((median_us(matmul), config))
-    for time_us, config in sorted(found, key=lambda pair: pair[0]):
+    for time_us, config in sorted(zip(times, tried, strict=True), key=lambda pair: pair[0]):
+        cut = sum(1 for row in rows_of(m, n, k, config) if row.width)
         name = f"{config.kernel} {config.block_m}x{config.block_n}x{config.block_k} stages {config.stages}"
-        print(f"    {name:32s} warps {config.warps} {time_us:9.1f} us {library_us / time_us:6.3f}")
+        mark = " <- chosen" if config == chosen else ""
+        said = f"group {config.group_m} halves {cut:4d} of split {config.split_n}"
+        print(f"    {name:32s} {said} {time_us:9.1f} us {library_us / time_us:6.3f}{mark}")
+
+
+def check_epilogues() -> None:
+    """Prints what epilogues cost. Raises AssertionError for a result further from fp32 than two roundings."""
+    m, n, k = EPILOGUE_SHAPE
+    a, b = operands(m, n, k)
+    plain = torch.mm(a, b)
+    extras = {"bias": torch.randn(n, device="cuda").bfloat16(), "residual": torch.randn(m, n, device="cuda").bfloat16()}
+    kernels: tuple[Kernel, ...] = ("hopper", "portable")
+    for kernel, epilogue in product(kernels, EPILOGUES):
+        config = shapes("bfloat16", kernel, epilogue)[0].config
+        read = {name: extras[name] for name in epilogue.inputs}
+        out, by_torch = torch.full_like(plain, float("nan")), torch.empty_like(plain)
+        matmul = Matmul(config, rows_of(m, n, k, config), a, b, out, epilogue, read)
+        matmul()
+        exact = torch.mm(a.float(), b.float())
+        apply_epilogue(exact, slice(0, m), epilogue, {name: tensor.float() for name, tensor in read.items()})
+        error = float(((out.float() - exact).abs() / (exact.abs() + 1)).max())
+        assert error < 2**-7, f"{config.kernel} {epilogue}: error {error}"
+
+        def separate(epilogue: Epilogue = epilogue, y: torch.Tensor = by_torch) -> None:
+            torch.mm(a, b, out=y)
+            apply_epilogue(y, slice(0, m), epilogue, extras)
+
+        fused_us, torch_us, plain_us = medians_us([matmul, separate, lambda: torch.mm(a, b, out=plain)])
+        said = f"{config.kernel} {epilogue}: fused {fused_us:.1f} us, torch {torch_us:.1f} us"
+        print(f"{said}, cuBLAS without {plain_us:.1f} us, error {error:.1e}")
 
 
 def element_wise() -> None:
@@ -77,15 +162,26 @@ def element_wise() -> None:
         "bf16 to fp32": (lambda: parts[next(turn) % 8].to(torch.float32, copy=True), 6),
         "fp32 to bf16": (lambda: parts[next(turn) % 8].copy_(total), 6),
     }
-    for name, (call, element_bytes) in passes.items():
-        time_us = median_us(call)
+    for (name, (_, element_bytes)), time_us in zip(
+        passes.items(), medians_us([call for call, _ in passes.values()]), strict=True
+    ):
         print(f"{name}: {time_us:.1f} us, {total.numel() * element_bytes / time_us / 1e3:.0f} GB/s")
 
 
 def main() -> None:
-    for shape in SHAPES:
-        compare_kernels(*shape)
-    element_wise()
+    parser = argparse.ArgumentParser(prog="python -m campaigns.gpu_rates")
+    parser.add_argument("--only", choices=("MATMUL", "EPILOGUES", "ELEMENTS"), help="one part")
+    parser.add_argument("--portable", action="store_true", help="the portable kernel too, not only the hopper one")
+    asked = parser.parse_args()
+    kernels: tuple[Kernel, ...] = ("hopper", "portable") if asked.portable else ("hopper",)
+    if asked.only in (None, "EPILOGUES"):
+        check_epilogues()
+    if asked.only in (None, "MATMUL"):
+        check_kernels(kernels)
+        for shape in SHAPES:
+            compare_kernels(*shape, kernels)
+    if asked.only in (None, "ELEMENTS"):
+        element_wise()
 
 
 if __name__ == "__main__":

@@ -28,8 +28,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from campaigns.memory import Malformed, Memory
-from overweave.ir.schedule import Collective, Operation, Schedule
+from overweave.ir.schedule import Collective, Compute, Operation, Schedule, Wait
 
 CALLS = 2
 MOST_STATES = 20_000
@@ -126,15 +128,17 @@ class System:
                 needs |= previous.get(queue.name, 0)
             if self.serial:
                 needs |= all_before
-            waits = tuple(
-                (self.memory.counter(wait.pad, operation.rank, signal), wait.count)
-                for wait in operation.waits
-                for signal in range(*wait.signals)
-            )
+            waits = self._counters(operation.rank, operation.waits)
             adds = tuple(self.memory.counter(one.pad, one.rank, one.signal) for one in operation.notifies)
             for _ in range(operation.instances):
+                if isinstance(operation, Compute) and operation.addends:
+                    # The product is an event of its own: what its tile adds may arrive, or not, while it is under way.
+                    product = replace(operation, name=f"product of {operation.name}", out=(), addends=(), notifies=())
+                    needs |= 1 << self._event(product.name, call, operation.rank, product, needs, waits)
+                    waits = self._counters(operation.rank, operation.late_waits)
                 at = self._event(operation.name, call, operation.rank, operation, needs, waits, adds)
                 needs |= 1 << at
+                waits = self._counters(operation.rank, operation.waits)
             if (call, operation.name) in self.last:
                 raise Malformed(f"two operations are called {operation.name}")
             self.last[call, operation.name] = at
@@ -142,6 +146,11 @@ class System:
                 self.parts.setdefault((call, operation.label), []).append(at)
             previous[queue.name] = all_before = 1 << at
             completed[queue.name] = completed.get(queue.name, 0) | 1 << at
+
+    def _counters(self, rank: int, waits: tuple[Wait, ...]) -> tuple[tuple[int, int], ...]:
+        """The counters that waits look at, with what they wait for."""
+        signals = ((wait, signal) for wait in waits for signal in range(*wait.signals))
+        return tuple((self.memory.counter(wait.pad, rank, signal), wait.count) for wait, signal in signals)
 
     def _event(
         self,
@@ -277,7 +286,7 @@ class System:
             new_counters[counter] += 1
         if event.operation is None:
             self._call_event(event, elements)
-        elif self.last[event.call, event.name] == at:
+        elif self.last.get((event.call, event.name)) == at:
             self._take_effect(event, done, elements)
         return done | 1 << at, tuple(new_counters), tuple(elements)
 

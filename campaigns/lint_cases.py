@@ -9,22 +9,27 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract, Guard
-from overweave.ir.plan import Dtype, MatmulConfig, ReduceConfig
+from overweave.ir.plan import BIAS, NO_EPILOGUE, RESIDUAL, CopyConfig, Dtype, Epilogue, MatmulConfig, ReduceConfig
+from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
-from overweave.schedules.tile_shape import Kernel, shapes
+from overweave.runtime.matmul import hopper_parts
+from overweave.schedules.tile_shape import SUMS, Kernel, shapes
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
+WORDS_PER_KIB = 256  # of int32
 OPERANDS = (2, 4, 8)
+EPILOGUES = (Epilogue(bias=True, activation="silu"), Epilogue(bias=True, activation="gelu_tanh", residual=True))
 BEGIN_BLOCK = 128
 # What every kernel that waits is given (memory/device.py), and what a kernel that takes tiles from a table is given.
 PROTOCOL = {"signals": "*i32", "words": "*i32", "limits": "*i64"}
@@ -61,6 +66,7 @@ class Variant(NamedTuple):
 
 VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
+SUM = Variant(two_sources=False)
 
 
 def cases() -> Iterator[Case]:
@@ -69,12 +75,34 @@ def cases() -> Iterator[Case]:
     yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)
+    for config in SUMS[1:]:
+        yield reduction_case("bfloat16", 4, False, config)
+    for traced, ragged in product((False, True), (False, True)):
+        yield copy_case(traced, ragged)
     for kernel, dtypes in TILE_KERNELS.items():
         for dtype in dtypes:
             for shape, variant in product(shapes(dtype, kernel), VARIANTS):
                 yield matmul_case(dtype, shape.config, variant)
         for variant in RARE_VARIANTS:
             yield matmul_case("bfloat16", MatmulConfig(kernel=kernel), variant)
+        for epilogue in EPILOGUES:
+            for shape in shapes("bfloat16", kernel, epilogue)[:2]:
+                yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
+        yield from sum_cases(kernel)
+
+
+def sum_cases(kernel: Kernel) -> Iterator[Case]:
+    """Tiles that add what peers sent: of three peers in every shape, of one, with a trace, ragged.
+
+    The portable kernel spills a little where rows are ragged: 80 bytes, in the epilogue.
+    """
+    for shape in shapes("bfloat16", kernel):
+        yield matmul_case("bfloat16", shape.config, SUM, addends=3)
+    config = shapes("bfloat16", kernel)[0].config
+    yield matmul_case("float16", config, SUM, addends=1)
+    yield matmul_case("bfloat16", config, SUM._replace(traced=True), addends=3)
+    if kernel == "hopper":
+        yield matmul_case("bfloat16", config, SUM._replace(ragged=True, is_transposed=True), addends=3)
 
 
 def begin_case() -> Case:
@@ -112,38 +140,69 @@ def stamp_case() -> Case:
     )
 
 
-def reduction_case(dtype: Dtype, operands: int, traced: bool) -> Case:
+def reduction_case(dtype: Dtype, operands: int, traced: bool, config: ReduceConfig = SUMS[0]) -> Case:
     """The ordered reduction. Its operands, and its output too, may lie where a table says."""
-    config = ReduceConfig()
     signature = {"operands": "*i64", "out": f"*{DTYPES[dtype]}", **PROTOCOL, **TABLE}
     constexprs = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TRACED": traced}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
+    label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
     return Case(source, _tiles(("*operands",), ("out", "*operands")))
 
 
-def matmul_case(dtype: Dtype, config: MatmulConfig, variant: Variant) -> Case:
+def copy_case(traced: bool, ragged: bool) -> Case:
+    """Pushes to peers: where to, and whom to tell, stands in a table of addresses. ragged: rows of any many words."""
+    config = CopyConfig()
+    numbers = {name: kind for name, kind in TABLE.items() if name != "n"}
+    signature = {"targets": "*i64", "source": "*i32", **PROTOCOL, **numbers, "row_words": "i32"}
+    constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "TRACED": traced}
+    label = " ".join(word for word, holds in (("traced", traced), ("ragged", ragged)) if holds)
+    divisible = () if ragged else ("row_words",)
+    source = _source(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
+    announced = (Guard("*targets", ("*targets",), optional=True),)
+    return Case(source, replace(_tiles(("source",), ()), announced=announced, claims_ahead=True))
+
+
+def matmul_case(
+    dtype: Dtype, config: MatmulConfig, variant: Variant, epilogue: Epilogue = NO_EPILOGUE, addends: int = 0
+) -> Case:
     """The matmul that `config` names. Tensor cores are promised where the dtype has them."""
     is_hopper = config.kernel == "hopper"
-    block_m = config.block_m // 2 if is_hopper else config.block_m
-    b_block = (config.block_n, config.block_k) if variant.is_transposed else (config.block_k, config.block_n)
+    block_m, part_n = hopper_parts(config) if is_hopper else (config.block_m, config.block_n)
+    b_block = (part_n, config.block_k) if variant.is_transposed else (config.block_k, part_n)
     a = _descriptor(dtype, (block_m, config.block_k), is_hopper)
     out = {"out": f"*{DTYPES[dtype]}"}
     if is_hopper:
-        out = {"out": _descriptor(dtype, (block_m, config.block_n), True), "out_pointer": f"*{DTYPES[dtype]}"}
+        out = {"out": _descriptor(dtype, (block_m, part_n), True), "out_pointer": f"*{DTYPES[dtype]}"}
     sides = {"a_shard": a, "a_workspace": a, "b": _descriptor(dtype, b_block, is_hopper), **out}
-    constant = {"STAGES": config.stages} if is_hopper else {"PRECISION": "ieee" if dtype == "float32" else "tf32"}
+    constant: dict[str, int | str | None] = {"PRECISION": "ieee" if dtype == "float32" else "tf32"}
+    if is_hopper:
+        constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
+    extras = dict.fromkeys(epilogue.inputs, f"*{DTYPES[dtype]}")
+    constant |= dict.fromkeys({BIAS, RESIDUAL} - extras.keys()) | {"EPILOGUE": epilogue.bits}
+    sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
+    constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}
     options = {"num_warps": 4} if is_hopper else {"num_warps": config.warps, "num_stages": config.stages}
+    launch = f"{config.warps}w{config.stages}s" + (f"/{config.split_n}" if config.split_n > 1 else "")
+    tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
+    added = f"{addends} addend{'s' if addends > 1 else ''}" if addends else ""
     source = _source(
         matmul_hopper_kernel if is_hopper else matmul_kernel,
-        {**sides, **PROTOCOL, **TABLE, "k": "i32"},
+        {**sides, **extras, **sums, **PROTOCOL, **TABLE, "k": "i32"},
         {**constant, **variant.constexprs},
         options,
-        f"{dtype} {config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s {variant}".strip(),
+        " ".join(filter(None, (f"{dtype} {tile} {launch}", str(variant), str(epilogue), added))),
         () if variant.ragged else ("n", "k"),
     )
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
-    return Case(source, _tiles(guarded, tuple(out), uses_tensor_cores=dtype != "float32"))
+    contract = _tiles(guarded, (*out, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
+    return Case(source, _with_addends(contract) if addends else contract)
+
+
+def _with_addends(contract: Contract) -> Contract:
+    """One more wait, with its alarm's look, which guards what a table of addresses names."""
+    guarded = (*contract.guarded, Guard("signals", ("*addends",), optional=True))
+    return replace(contract, waits=2, looks=2, guarded=guarded)
 
 
 def _tiles(guarded: tuple[str, ...], announced: tuple[str, ...], uses_tensor_cores: bool = False) -> Contract:

@@ -139,7 +139,8 @@ class Memory:
                 for destination, source in zip(part.destinations, parts, strict=True):
                     patches.append(self._patch(destination, self.load(source.sources[0], memory)))
             else:
-                operands = [self.load(source.sources[at], memory) for source in parts]
+                which = 0 if part.function == "all_reduce" else at
+                operands = [self.load(source.sources[which], memory) for source in parts]
                 patches.append(self._patch(part.destinations[0], self._sum(operands)))
         return _merged(patches)
 
@@ -161,6 +162,12 @@ class Memory:
             top += height
             if compute.accumulate:
                 part = self._sum([self.load(out, memory), part])
+            if compute.addends:
+                if not 0 <= compute.place <= len(compute.addends) or compute.accumulate or len(compute.out) > 1:
+                    raise Malformed(f"{compute.name}: addends")
+                operands = [self.load(addend, memory) for addend in compute.addends]
+                operands.insert(compute.place, part)
+                part = self._sum(operands)
             patches.append(self._patch(out, part))
         if top != len(a):
             raise Malformed(f"{compute.name}: shapes")
@@ -246,6 +253,8 @@ def _adds_to(operation: Operation, region: Region) -> bool:
         return region in operation.destinations
     if isinstance(operation, Reduce):
         return region == operation.out
+    if isinstance(operation, Collective):
+        return operation.function == "all_reduce" and (region,) == operation.sources == operation.destinations
     return isinstance(operation, Compute) and operation.accumulate and region in operation.out
 
 

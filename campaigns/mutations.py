@@ -26,6 +26,7 @@ _SINGLE: tuple[Mutation, ...] = (
     broken_order.drop_wait,
     broken_order.misdirect_wait,
     broken_order.swap_waits,
+    broken_order.wait_too_late,
     broken_order.wrong_count,
     broken_data.drop_chunk,
     broken_data.duplicate_chunk,

@@ -18,10 +18,10 @@ def gather(rng: Random, ranks: int, pieces: int) -> Schedule:
     draft.pad("arrived", ranks * pieces)
     draft.queue("tiles", rng.choice(("issue", "complete")))
     copies = [f"copies.{index}" for index in range(rng.randint(1, 3))]
+    staged, tiles = None, rng.choice((1, 1, 2, 3))
     for queue in copies:
-        draft.queue(queue)
-    staged = None
-    if rng.random() < 0.5:
+        draft.queue(queue, "complete" if tiles == 1 else "issue")
+    if tiles == 1 and rng.random() < 0.5:
         draft.pad("ready", ranks)
         draft.queue("main")
         staged = draft.buffer("staged", deal.size, deal.k, "symmetric")
@@ -36,11 +36,12 @@ def gather(rng: Random, ranks: int, pieces: int) -> Schedule:
                 for piece, rows in enumerate(deal.pieces(rank)):
                     notifies = tell("arrived", peer, rank * pieces + piece)
                     draft.move(Put, (rank, rng.choice(copies)), (x(rank, rows, lo), gathered(peer, rows)), (), notifies)
+                    draft.in_tiles(tiles)
         own = (x(rank, (0, hi - lo)), w(rank), y(rank, (lo, hi)))
         draft.multiply((rank, "tiles"), own, tiles=rng.randint(1, 3))
         for peer in peers:
             for piece, rows in enumerate(deal.pieces(peer)):
-                waits = one("arrived", peer * pieces + piece)
+                waits = one("arrived", peer * pieces + piece, tiles)
                 if rows[0] == rows[1]:
                     draft.idle((rank, copies[0]), waits)
                 else:

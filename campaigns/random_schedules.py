@@ -12,7 +12,8 @@ from random import Random
 from msgspec import Struct
 
 from campaigns.random_gathers import collectives, gather, gather_columns, into_outputs
-from campaigns.random_sums import add_in_turn, ring, scatter
+from campaigns.random_sums import add_in_turn, ring, scatter, scatter_into_tiles
+from campaigns.random_totals import all_reduces, read_everywhere
 from overweave.ir.schedule import Schedule
 
 
@@ -29,8 +30,11 @@ TEMPLATES = (
     Template(collectives, lambda ranks: 2 * ranks),
     Template(into_outputs, lambda ranks: 2 * ranks * (ranks - 1)),
     Template(scatter, lambda ranks: 2 * ranks * ranks),
+    Template(scatter_into_tiles, lambda ranks: 2 * ranks * ranks - ranks),
     Template(ring, lambda ranks: 3 * ranks * ranks - 2 * ranks),
     Template(add_in_turn, lambda ranks: 2 * ranks * ranks),
+    Template(all_reduces, lambda ranks: 2 * ranks),
+    Template(read_everywhere, lambda ranks: 3 * ranks),
 )
 
 

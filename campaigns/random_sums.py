@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from campaigns.drafts import Draft, Place, Sharding, every_credit, one, rotation, tell
-from overweave.ir.schedule import Copy, Credit, Put, Reduce, ReducePut, Schedule, Wait
+from campaigns.drafts import Draft, Place, Sharding, Waits, every_credit, one, rotation, tell
+from overweave.ir.schedule import Compute, Copy, Credit, Put, Reduce, ReducePut, Region, Schedule, Wait
 
 
 def scatter(rng: Random, ranks: int, pieces: int) -> Schedule:
@@ -63,6 +63,75 @@ def _sum(draft: Draft, deal: Sharding, which: tuple[int, int, int], places: tupl
             waits=(*one("computed", rank * deal.count + piece, tiles), *arrived),
             operands=tuple(operands),
             out=y(rank, rows, lo),
+        )
+    )
+
+
+def scatter_into_tiles(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """As `scatter`, but the owner's own tiles add what arrived to their products, at their own place in the order.
+
+    They read `x` in place, or a copy of it that they wait for before they start.
+    """
+    deal = Sharding.draw(rng, ranks, pieces)
+    draft = Draft("scatter_into_tiles", ranks)
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    slots = draft.buffer("slots", ranks * deal.size, deal.n, "symmetric")
+    y = draft.buffer("y", deal.size, deal.n, "output")
+    draft.pad("computed", ranks * pieces)
+    draft.pad("arrived", ranks * pieces)
+    draft.queue("tiles", rng.choice(("issue", "complete")))
+    draft.queue("copies")
+    staged = None
+    if rng.random() < 0.6:
+        draft.queue("main")
+        draft.pad("staged", pieces)
+        staged = draft.buffer("staged", deal.m, deal.k, "local")
+    for rank in range(ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        for owner in rotation(rng, rank, ranks):
+            base = deal.shard(owner)[0] - rank * deal.size
+            for piece, rows in enumerate(deal.pieces(owner)):
+                if rows[0] < rows[1]:
+                    tiles, signal = rng.randint(1, 2), owner * pieces + piece
+                    parts = x(rank, rows), w(rank), partial(rank, rows)
+                    draft.multiply((rank, "tiles"), parts, (), tell("computed", rank, signal), tiles)
+                    moved = partial(rank, rows), slots(owner, rows, base)
+                    notifies = tell("arrived", owner, piece * ranks + rank)
+                    draft.move(Put, (rank, "copies"), moved, one("computed", signal, tiles), notifies)
+        for piece, rows in enumerate(deal.pieces(rank)):
+            if rows[0] < rows[1]:
+                waits: Waits = ()
+                a = x(rank, rows)
+                if staged:
+                    draft.move(Copy, (rank, "main"), (a, staged(rank, rows)), (), tell("staged", rank, piece))
+                    a, waits = staged(rank, rows), one("staged", piece)
+                _add_own(draft, deal, (rank, piece, waits), (a, w(rank), slots, y))
+        draft.want_shard(deal, rank, y, list(range(ranks)))
+    return draft.schedule(every_credit(ranks))
+
+
+def _add_own(
+    draft: Draft, deal: Sharding, which: tuple[int, int, Waits], parts: tuple[Region, Region, Place, Place]
+) -> None:
+    """The own product of one piece, and the sum. which: rank and piece, and what the product waits for."""
+    (rank, piece, waits), (a, b, slots, y) = which, parts
+    rows, lo = deal.pieces(rank)[piece], deal.shard(rank)[0]
+    first = piece * deal.ranks
+    ranges = [(first, first + rank), (first + rank + 1, first + deal.ranks)]
+    sources = [source for source in range(deal.ranks) if source != rank]
+    draft.operations.append(
+        Compute(
+            name=draft.named("add", rank),
+            rank=rank,
+            queue="tiles",
+            waits=waits,
+            a=(a,),
+            b=b,
+            out=(y(rank, rows, lo),),
+            addends=tuple(slots(rank, rows, lo - source * deal.size) for source in sources),
+            place=rank,
+            late_waits=tuple(Wait("arrived", signals, 1) for signals in ranges if signals[0] < signals[1]),
         )
     )
 

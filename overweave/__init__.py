@@ -3,6 +3,7 @@
     import overweave as ow
     y = ow.all_gather_matmul(x_shard, w, group)          # [m/W, k], [k, n] -> [m, n]
     z = ow.matmul_reduce_scatter(h, w, group)            # [m, k], [k, n] -> [m/W, n]
+    z = ow.matmul_all_reduce(h, w, group)                # [m, k], [k, n] -> [m, n]
     print(ow.explain("all_gather_matmul", m=8192, n=3584, k=4096, world_size=4))
 
 Importing is light: a name is loaded when it is first used.
@@ -15,28 +16,40 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from overweave.ops.all_gather_matmul import all_gather_matmul
+    from overweave.ops.compile import compile
+    from overweave.ops.epilogue import Extras
     from overweave.ops.explain import explain
+    from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
+    from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
+    "matmul_all_reduce": "overweave.ops.matmul_all_reduce",
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
+    "compile": "overweave.ops.compile",
     "explain": "overweave.ops.explain",
+    "tune": "overweave.ops.tune",
+    "Extras": "overweave.ops.epilogue",
     "check": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
 }
 
 __all__ = [
+    "Extras",
     "all_gather_matmul",
     "check",
+    "compile",
     "explain",
+    "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reset",
     "symmetric_empty",
+    "tune",
 ]
 
 

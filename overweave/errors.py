@@ -22,6 +22,14 @@ class InputError(OverweaveError, ValueError):
     """An argument cannot be used: wrong shape, dtype, device, stride, option or name."""
 
 
+class DirectiveError(InputError):
+    """A directive in an author's kernel, or the code that it speaks of, cannot be used. Names file, line and text."""
+
+    def __init__(self, place: tuple[str, int, str], found: str, cure: str) -> None:
+        self.file, self.line, self.text = place
+        super().__init__(f"{self.file}:{self.line}: {self.text}", found, cure)
+
+
 class GroupError(InputError):
     """The group is not one this process can compute in."""
 

@@ -3,10 +3,12 @@
 import triton
 import triton.language as tl
 
-from overweave.ir.plan import NO_SIGNAL, OWN_SHARD, TileRow
+from overweave.ir.plan import NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
 from overweave.memory.device import (
     CLAIMED,
+    MULTIPLIED,
     READY,
+    RECEIVED,
     STORED,
     STRIDE,
     TRACE_COLUMNS,
@@ -14,19 +16,30 @@ from overweave.memory.device import (
     read_clock,
     wait_for_signals,
 )
+from overweave.memory.ptx import COMPLETE_BULK_STORES
 
 __all__ = [
     "CLAIMED",
     "COLUMNS",
+    "MULTIPLIED",
     "READY",
+    "RECEIVED",
     "STORED",
     "TRACE_COLUMNS",
+    "announce_tile",
+    "blocks",
+    "chosen_side",
     "claim_tile",
+    "complete_bulk_stores",
     "finish_tile",
     "notify",
+    "part_high",
+    "part_low",
     "read_clock",
     "read_column",
     "record_time",
+    "tile_number",
+    "voided",
     "wait_for_signals",
     "wait_for_tile",
 ]
@@ -44,9 +57,16 @@ SIGNAL = tl.constexpr(TileRow._fields.index("signal"))
 OPERATION = tl.constexpr(TileRow._fields.index("operation"))
 ALSO = tl.constexpr(TileRow._fields.index("also"))
 ALSO_COUNT = tl.constexpr(TileRow._fields.index("also_count"))
+WIDTH = tl.constexpr(TileRow._fields.index("width"))
+PLACE = tl.constexpr(TileRow._fields.index("place"))
+LATE_LO = tl.constexpr(TileRow._fields.index("late_lo"))
+LATE_HI = tl.constexpr(TileRow._fields.index("late_hi"))
+LATE_COUNT = tl.constexpr(TileRow._fields.index("late_count"))
 
+COMPLETE_ASSEMBLY = tl.constexpr(COMPLETE_BULK_STORES)
 FROM_OWN_SHARD = tl.constexpr(OWN_SHARD)
 SIGNALS_NOBODY = tl.constexpr(NO_SIGNAL)
+ADDS_NOTHING = tl.constexpr(NO_ADDENDS)
 
 
 @triton.jit
@@ -84,6 +104,57 @@ def finish_tile(table, tile, signals, verdict):
     signal = read_column(table, tile, SIGNAL)
     if signal != SIGNALS_NOBODY:
         notify(signals + signal * STRIDE, verdict == 1)
+
+
+@triton.jit
+def announce_tile(table, tile, signals):
+    """Epilogue of a kernel that waits for nothing: signals that the tile is stored, unless nobody asked."""
+    finish_tile(table, tile, signals, tl.full((), 1, tl.int32))
+
+
+@triton.jit
+def tile_number(table, tile):
+    """The author's number of the tile in a row of the table."""
+    return read_column(table, tile, ROW)
+
+
+@triton.jit
+def chosen_side(table, tile, own, arrived, row_elements):
+    """Where the tile finds its rows of a tensor: the caller's shard, moved back by the rows before it, or `arrived`."""
+    before = read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_elements
+    return tl.where(read_column(table, tile, SOURCE) == FROM_OWN_SHARD, own - before, arrived)
+
+
+@triton.jit
+def blocks(extent, block):
+    """How many blocks cover an axis; the last one may be short."""
+    return (extent + block - 1) // block
+
+
+@triton.jit
+def part_low(table, part, low):
+    """Where a loop that begins at `low` begins within a part of what it walks."""
+    return tl.maximum(read_column(table, part, ROW), low)
+
+
+@triton.jit
+def part_high(table, part, high):
+    """Where a loop that ends at `high` ends within a part of what it walks."""
+    return tl.minimum(read_column(table, part, ROW_END), high)
+
+
+@triton.jit
+def voided(value, verdict):
+    """What a tile stores: its value, or NaN if what it waited for did not come. Integers have no NaN and stay."""
+    if value.dtype.is_floating():
+        value = tl.where(verdict == 1, value, tl.full(value.shape, float("nan"), tl.float32).to(value.dtype))
+    return value
+
+
+@triton.jit
+def complete_bulk_stores():
+    """Waits until the bulk-tensor stores of this block are complete: only then may they be announced."""
+    tl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

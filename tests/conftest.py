@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,9 @@ from pathlib import Path
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
+# What somebody measured on this machine must not decide what a test sees; ranks and subprocesses inherit it.
+_CACHE = tempfile.TemporaryDirectory(prefix="overweave-tests-")
+os.environ["OVERWEAVE_CACHE_DIR"] = _CACHE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

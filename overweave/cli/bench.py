@@ -20,9 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.bench_table import print_runs
 from overweave.errors import InputError, MachineError
-from overweave.ops.all_gather_matmul import all_gather_matmul
-from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
-from overweave.tuner.baselines import OURS, OperatorCall
+from overweave.ops.operators import OPERATORS
+from overweave.tuner.baselines import OURS
 from overweave.tuner.bench import NO_MULTICAST, Request, Run, device_count, joined_world, run
 from overweave.tuner.shapes import read_shapes
 from overweave.tuner.summary import Spread, middle, spread
@@ -38,12 +37,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...]
     middle: int
     spread: dict[str, dict[str, Spread]]
-
-
-OPERATORS: dict[str, OperatorCall] = {
-    "all_gather_matmul": lambda x, w, group, *, m, plan: all_gather_matmul(x, w, group, m=m, plan=plan),
-    "matmul_reduce_scatter": lambda x, w, group, *, m, plan: matmul_reduce_scatter(x, w, group, plan=plan),
-}
 
 
 def bench(

@@ -16,7 +16,7 @@ from overweave.cli.ranks import (
     Device,
     how_many,
     is_one_of_the_ranks,
-    start_on_gpus,
+    start_ranks,
     try_as_rank,
     try_emulated,
     where,
@@ -44,7 +44,7 @@ def demo(
     place = where(device)
     world_size = how_many(place, ranks)
     if place == "cuda" and not is_one_of_the_ranks():
-        start_on_gpus(["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"], world_size)
+        start_ranks(["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"], world_size)
         return
     asked = [(name, problem_for(name, place, world_size)) for name in REAL]
     if place == "cuda":

@@ -54,8 +54,8 @@ def try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
     return msgspec.convert(told[0], list[Trial])
 
 
-def start_on_gpus(words: Sequence[str], world_size: int) -> None:
-    """Runs this command again as one process per GPU, of which rank 0 prints and writes. Raises Exit if it failed."""
+def start_ranks(words: Sequence[str], world_size: int) -> None:
+    """Runs this command again as one process per rank, of which rank 0 prints and writes. Raises Exit if it failed."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}",
         "-m", "overweave.cli.main", *words,

@@ -25,7 +25,8 @@ from overweave.sim.cost import library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run
 
-SPLIT = {"all_gather_matmul": "n", "matmul_reduce_scatter": "k"}  # what tensor parallelism divides among the ranks
+# What tensor parallelism divides among the ranks.
+SPLIT = {"all_gather_matmul": "n", "matmul_reduce_scatter": "k", "matmul_all_reduce": "k"}
 _COLUMNS = ("rank", "compute", "copy", "collective", "reduce", "wait", "exposed", "overlap")
 
 

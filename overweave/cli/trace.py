@@ -14,7 +14,7 @@ from overweave.cli.ranks import (
     Device,
     how_many,
     is_one_of_the_ranks,
-    start_on_gpus,
+    start_ranks,
     try_as_rank,
     try_emulated,
     where,
@@ -24,7 +24,9 @@ from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog import template_of
-from overweave.tuner.choose import Target, choose
+from overweave.tuner.choose import choose
+from overweave.tuner.space import TORCH_FUSED
+from overweave.tuner.target import Target
 
 FAILED = 1
 
@@ -48,7 +50,7 @@ def trace(
     if place == "cuda" and not is_one_of_the_ranks():
         words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
         words += [f"--option={word}" for word in option or []] + [f"--machine={machine}", f"--out={out}"]
-        start_on_gpus(words, world_size)
+        start_ranks(words, world_size)
         return
     if place == "cuda":
         trials = try_as_rank([(name, problem, options)])
@@ -78,7 +80,13 @@ def _schedule(
 ) -> tuple[str, dict[str, str | int]]:
     """The schedule that was asked for, by its short or full name, or the one the operator takes."""
     if plan is None:
-        return choose(problem, Target(place)).plan, dict(options)
+        taken = choose(problem, Target(place)).plan
+        if taken == TORCH_FUSED:
+            cure = "Name a schedule of ours with --plan"
+            raise InputError(
+                f"trace {problem.operator}", "it takes torch's fused operator, which has no schedule", cure
+            )
+        return taken, dict(options)
     name = plan if "." in plan else f"{problem.operator}.{plan}"
     template_of(name)
     return name, dict(options)

@@ -12,6 +12,7 @@ Rules, by the name a finding carries (the functions of RULES say what each asks 
     bulk-completion                        complete bulk stores before a release
     proxy-fence                            between generic and bulk accesses to the same data
     guarded-order            lint_turns    no load of guarded data above its wait
+                             lint_partitions   nor where another partition waits, unless it passes that on
     announced-order                        no store of announced data below its release
     wait-loop                lint_waits    a wait is a loop that ends in an acquire
     deadline                               and it is bounded
@@ -31,6 +32,7 @@ from overweave.compiler.aot import Compiled
 from overweave.compiler.lint_build import forbidden, spills, system_scope, tensor_cores
 from overweave.compiler.lint_contract import Contract, Finding
 from overweave.compiler.lint_order import barrier_before_release, bulk_completion, handed_over, proxy_fence
+from overweave.compiler.lint_partitions import passed_on
 from overweave.compiler.lint_subject import Subject
 from overweave.compiler.lint_turns import announced_order, guarded_order
 from overweave.compiler.lint_waits import deadline, declared_counts, wait_loop
@@ -45,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     proxy_fence,
     handed_over,
     guarded_order,
+    passed_on,
     announced_order,
     declared_counts,
     deadline,

@@ -37,6 +37,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     guarded, announced: see Guard.
     alarm: where abort words, reports and peers' abort words lie; a spin must watch one of them if any is named.
     claims: counters from which a block takes its next tile: there its next turn begins, whatever was waited for before.
+    claims_ahead: the block claims its next tile before it announces this one, so that the release is not waited for.
     private: words that only blocks of this device touch, claims aside: any scope will do, nobody is told anything.
     wgmma: tensor cores of Hopper are used; depth: how many of their groups stay in flight in the innermost loop.
     traps: the kernel is expected to be able to trap (device assertions).
@@ -50,6 +51,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     announced: tuple[Guard, ...] = ()
     alarm: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    claims_ahead: bool = False
     private: tuple[str, ...] = ()
     wgmma: bool = False
     depth: int = 0

@@ -14,7 +14,7 @@ from overweave.compiler.ptx import Edge, Instruction
 from overweave.compiler.ptx_flow import reaches
 from overweave.compiler.ptx_graph import NOTHING, Facts, Spread, facts_after, facts_before
 
-_MBARRIER_WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
+MBARRIER_WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
 
 
 def guarded_order(subject: Subject) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def guarded_order(subject: Subject) -> Iterator[Finding]:
         data = tuple(access for access in loads if guard.data and reaches(access.pointers, guard.data))
         waits = tuple(wait for wait in subject.waits if reaches(wait.pointers, (guard.signal,)))
         done = {item.index for wait in waits for item in wait.done}
-        before = facts_before(subject.graph, _owed(subject, guard, done, inside={wait.loop.header for wait in waits}))
+        before = facts_before(subject.graph, owed(subject, guard, done, inside={wait.loop.header for wait in waits}))
         for access in data:
             if before.get(access.instruction.index, NOTHING):
                 yield subject.finding(
@@ -44,7 +44,8 @@ def announced_order(subject: Subject) -> Iterator[Finding]:
     for guard in subject.contract.announced:
         releases = {item.instruction.index for item in subject.releases if reaches(item.pointers, (guard.signal,))}
         handovers = {item.index for item in subject.handovers}
-        after = facts_after(subject.graph, _owed(subject, guard, releases | handovers, inside=set()))
+        debts = owed(subject, guard, releases | handovers, inside=set(), ahead=subject.contract.claims_ahead)
+        after = facts_after(subject.graph, debts)
         for access in subject.shared:
             is_data = access.kind in ("store", "bulk_store") or (access.kind == "atomic" and access.order == "relaxed")
             touches = guard.data and is_data and reaches(access.pointers, guard.data)
@@ -63,8 +64,8 @@ def _joined(subject: Subject, guard: Guard, releases: set[int]) -> Iterator[Find
     """Where partitions pass their work on, the one that releases waits for them in each turn."""
     if not subject.handovers:
         return
-    joins = {item.index for item in subject.function.instructions if item.parts[:2] in _MBARRIER_WAITS}
-    before = facts_before(subject.graph, _owed(subject, guard, joins, inside=set()))
+    joins = {item.index for item in subject.function.instructions if item.parts[:2] in MBARRIER_WAITS}
+    before = facts_before(subject.graph, owed(subject, guard, joins, inside=set()))
     for release in releases:
         if before.get(release, NOTHING):
             yield subject.finding(
@@ -88,18 +89,18 @@ def _unordered(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _owed(subject: Subject, guard: Guard, paid: set[int], inside: set[int]) -> Spread:
+def owed(subject: Subject, guard: Guard, paid: set[int], inside: set[int], ahead: bool = False) -> Spread:
     """One fact, "owed": from the start, and again on each turn of a loop that pays; removed where it is paid.
 
     A turn ends at the loop's back edge, or sooner, where the block claims its next tile.
-    inside: headers of spins, whose own turns owe nothing new.
+    inside: headers of spins, whose own turns owe nothing new. ahead: a claim is for the turn after this one.
     """
     graph = subject.graph
     blocks = {graph.block_of[index] for index in paid}
     loops = [loop for loop in graph.loops if loop.header not in inside and not blocks.isdisjoint(loop.blocks)]
     again = {edge for loop in loops for edge in loop.back_edges}
     turning = {block for loop in loops for block in loop.blocks}
-    claims = {index for index in subject.claims if graph.block_of[index] in turning}
+    claims = {index for index in subject.claims if graph.block_of[index] in turning and not ahead}
     around = {edge for block in blocks for edge in graph.branches_around(block)} if guard.optional else set()
 
     def step(item: Instruction, facts: Facts) -> Facts:

@@ -86,6 +86,7 @@ class Flow:
     def _fill(self, graph: Graph, start: State) -> None:
         entering: dict[int, State] = {0: start}
         rank = {block: at for at, block in enumerate(graph.order)}
+        needed = _needed_on_entry(graph)
         waiting = [0]  # ranks
         while waiting:
             block = graph.order[heappop(waiting)]
@@ -97,7 +98,10 @@ class Flow:
                 self._step(item, state)
             for edge in graph.blocks[block].edges:
                 is_new = edge.target not in entering
-                if (_join(entering.setdefault(edge.target, {}), state) or is_new) and rank[edge.target] not in waiting:
+                arriving = {name: state[name] for name in needed[edge.target] if name in state}
+                if (_join(entering.setdefault(edge.target, {}), arriving) or is_new) and rank[
+                    edge.target
+                ] not in waiting:
                     heappush(waiting, rank[edge.target])
 
     def _step(self, item: Instruction, state: State) -> None:
@@ -126,6 +130,8 @@ class Flow:
         if item.root == "elect":
             return frozenset((THREAD,))
         union = frozenset[str]().union(*operands[1:])
+        if "f32" in item.parts:  # no branch and no address depends on a sum, and a sum depends on everything
+            union = frozenset(name for name in union if not name.startswith("read:"))
         if any("%globaltimer" in operand for operand in item.operands[1:]):
             return union | {f"timer:{item.index}"}
         return union
@@ -192,6 +198,30 @@ def _origins(operand: str, state: State) -> Facts:
     for name in registers(operand):
         found |= state.get(name, NOTHING)
     return found | {THREAD} if operand.startswith(_PER_THREAD) else found
+
+
+def _needed_on_entry(graph: Graph) -> dict[int, frozenset[str]]:
+    """For each block, the registers that it, or what follows it, reads before they are written: what travels to it."""
+    read: dict[int, set[str]] = {}
+    written: dict[int, set[str]] = {}
+    for block in graph.order:
+        read[block], written[block] = {SHARED, BROADCAST}, set()
+        for item in graph.blocks[block].instructions:
+            names = {name for operand in item.operands for name in registers(operand)}
+            if item.predicate is not None:  # it may leave the old value
+                names |= {item.predicate.register, *item.writes}
+            read[block] |= names - written[block]
+            written[block] |= set(item.writes)
+    needed = {block: frozenset(names) for block, names in read.items()}
+    is_growing = True
+    while is_growing:
+        is_growing = False
+        for block in reversed(graph.order):
+            behind = frozenset().union(*(needed[edge.target] for edge in graph.blocks[block].edges))
+            more = needed[block] | (behind - written[block])
+            is_growing |= len(more) > len(needed[block])
+            needed[block] = more
+    return needed
 
 
 def _join(into: State, state: State) -> bool:

@@ -38,14 +38,30 @@ class Curve(Struct, frozen=True, forbid_unknown_fields=True):
         return max(rate for _, rate in self.points)
 
 
-class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (total bytes, GB/s) of a library collective, launch included.
+class SmCurve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Points (SMs, GB/s), growing in SMs, of loads and stores between GPUs by a kernel on so many SMs."""
 
-    Total is what all ranks hold together after an all-gather or before a reduce-scatter has scattered it; GB/s count
-    the bytes that cross each rank's port, `(world_size - 1) / world_size` of the total.
+    points: Points
+    source: str
+
+    def gb_per_s(self, sms: int) -> float:
+        """In proportion below the first point, linear between points, constant beyond the last."""
+        known = ((0.0, 0.0), *self.points)
+        for (low, low_rate), (high, high_rate) in pairwise(known):
+            if sms <= high:
+                return low_rate + (high_rate - low_rate) * (sms - low) / (high - low)
+        return known[-1][1]
+
+
+class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Points (total bytes, GB/s) of a library collective alone, as a whole call is timed.
+
+    Total is what all ranks hold together after an all-gather or before a reduce-scatter has scattered it, and what each
+    holds after an all-reduce; GB/s count the bytes that cross each rank's port, `(world_size - 1) / world_size` of the
+    total. (An all-reduce cannot do with fewer than twice as many.)
     """
 
-    function: Literal["all_gather", "reduce_scatter"]
+    function: Literal["all_gather", "reduce_scatter", "all_reduce"]
     world_size: Whole
     points: Points
     source: str
@@ -90,6 +106,17 @@ class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
+    """The library's element-wise kernels that convert between dtypes, bytes read plus bytes written, launch excluded.
+
+    widen: 16 bits to fp32. add: 16 bits onto fp32, in place. narrow: fp32 to 16 bits.
+    """
+
+    widen: Bandwidth
+    add: Bandwidth
+    narrow: Bandwidth
+
+
 class Processor(Struct, frozen=True, forbid_unknown_fields=True):
     """One GPU's limits. `program` is what Triton calls a program and CUDA a block."""
 
@@ -107,24 +134,29 @@ class Processor(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
     """Copy engine between peers. push and pull: one transfer a port, all ranks active. all_peers: sum over the
-    transfers that share a port. strided: factor on time when rows are not contiguous. sm: loads and stores by kernels.
+    transfers that share a port. strided: factor on time when rows are not contiguous. sm_pull, sm_push: loads and
+    stores by kernels.
     """
 
     push: Curve
     pull: Curve
     all_peers: Curve
     strided: Share
-    sm: Bandwidth
+    sm_pull: SmCurve
+    sm_push: SmCurve
 
 
 class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
-    """begin: the kernel at the head of a call that zeroes pads and waits for credits. kernel: a launch behind a
-    finished kernel of its stream. graph: from the head of a call to the first copy of its copy graph. signal: from a
-    kernel's release to its visibility. flag: a stream write behind a copy, in the copy's queue. observe: from
-    visibility to the end of a kernel's wait, also paid where the signal is there already. stream_wait: the same for a
-    stream. reduce_tile: a tile of the ordered reduction beyond its bytes.
+    """call: what lies between the events around any call, beside what runs in it. begin: the kernel at the head of a
+    call that zeroes pads and waits for credits. kernel: from the end of a kernel to the start of the next one of its
+    stream. graph: from the end of `begin` to the first copy of its copy graph. signal: from a kernel's release to its
+    visibility. flag: a stream write behind a copy, in the copy's queue. observe: from visibility to the end of a
+    kernel's wait, also paid where the signal is there already. stream_wait: the same for a stream. join: from the end
+    of a side stream to the caller's stream going on. reduce_tile, copy_tile: a tile of the ordered reduction, or
+    of a push by a kernel, beyond its bytes.
     """
 
+    call: Latency
     begin: Latency
     kernel: Latency
     graph: Latency
@@ -132,7 +164,9 @@ class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
     flag: Latency
     observe: Latency
     stream_wait: Latency
+    join: Latency
     reduce_tile: Latency
+    copy_tile: Latency
 
 
 class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,8 +179,7 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """One host: `gpus` equal processors, each with one port in and one out of a switch that never blocks.
 
-    hbm, elementwise: bytes read plus bytes written, by kernels that only move, and by the library's elementwise kernels
-    that also convert between dtypes.
+    hbm: bytes read plus bytes written, by kernels that only move.
     """
 
     name: str
@@ -154,7 +187,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     gpus: Whole
     processor: Processor
     hbm: Bandwidth
-    elementwise: Bandwidth
+    element_wise: ElementWise
     tiles: tuple[TileRate, ...]
     dtypes: tuple[DtypeRate, ...]
     links: Links

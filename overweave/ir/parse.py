@@ -130,14 +130,16 @@ _SECTIONS = {
 _MOVE = ({"->"}, set[str]())
 _COLLECTIVE = ({"->"}, {"label", "ranks"})
 _VERBS: dict[str, tuple[set[str], set[str]]] = {
-    "put": _MOVE,
+    "put": ({"->"}, {"tiles"}),
     "get": _MOVE,
     "reduce_put": _MOVE,
     "copy": ({"->"}, {"delay_us"}),
-    "matmul": ({"@", "->", "+->"}, {"tiles"}),
-    "reduce": ({"->"}, set()),
+    "matmul": ({"@", "->", "+->", "late"}, {"tiles"}),
+    "reduce": ({"->"}, {"tiles"}),
+    "apply": ({"->", "reads", "late"}, {"tiles", "function"}),
     "all_gather": _COLLECTIVE,
     "reduce_scatter": _COLLECTIVE,
+    "all_reduce": _COLLECTIVE,
 }
 
 
@@ -178,20 +180,61 @@ def _deed(verb: str, lists: dict[str, list[str]], values: dict[str, str]) -> _Pa
         operands = lists[""]
         if set(operands[1::2]) - {"+"}:
             raise _Refused("operands of a reduce stand between `+`")
-        return {"kind": verb, "operands": [_region(word) for word in operands[::2]], "out": _only(lists, "->")}
-    sources = [_region(word) for word in lists[""]]
+        tiles = {"tiles": _int(values.get("tiles", "1"))}
+        return {"kind": verb, "operands": [_region(word) for word in operands[::2]], "out": _only(lists, "->"), **tiles}
+    if verb == "apply":
+        return {"kind": verb, **_applied(lists, values)}
     if verb == "matmul":
-        if "->" in lists and "+->" in lists:
-            raise _Refused("both `->` and `+->`")
-        out = [_region(word) for word in lists.get("->", lists.get("+->", []))]
-        tiles = {"tiles": _int(values.get("tiles", "1")), "accumulate": "+->" in lists}
-        return {"kind": "compute", "function": verb, "a": sources, "b": _only(lists, "@"), "out": out, **tiles}
+        return {"kind": "compute", "function": verb, **_product(lists), "tiles": _int(values.get("tiles", "1"))}
+    sources = [_region(word) for word in lists[""]]
     moved = {"sources": sources, "destinations": [_region(word) for word in lists.get("->", [])]}
     if _VERBS[verb] is _COLLECTIVE:
         ranks = [_int(rank) for rank in values.get("ranks", "").split(",") if rank]
         return {"kind": "collective", "function": verb, "label": values.get("label", ""), "ranks": ranks, **moved}
-    delay = {"delay_us": _int(values["delay_us"])} if "delay_us" in values else {}
-    return {"kind": verb, **moved, **delay}
+    numbers = {key: _int(value) for key, value in values.items()}
+    return {"kind": verb, **moved, **numbers}
+
+
+def _product(lists: dict[str, list[str]]) -> _Parts:
+    """`addend + ... + a... @ b + addend... -> out...`"""
+    if "->" in lists and "+->" in lists:
+        raise _Refused("both `->` and `+->`")
+    left, right = lists[""], lists.get("@", [])
+    first = len(left) - left[::-1].index("+") if "+" in left else 0
+    before, a, b, behind = left[:first], left[first:], right[:1], right[1:]
+    if not b or set(before[1::2] + behind[::2]) - {"+"} or len(before) % 2 or len(behind) % 2:
+        raise _Refused("one region should follow `@`, and addends stand between `+`")
+    return {
+        "a": [_region(word) for word in a],
+        "b": _region(b[0]),
+        "out": [_region(word) for word in lists.get("->", lists.get("+->", []))],
+        "accumulate": "+->" in lists,
+        "addends": [_region(word) for word in (*before[::2], *behind[1::2])],
+        "place": len(before) // 2,
+        "late_waits": [_wait(word) for word in lists.get("late", [])],
+    }
+
+
+def _applied(lists: dict[str, list[str]], values: dict[str, str]) -> _Parts:
+    ranges = [tuple(map(int, _match(_TERM, word))) for word in values.get("tiles", "").split(",") if word]
+    return {
+        "function": values.get("function", ""),
+        "needs": [_holds(word) for word in lists[""]],
+        "late_needs": [_holds(word) for word in lists.get("reads", [])],
+        "makes": [_holds(word) for word in lists.get("->", [])],
+        "late_waits": [_wait(word) for word in lists.get("late", [])],
+        "tiles": ranges,
+    }
+
+
+def _holds(word: str) -> _Parts:
+    """`REGION=TENSOR[ROW,COL]/TERMS`; only what is made may have terms, which the type checks."""
+    region, equals, rest = word.partition("=")
+    place, slash, terms = rest.partition("/")
+    if not equals:
+        raise _Refused(f"cannot read {word[:60]!r}")
+    ranges = [tuple(map(int, _match(_TERM, term))) for term in terms.split(",")] if slash else []
+    return {"region": _region(region), **_place(place), **({"terms": ranges} if ranges else {})}
 
 
 def _match(pattern: re.Pattern[str], word: str) -> tuple[str, ...]:

@@ -9,14 +9,50 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from overweave.ir.schedule import Count, Name, Schedule
+from overweave.ir.schedule import Count, Name, Put, Schedule
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEMSIZE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
 
 COPY_ENGINE, LIBRARY, TILE_KERNEL, REDUCE_KERNEL = "copy_engine", "library", "tile_kernel", "reduce_kernel"
-Engine = Literal["copy_engine", "library", "tile_kernel", "reduce_kernel"]
+COPY_KERNEL, AUTHOR_KERNEL = "copy_kernel", "author_kernel"
+Engine = Literal["copy_engine", "library", "tile_kernel", "reduce_kernel", "copy_kernel", "author_kernel"]
+KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)
+
+
+EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16}
+BIAS, RESIDUAL = "bias", "residual"
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is done to each element of a product before it is stored: `activation(y + bias) + residual`.
+
+    bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
+    residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
+    """
+
+    bias: bool = False
+    activation: Activation | None = None
+    residual: bool = False
+
+    @property
+    def bits(self) -> int:
+        """What a kernel is compiled for; 0: nothing is done."""
+        words = (BIAS if self.bias else None, self.activation, RESIDUAL if self.residual else None)
+        return sum(EPILOGUE_BITS[word] for word in words if word)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of the caller's that it reads."""
+        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual
+
+    def __str__(self) -> str:
+        return "+".join(word for word in (BIAS * self.bias, self.activation, RESIDUAL * self.residual) if word)
+
+
+NO_EPILOGUE = Epilogue()
 
 
 class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,7 +60,8 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     all_gather_matmul: `m` rows after the gather, `n` columns and all `k` on each rank.
     matmul_reduce_scatter: `m` rows before the scatter, `n` columns, `k` the own part of the reduced axis.
-    b_is_transposed: the weight lies in memory as `[n, k]`.
+    matmul_all_reduce: `m` rows, `n` columns, `k` the own part of the reduced axis.
+    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product (all_gather_matmul).
     """
 
     operator: Name
@@ -35,6 +72,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dtype: Dtype
     b_is_transposed: bool = False
     returns_gathered: bool = False
+    epilogue: Epilogue = NO_EPILOGUE
 
 
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,6 +80,8 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     kernel: `portable` runs on every GPU that Triton knows and under the interpreter; `hopper` needs sm_90 and 16-bit
     numbers, and has its own warps (three groups), whatever `warps` says.
+    split_n: into how many tiles, side by side, a tile of the last wave may be cut, so that more SMs share that wave.
+    Each must keep 64 columns (split_obstacle).
     """
 
     kernel: Literal["portable", "hopper"] = "portable"
@@ -51,6 +91,21 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     group_m: Count = 8
     stages: Count = 3
     warps: Count = 8
+    split_n: Annotated[int, Meta(ge=1, le=2)] = 1
+
+
+def split_obstacle(config: MatmulConfig) -> str:
+    """Why tiles cannot be cut as `split_n` says; empty if they can, or none is.
+
+    Half tiles side by side are the bytes of a whole one if their rows fill the 128 bytes of a swizzle.
+    """
+    if config.split_n == 1:
+        return ""
+    if config.block_n // config.split_n < 64:
+        return f"half of block_n={config.block_n} is less than 64 columns"
+    if config.kernel == "hopper" and config.block_m < 128:
+        return f"the halves of a tile of {config.block_m} rows are one consumer's each"
+    return ""
 
 
 class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,6 +115,17 @@ class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     block_n: PowerOfTwo = 1024
     warps: Count = 8
     programs: Count = 528
+
+
+class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Launch of the kernel that moves chunks by loads and stores. programs: SMs that it takes, one program on each.
+
+    block_kib: what a program has under way at a time.
+    """
+
+    programs: Count = 16
+    block_kib: Literal[4, 8, 16, 32, 64] = 32
+    warps: Literal[4, 8, 16, 32] = 16
 
 
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,12 +140,15 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     copy_engine: Puts and Gets, without SMs. library: torch and NCCL calls on the caller's stream, in order.
     tile_kernel: all Computes of the queue in one launch. reduce_kernel: all Reduces of the queue in one launch.
+    copy_kernel: all Puts of the queue in one launch, on the SMs that `copy` names.
+    author_kernel: all Applies of the queue in one launch of a kernel that the compiler made from its author's.
     """
 
     dtype: Dtype
     engines: tuple[Assignment, ...]
     matmul: MatmulConfig | None = None
     reduction: ReduceConfig | None = None
+    copy: CopyConfig | None = None
 
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""
@@ -89,21 +158,27 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise KeyError(queue)
 
 
-MULTIPLY, REDUCE = 0, 1
+MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
 OWN_SHARD, WORKSPACE = 0, 1
 NO_SIGNAL = -1
+NO_ADDENDS = -1
 
 
 class TileRow(NamedTuple):
     """One tile. Rows and columns count elements; a tile never straddles a chunk, so `row_end` may cut it short.
 
-    kind: MULTIPLY or REDUCE.           row, row_end, col: what it computes, in its output buffer.
-    source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads (MULTIPLY), or counted
-    from the first row of each operand of its operation (REDUCE).
+    kind: MULTIPLY, REDUCE or COPY.     row, row_end, col: what it computes or moves, in its output buffer.
+    source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads (MULTIPLY, COPY), or
+    counted from the first row of each operand of its operation (REDUCE).
     wait_lo, wait_hi, wait_count: the signals of the own rank it waits for (none if wait_lo == wait_hi).
-    signal: the signal of the own rank it adds one to, or NO_SIGNAL.
+    signal: the signal it adds one to, or NO_SIGNAL: of the own rank, or of the peer to whom a COPY moves.
     also, also_count: one more signal it waits for, with its own count, or NO_SIGNAL.
+    width: its columns, if they are fewer than the kernel's tile has (MatmulConfig.split_n); 0: a whole tile.
+    place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the
+    result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
     operation: position of its operation among those of the rank and queue, for traces and reports.
+    APPLY: `row` is the tile's number in the author's kernel. PART: no tile, but rows `[row, row_end)` of what is read
+    part by part, and what to wait for before they are; parts stand behind all tiles.
     Signals are numbered through all pads of the schedule, in the order of `Schedule.pads`.
     """
 
@@ -120,6 +195,11 @@ class TileRow(NamedTuple):
     operation: int
     also: int = NO_SIGNAL
     also_count: int = 0
+    width: int = 0
+    place: int = NO_ADDENDS
+    late_lo: int = 0
+    late_hi: int = 0
+    late_count: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +218,18 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schedule: Schedule
     realization: Realization
     tile_orders: tuple[TileOrder, ...] = ()
+
+    @property
+    def sms_beside(self) -> int:
+        """SMs that the tile kernel leaves free for pushes beside it: those of a copy kernel that waits for its tiles,
+        and that no kernel boundary precedes. Pushes that wait for nothing have their SMs before it starts.
+        """
+        copy, after = self.realization.copy, {queue.name: queue.after for queue in self.schedule.queues}
+        beside = {
+            one.queue for one in self.realization.engines if one.engine == COPY_KERNEL and not after.get(one.queue)
+        }
+        waits = any(isinstance(each, Put) and each.queue in beside and each.waits for each in self.schedule.operations)
+        return copy.programs if copy and waits else 0
 
     def tile_order(self, rank: int, queue: str) -> TileOrder:
         """The table of a rank's kernel queue. Raises KeyError."""

@@ -118,6 +118,11 @@ class _Operation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
         """How often the operation adds to each signal it notifies: once, or once per tile."""
         return 1
 
+    @property
+    def all_waits(self) -> tuple[Wait, ...]:
+        """What it waits for before it starts, and what it waits for later."""
+        return self.waits
+
 
 class _Move(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sources: tuple[Region, ...]
@@ -133,7 +138,21 @@ class _Move(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Put(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="put"):
-    """Push: each source, on this rank, is written to the destination beside it, on a peer."""
+    """Push: each source, on this rank, is written to the destination beside it, on a peer.
+
+    tiles: how many instances move it, each its share of the rows, and signal when that is there.
+    """
+
+    tiles: Count = 1
+
+    @property
+    def peer(self) -> int:
+        """The rank that it pushes to; its own if it pushes nothing."""
+        return self.destinations[0].rank if self.destinations else self.rank
+
+    @property
+    def instances(self) -> int:
+        return self.tiles
 
 
 class Get(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="get"):
@@ -160,6 +179,8 @@ class ReducePut(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="compute"):
     """`out = a @ b`, or `out += a @ b`: adds the reduced range that `a`'s columns and `b`'s rows share.
 
+    addends: `out = addends[0] + ... + a @ b + ...` in fp32, in that order, rounded once; `place` of them stand before
+    the product. They may lie on any rank, and are read when the product is computed and `late_waits` are over.
     tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
     """
 
@@ -168,6 +189,9 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     b: Region
     out: tuple[Region, ...]
     accumulate: bool = False
+    addends: tuple[Region, ...] = ()
+    place: Index = 0
+    late_waits: tuple[Wait, ...] = ()
     tiles: Count = 1
 
     @property
@@ -175,8 +199,13 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return self.tiles
 
     @property
+    def all_waits(self) -> tuple[Wait, ...]:
+        return self.waits + self.late_waits
+
+    @property
     def reads(self) -> tuple[Region, ...]:
-        return (*self.a, self.b, *self.out) if self.accumulate else (*self.a, self.b)
+        own = (*self.a, self.b, *self.out) if self.accumulate else (*self.a, self.b)
+        return own + self.addends
 
     @property
     def writes(self) -> tuple[Region, ...]:
@@ -184,10 +213,18 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
 
 class Reduce(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce"):
-    """`out = operands[0] + operands[1] + ...` in fp32, in that order, rounded once. Operands may lie on any rank."""
+    """`out = operands[0] + operands[1] + ...` in fp32, in that order, rounded once. Operands may lie on any rank.
+
+    A single operand is moved. tiles: how many instances signal, each when its own part is stored; one if none does.
+    """
 
     operands: tuple[Region, ...]
     out: Region
+    tiles: Count = 1
+
+    @property
+    def instances(self) -> int:
+        return self.tiles
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -198,14 +235,48 @@ class Reduce(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, 
         return (self.out,)
 
 
+class Apply(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="apply"):
+    """Tiles of an author's kernel `function`: they rely on `needs`, and what they write is `makes`.
+
+    Nobody looks into the kernel: what it reads must hold what `needs` says, and then holds what `makes` says.
+    late_needs: what is read part by part, each part after its own of `late_waits`. tiles: ranges of tile numbers, one
+    instance each.
+    """
+
+    function: Name
+    needs: tuple[Given, ...] = ()
+    late_needs: tuple[Given, ...] = ()
+    makes: tuple[Goal, ...]
+    late_waits: tuple[Wait, ...] = ()
+    tiles: tuple[Range, ...]
+
+    @property
+    def instances(self) -> int:
+        return sum(hi - lo for lo, hi in self.tiles)
+
+    @property
+    def all_waits(self) -> tuple[Wait, ...]:
+        return self.waits + self.late_waits
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return tuple(need.region for need in (*self.needs, *self.late_needs))
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return tuple(made.region for made in self.makes)
+
+
 class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="collective"):
     """One rank's part of a library collective; the parts of all `ranks` share `label` and complete together.
 
     all_gather: `sources[0]` of member i lands in `destinations[i]` of every member.
     reduce_scatter: `sources[i]` of every member is summed, in member order, into `destinations[0]` of member i.
+    all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, which
+    may be its source. The order is that of the books: which one the library takes is its own affair.
     """
 
-    function: Literal["all_gather", "reduce_scatter"]
+    function: Literal["all_gather", "reduce_scatter", "all_reduce"]
     label: Name
     ranks: tuple[Index, ...]
     sources: tuple[Region, ...]
@@ -220,7 +291,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.destinations
 
 
-Operation = Put | Get | Copy | ReducePut | Compute | Reduce | Collective
+Operation = Put | Get | Copy | ReducePut | Compute | Reduce | Apply | Collective
 
 
 class Given(Struct, frozen=True, forbid_unknown_fields=True):

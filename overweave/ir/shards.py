@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from overweave.ir.schedule import Range
 
 
@@ -17,3 +19,11 @@ def piece_rows(rows: Range, pieces: int, alignment: int = 1) -> tuple[Range, ...
     units = -(-(hi - lo) // alignment)
     bounds = [min(lo + alignment * (units * piece // pieces), hi) for piece in range(pieces)] + [hi]
     return tuple(zip(bounds, bounds[1:], strict=False))
+
+
+def tile_parts(rows: Range, tiles: int) -> tuple[Range, ...]:
+    """Cuts the rows of a chunk into the parts that its tiles move, of equal height; trailing ones may be empty."""
+    lo, hi = rows
+    height = -(-(hi - lo) // tiles)
+    bounds = [min(lo + height * tile, hi) for tile in range(tiles + 1)]
+    return tuple(pairwise(bounds))

@@ -12,7 +12,9 @@
       tiles multiply.0-1.0: matmul gathered@0[64:128,0:32] @ w@0[0:32,0:16] -> y@0[64:128,0:16] wait arrived[1:2]>=1
 
 Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
-`+->` accumulates. `ir.parse` reads it, `ir.files` is the JSON form.
+`+->` accumulates. A matmul with addends is the sum it computes, `p + a @ b + q -> out`, and `late` stands before what
+only they wait for. An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it, `ir.files`
+is the JSON form.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from overweave.ir.parse import VERSION, from_text
-from overweave.ir.schedule import Collective, Compute, Copy, Goal, Operation, Reduce, Schedule
+from overweave.ir.schedule import Apply, Collective, Compute, Copy, Given, Goal, Operation, Put, Reduce, Schedule
 
 __all__ = ["from_text", "operation_text", "to_text"]
 
@@ -67,16 +69,35 @@ def _deed(operation: Operation) -> tuple[object, ...]:
     if isinstance(operation, Compute):
         arrow = "+->" if operation.accumulate else "->"
         tiles = (f"tiles={operation.tiles}",) if operation.tiles > 1 else ()
-        return (operation.function, *operation.a, "@", operation.b, arrow, *operation.out, *tiles)
+        before, behind = operation.addends[: operation.place], operation.addends[operation.place :]
+        left = [word for part in before for word in (part, "+")]
+        right = [word for part in behind for word in ("+", part)]
+        late = ("late", *operation.late_waits) if operation.late_waits else ()
+        product = (*left, *operation.a, "@", operation.b, *right)
+        return (operation.function, *product, arrow, *operation.out, *tiles, *late)
+    if isinstance(operation, Apply):
+        tiles = ("tiles=" + ",".join(f"{lo}:{hi}" for lo, hi in operation.tiles),)
+        late = ("reads", *map(_holds, operation.late_needs)) if operation.late_needs else ()
+        late += ("late", *operation.late_waits) if operation.late_waits else ()
+        needs, makes = map(_holds, operation.needs), map(_holds, operation.makes)
+        return ("apply", f"function={operation.function}", *needs, "->", *makes, *tiles, *late)
     if isinstance(operation, Reduce):
         operands = [word for part in operation.operands for word in ("+", part)][1:]
-        return ("reduce", *operands, "->", operation.out)
+        tiles = (f"tiles={operation.tiles}",) if operation.tiles > 1 else ()
+        return ("reduce", *operands, "->", operation.out, *tiles)
     moved = (*operation.sources, "->", *operation.destinations) if operation.sources or operation.destinations else ()
     if isinstance(operation, Collective):
         ranks = ",".join(map(str, operation.ranks))
         return (operation.function, f"label={operation.label}", f"ranks={ranks}", *moved)
     delay = (f"delay_us={operation.delay_us}",) if isinstance(operation, Copy) and operation.delay_us else ()
-    return (operation.__struct_config__.tag, *delay, *moved)
+    tiles = (f"tiles={operation.tiles}",) if isinstance(operation, Put) and operation.tiles > 1 else ()
+    return (operation.__struct_config__.tag, *delay, *moved, *tiles)
+
+
+def _holds(held: Given | Goal) -> str:
+    """`REGION=TENSOR[ROW,COL]`, and behind `/` the terms of a sum."""
+    terms = ",".join(f"{lo}:{hi}" for lo, hi in held.terms) if isinstance(held, Goal) else ""
+    return f"{held.region}={held.tensor}[{held.row},{held.col}]" + (f"/{terms}" if terms else "")
 
 
 def _spaced(*words: object) -> str:

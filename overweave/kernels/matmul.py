@@ -4,8 +4,10 @@
     b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
-loads, tensor cores. Epilogue: masked store, one signal. Waits stand outside the pipelined loop, which must stay nested:
-flattening or automatic warp specialisation lose the pipeline or the signals on Triton 3.6.
+loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum in
+`total` instead (kernels/received.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
+automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
+(`TileRow.width`) takes as long as a whole one here.
 
 Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in runtime/matmul.py).
 SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
@@ -14,16 +16,23 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
+from overweave.kernels.epilogue import finished
+from overweave.kernels.received import store_sum, wait_for_addends
 from overweave.lang import (
+    ADDS_NOTHING,
     CLAIMED,
     COL,
     FROM_OWN_SHARD,
+    MULTIPLIED,
+    PLACE,
     READY,
+    RECEIVED,
     ROW,
     ROW_END,
     SOURCE,
     SOURCE_ROW,
     STORED,
+    WIDTH,
     claim_tile,
     finish_tile,
     read_column,
@@ -55,6 +64,10 @@ def matmul_kernel(
     a_workspace,
     b,
     out,
+    bias,
+    residual,
+    total,
+    addends,
     table,
     claims,
     signals,
@@ -69,6 +82,8 @@ def matmul_kernel(
     B_IS_TRANSPOSED: tl.constexpr,
     TWO_SOURCES: tl.constexpr,
     TRACED: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    ADDENDS: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = a_shard.block_shape[0]
     BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
@@ -83,6 +98,7 @@ def matmul_kernel(
         row_end = read_column(table, tile, ROW_END)
         col = read_column(table, tile, COL, BLOCK_N)
         source_row = read_column(table, tile, SOURCE_ROW)
+        width = read_column(table, tile, WIDTH, 16)
 
         # Main loop.
         a = a_shard
@@ -95,9 +111,19 @@ def matmul_kernel(
         # Epilogue.
         rows = row + tl.arange(0, BLOCK_M)
         cols = col + tl.arange(0, BLOCK_N)
-        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        target = out + rows.to(tl.int64)[:, None] * n + cols[None, :]
-        tl.store(target, accumulator.to(out.dtype.element_ty), mask=inside)
+        col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
+        if EPILOGUE:
+            accumulator = finished(accumulator, bias, residual, rows, row_end, cols, n, EPILOGUE)
+        if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
+            record_time(trace, tile, MULTIPLIED, TRACED)
+            verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)
+            record_time(trace, tile, RECEIVED, TRACED)
+            accumulator += tl.where(verdict == 1, 0.0, float("nan"))
+            store_sum(accumulator, total, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
+        else:
+            inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < n))[None, :]
+            target = out + rows.to(tl.int64)[:, None] * n + cols[None, :]
+            tl.store(target, accumulator.to(out.dtype.element_ty), mask=inside)
         finish_tile(table, tile, signals, verdict)
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

@@ -1,8 +1,8 @@
 """The ordered reduction: `out = operands[0] + operands[1] + ...` in fp32, always in that order, rounded once.
 
 Operands are addresses, so they may lie in any slot, buffer or peer: one row of `operands` per operation of the table,
-`OPERANDS` entries wide, then the address of the output (0: the caller's tensor). Programs claim rows of the table in
-order and wait for the signals it names, so a chunk is summed as soon as its last operand has arrived.
+`OPERANDS` entries wide (0: none), then the address of the output (0: the caller's tensor). Programs claim rows of the
+table in order and wait for the signals it names, so a chunk is summed as soon as its last operand has arrived.
 """
 
 import triton
@@ -59,8 +59,9 @@ def reduction_kernel(
         addresses = operands + read_column(table, tile, OPERATION) * (OPERANDS + 1)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for index in tl.static_range(OPERANDS):  # unrolled: the loads of all operands are in flight together
-            operand = tl.multiple_of(tl.load(addresses + index).to(out.dtype), 16)
-            total += tl.load(operand + offsets, mask=inside, other=0.0).to(tl.float32)
+            address = tl.load(addresses + index)
+            operand = tl.multiple_of(address.to(out.dtype), 16)
+            total += tl.load(operand + offsets, mask=inside & (address != 0), other=0.0).to(tl.float32)
         total += tl.where(verdict == 1, 0.0, float("nan"))
 
         target_address = tl.load(addresses + OPERANDS)

@@ -29,15 +29,21 @@ class CopyQueue:
         self._named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
         self._graphs: dict[Addresses, _Graph] = {}
 
+    def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
+        """Makes the graph for tensors at these addresses, unless it is there. `launch` expects it.
+
+        To be called while no kernel of this rank waits for peers: the driver may wait for running kernels before it
+        has memory for a graph, and peers may be waiting for the copies that the graph makes.
+        """
+        addresses = self._addresses(tensors)
+        if self._steps and addresses not in self._graphs:
+            graph = self._graphs[addresses] = self._graph_for(tensors)
+            graph.upload(stream)
+
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
         """Runs the queue in stream order. `tensors`: the address of each tensor that a step names."""
-        if not self._steps:
-            return
-        addresses = tuple([tensors[name] for name in self._named])
-        graph = self._graphs.get(addresses)
-        if graph is None:
-            graph = self._graphs[addresses] = self._graph_for(tensors)
-        graph.launch(stream)
+        if self._steps:
+            self._graphs[self._addresses(tensors)].launch(stream)
 
     def issue(self, stream: int, tensors: Mapping[str, int]) -> None:
         """The same operations one by one, for a stream that is being captured."""
@@ -50,6 +56,9 @@ class CopyQueue:
                 driver.wait_value(stream, step.address, step.value)
             else:
                 driver.write_value(stream, step.address, step.value)
+
+    def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
+        return tuple([tensors[name] for name in self._named])
 
     def _graph_for(self, tensors: Mapping[str, int]) -> _Graph:
         """A new graph, or the oldest one pointed here. A graph refuses memory of another kind: then a new one, too."""
@@ -78,7 +87,7 @@ class _Graph:
             else:
                 graph.add_write(step.address, step.value)
         graph.instantiate()
-        self.launch = graph.launch
+        self.launch, self.upload = graph.launch, graph.upload
 
     def point(self, tensors: Mapping[str, int]) -> None:
         """From the next launch on the tensors lie elsewhere. Raises MachineError."""

@@ -40,7 +40,9 @@ REPORT_SEEN = tl.constexpr(4)
 CLAIMED = tl.constexpr(0)
 READY = tl.constexpr(1)
 STORED = tl.constexpr(2)
-TRACE_COLUMNS = tl.constexpr(3)
+MULTIPLIED = tl.constexpr(3)  # of tiles with addends: the product is done
+RECEIVED = tl.constexpr(4)  # and: what it waited for is here
+TRACE_COLUMNS = tl.constexpr(5)
 
 ABORTED_HERE = tl.constexpr(1)
 ABORTED_BY_PEER = tl.constexpr(2)

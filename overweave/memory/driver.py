@@ -99,6 +99,10 @@ class LinearGraph:
         """Ends construction."""
         self._executable = checked("cuGraphInstantiate", driver.cuGraphInstantiate(self._graph, 0))
 
+    def upload(self, stream: int) -> None:
+        """Takes the memory that the chain needs to run, ahead of its first launch."""
+        checked("cuGraphUpload", driver.cuGraphUpload(self._executable, stream))
+
     def point_copy(self, node: Any, description: Any) -> None:
         """From the next launch on, the copy of `node` reads and writes what `description` says."""
         outcome = driver.cuGraphExecMemcpyNodeSetParams(self._executable, node, description, self._context)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
-from overweave.ir.schedule import INPUT, OUTPUT, Notify, Operation, Reduce, Region, Schedule, Wait
+from overweave.ir.schedule import INPUT, OUTPUT, SYMMETRIC, Compute, Notify, Operation, Reduce, Region, Schedule, Wait
 from overweave.memory.layout import SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 
@@ -48,7 +48,7 @@ def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tup
 
 def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None = None) -> Iterator[WaitStep]:
     """Stream waits for the signals of an operation's waits, or of one of them."""
-    for wait in operation.waits if only is None else (only,):
+    for wait in operation.all_waits if only is None else (only,):
         for index in range(*wait.signals):
             yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
 
@@ -66,25 +66,60 @@ def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[Writ
 
 
 def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per Reduce of the queue: the operands' addresses in order, then the output's; 0: the caller's tensor.
+    """One row per Reduce of the queue: its operands' addresses in order, then the output's; 0: the caller's tensor.
 
-    Raises ScheduleError if Reduces differ in how many operands they have, or read the caller's tensors.
+    Rows are as wide as the most operands need: address 0 is none. Raises ScheduleError for a Reduce that reads the
+    caller's tensors.
     """
     reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
-    if len({len(reduce.operands) for reduce in reduces}) > 1:
-        asked = f"reduce queue {queue} of {addresses.schedule.name} in one kernel"
-        found = "its operations differ in how many operands they have"
-        raise ScheduleError(asked, found, "Use a queue for each number")
-    return [_reduction_row(addresses, reduce) for reduce in reduces]
+    width = max((len(reduce.operands) for reduce in reduces), default=0)
+    return [_reduction_row(addresses, reduce, width) for reduce in reduces]
 
 
-def _reduction_row(addresses: SlotAddresses, reduce: Reduce) -> list[int]:
+def addend_addresses(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+    """One row per Compute of the queue: for each addend, where row 0 of the output's buffer would lie beside it.
+
+    Rows are as wide as the most addends need: address 0 is none. Raises ScheduleError for the caller's tensors.
+    """
+    computes = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
+    width = max((len(compute.addends) for compute in computes), default=0)
+    return [_addend_row(addresses, compute, width) for compute in computes]
+
+
+def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[int]:
+    places = [addresses.place(region) for region in compute.addends]
+    if any(place.tensor for place in places):
+        found, cure = "an addend is the caller's tensor", "Add from symmetric or local buffers"
+        raise ScheduleError(f"{compute.name}: add", found, cure)
+    top = compute.out[0].rows[0] if compute.out else 0
+    return [place.address - top * place.pitch_bytes for place in places] + [0] * (width - len(places))
+
+
+def copy_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+    """One row per operation of a copy kernel's queue: where its destination's buffer lies, and its peer's signals.
+
+    What only waits goes nowhere. Raises ScheduleError for a destination that is a peer's own tensor.
+    """
+    rows: list[list[int]] = []
+    for move in (op for op in addresses.schedule.of_rank(rank) if op.queue == queue):
+        targets = move.writes
+        if any(addresses.schedule.buffer(target.buffer).home != SYMMETRIC for target in targets):
+            found = "its destination does not lie in the workspace"
+            raise ScheduleError(f"{move.name}: push by a kernel", found, "Put into a symmetric buffer")
+        bases = [addresses.bases[target.rank] for target in targets] or [0]
+        offsets = [addresses.layout.buffers[target.buffer] for target in targets] or [0]
+        rows.append([bases[0] + offsets[0], bases[0]])
+    return rows
+
+
+def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int) -> list[int]:
     places = [addresses.place(region) for region in reduce.operands]
     if any(place.tensor for place in places):
         found, cure = "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
         raise ScheduleError(f"{reduce.name}: reduce", found, cure)
     target = addresses.place(reduce.out)
-    return [place.address for place in places] + [0 if target.tensor else target.address]
+    operands = [place.address for place in places] + [0] * (width - len(places))
+    return [*operands, 0 if target.tensor else target.address]
 
 
 def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:
@@ -101,7 +136,7 @@ def _full_count(schedule: Schedule, notify: Notify) -> int | None:
 
 def _waits_of(schedule: Schedule, rank: int) -> Iterator[Wait]:
     for operation in schedule.of_rank(rank):
-        yield from operation.waits
+        yield from operation.all_waits
 
 
 def _covers(wait: Wait, notify: Notify) -> bool:

@@ -29,24 +29,29 @@ BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a cred
 
 @triton.jit
 def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank, world_size, BLOCK: tl.constexpr):
-    """See the module. `signals`: those of this call's slot. `claims`: [2] tile counters. At most BLOCK ranks."""
+    """See the module. `signals`: those of this call's slot. `claims`: [3] tile counters. At most BLOCK ranks."""
+    # All that is read comes first, so that the loads are under way together: a head is a chain of memory latencies.
+    peers = tl.arange(0, BLOCK)
+    is_peer = peers < world_size
     epoch = tl.load(state + EPOCH) + 1
     previous = tl.load(state + LAST_USE + slot).to(tl.int32)
-
-    # The signals that the last call used have all been waited for: nobody will add to them before our credit.
     used = tl.load(state + USED_ADDRESS).to(tl.pointer_type(tl.int32))
     used_count = tl.load(state + USED_SIGNALS)
+    addresses = tl.load(limits + PEER_ADDRESSES + peers, mask=is_peer, other=0)
+    # One look at all peers' credits; only those that are late are waited for.
+    received = words + (COMPLETED + peers) * STRIDE
+    seen = tl.atomic_add(received, tl.zeros([BLOCK], tl.int32), mask=is_peer, sem="acquire", scope="sys")
+
+    # The signals that the last call used have all been waited for: nobody will add to them before our credit.
     for start in range(0, used_count, BLOCK):
         index = start + tl.arange(0, BLOCK)
         tl.store(used + index * STRIDE, tl.zeros([BLOCK], tl.int32), mask=index < used_count)
     tl.store(claims, 0)
     tl.store(claims + 1, 0)
+    tl.store(claims + 2, 0)
     tl.debug_barrier()
 
     # One lane per peer: the credits leave together, each released by its own lane behind the block's barrier.
-    peers = tl.arange(0, BLOCK)
-    is_peer = peers < world_size
-    addresses = tl.load(limits + PEER_ADDRESSES + peers, mask=is_peer, other=0)
     credits = addresses.to(tl.pointer_type(tl.int32)) + (COMPLETED + rank) * STRIDE
     completed = tl.zeros([BLOCK], tl.int32) + (epoch - 1).to(tl.int32)
     tl.atomic_xchg(credits, completed, mask=is_peer, sem="release", scope="sys")
@@ -54,11 +59,9 @@ def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank
     tl.store(state + EPOCH, epoch)
     tl.store(state + LAST_USE + slot, epoch)
     tl.store(state + USED_ADDRESS, signals.to(tl.int64))
-    tl.store(state + USED_SIGNALS, signal_count.to(tl.int64))
+    # Added to a tensor: a count of one arrives as a plain number.
+    tl.store(state + USED_SIGNALS, tl.zeros([], tl.int64) + signal_count)
 
-    # One look at all peers; only those that are late are waited for.
-    received = words + (COMPLETED + peers) * STRIDE
-    seen = tl.atomic_add(received, tl.zeros([BLOCK], tl.int32), mask=is_peer, sem="acquire", scope="sys")
     late = tl.sum(((seen - previous < 0) & is_peer).to(tl.int32), 0)
     verdict = 1
     if late > 0:

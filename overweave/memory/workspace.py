@@ -32,7 +32,7 @@ from overweave.memory.watcher import Watcher
 SLOTS = 2
 SMALLEST_SLOT_BYTES = 16 << 20
 REPORT_WORDS = 8
-KERNEL_QUEUES = 2
+KERNEL_QUEUES = 3
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,11 @@ class Workspace:
             raise trouble
 
     def reset(self) -> None:
-        """Collective. Makes a broken workspace fit for use again, once every rank has come here."""
+        """Collective. Makes a broken workspace fit for use again, once every rank has come here.
+
+        A rank comes when its GPU is idle: what it still sent would land on words that peers have cleared.
+        """
+        torch.cuda.synchronize(self.device)
         self.board.reset(self._clear)
         self._watcher.forget()
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from overweave.ir.plan import Plan
 from overweave.memory.group import Group
+from overweave.ops.prepared import Bound
 from overweave.runtime.backends import load
 
 Tensors = dict[str, torch.Tensor]
 
 
-def bind_on_gpu(plan: Plan, group: Group, tensors: Tensors) -> Callable[[Tensors], None]:
+def bind_on_gpu(plan: Plan, group: Group, tensors: Tensors) -> Bound:
     """The plan bound to this rank's GPU, and to the group's workspace there if it moves anything itself. Collective."""
-    run: Callable[[Tensors], None] = load("gpu launch")(plan, group, tensors)
+    run: Bound = load("gpu launch")(plan, group, tensors)
     return run

@@ -7,9 +7,8 @@ they are about to do (memory/board.py).
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,27 +21,21 @@ from overweave.memory.board import Board
 from overweave.memory.group import Group, resolve
 from overweave.ops.arguments import check_kinds
 from overweave.ops.cuda import bind_on_gpu
+from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors
+from overweave.ops.torch_fused import bind_torch_fused
 from overweave.runtime.host import run_on_host
-from overweave.schedules.catalog import build
-from overweave.tuner.choose import Choice, Target, choose, kernel_obstacle, tile_options
+from overweave.schedules.catalog import build, template_of
+from overweave.tuner.agreement import agreed_knowledge
+from overweave.tuner.choice import Choice, chosen
+from overweave.tuner.choose import choose
+from overweave.tuner.space import TORCH_FUSED, Candidate, candidate, obstacle
+from overweave.tuner.target import Target, kernel_obstacle
 
 GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
-Tensors = dict[str, torch.Tensor]
-Run = Callable[[Tensors], None]
-Key = tuple[object, ...]
 ALIGNED_BYTES = 16
 
 
-class Prepared(NamedTuple):
-    """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs."""
-
-    problem: Problem
-    signature: bytes
-    choice: Choice
-    run: Run
-
-
-_PREPARED: WeakKeyDictionary[dist.ProcessGroup, dict[Key, Prepared]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[dist.ProcessGroup, Calls] = WeakKeyDictionary()
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, Group] = WeakKeyDictionary()
 atexit.register(_GROUPS.clear)  # a process group must not outlive the interpreter
@@ -73,7 +66,7 @@ def key_of(group: Group, operator: str, x: torch.Tensor, w: torch.Tensor, option
 
 def prepared_call(group: Group, key: Key) -> Prepared | None:
     """The call that was prepared under this key, announced to the peers. Raises RankMismatch and PeerError."""
-    prepared = _PREPARED.setdefault(group.process_group, {}).get(key)
+    prepared = _calls(group).get(key)
     if prepared is not None:
         Board.of(group).post(prepared.signature)
     return prepared
@@ -85,17 +78,30 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     target = target_of(tensors["x"].device)
+    known = agreed_knowledge(group, target)
     try:
-        choice = choose(problem, target) if plan is None else _asked(problem, target, plan)
-        built = build(choice.plan, problem, choice.options, rank=group.rank)
-        verify_plan(built, MachineLimits(), rank=group.rank).raise_if_refused()
+        choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)
+        built = None if choice.plan == TORCH_FUSED else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
-    prepared = Prepared(problem, signature, choice, _bind(built, group, tensors))
-    _PREPARED.setdefault(group.process_group, {})[key] = prepared
+    run, bound = _bind(built, group, tensors) if built else (bind_torch_fused(problem, group), None)
+    prepared = Prepared(problem, signature, choice, run, bound)
+    _calls(group).put(key, prepared)
     return prepared
+
+
+def forget_choices(group: Group, operator: str) -> None:
+    """The next call of each signature chooses anew. Every rank forgets at the same point of its calls."""
+    _calls(group).forget(operator)
+
+
+def _calls(group: Group) -> Calls:
+    calls = _PREPARED.get(group.process_group)
+    if calls is None:
+        calls = _PREPARED[group.process_group] = Calls()
+    return calls
 
 
 def refuse(group: Group, error: OverweaveError) -> OverweaveError:
@@ -110,7 +116,7 @@ def target_of(device: torch.device) -> Target:
     if device.type == "cpu":
         return Target("cpu")
     properties = torch.cuda.get_device_properties(device)
-    return Target("cuda", properties.multi_processor_count, properties.major == 9)
+    return Target("cuda", properties.multi_processor_count, properties.major == 9, properties.name)
 
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:
@@ -123,40 +129,55 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
             found = f"{pair!r} is no option" if not separator else f"{option} is given twice"
             raise InputError(f"plan {plan!r}", found, "Write NAME option=value ...")
         options[option] = value
-    if name in ("push", "pull", "scatter"):
-        obstacle = kernel_obstacle(problem, target)
-        if obstacle:
-            raise InputError(f"{problem.operator} with plan {plan!r}", obstacle, "Leave the choice to overweave")
-        options = tile_options(target) | options
-    return Choice(f"{problem.operator}.{name}", options, "the caller asked for it")
+    what = candidate(name, options)
+    why = _cannot(problem, target, what)
+    if why:
+        raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
+    return chosen(problem, target, what, ("asked", "the caller asked for it"))
+
+
+def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
+    """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
+    if what.plan == TORCH_FUSED:
+        return "torch.fused takes no options" if what.options else obstacle(problem, target, what)
+    template_of(what.schedule(problem.operator))
+    return kernel_obstacle(problem, target) if what.has_kernels(problem.operator) else ""
+
+
+def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
+    """The plan of a choice. Raises InputError and ScheduleRefused."""
+    built = build(choice.plan, problem, choice.options, rank=rank)
+    verify_plan(built, MachineLimits(), rank=rank).raise_if_refused()
+    return built
 
 
 def _signature(problem: Problem, choice: Choice) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
-    shape = f"m={problem.m} n={problem.n} k={problem.k} {problem.dtype}{layout}{gathered}"
+    done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
+    shape = f"m={problem.m} n={problem.n} k={problem.k} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{choice.plan} {shape} {options}".strip().encode()
 
 
-def _bind(plan: Plan, group: Group, tensors: Tensors) -> Run:
+def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None]:
     if tensors["x"].device.type == "cuda":
-        return _bind_aligned(plan, group, tensors) if plan.problem.m else _do_nothing
+        return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
 
     def run(moved: Tensors) -> None:
         inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}
         run_on_host(plan, group, inputs, {name: moved[name] for name in outputs})
 
-    return run
+    return run, None
 
 
-def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> Run:
+def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
     run = bind_on_gpu(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
-        return run
-    return lambda moved: run(aligned(moved))
+        return run, run
+    return (lambda moved: run(aligned(moved))), run
 
 
 def aligned(tensors: Tensors) -> Tensors:

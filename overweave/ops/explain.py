@@ -8,7 +8,10 @@ from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
 from overweave.ops.dispatch import target_of
-from overweave.tuner.choose import RULES, Choice, Target, choose
+from overweave.tuner.choice import Choice
+from overweave.tuner.choose import explained
+from overweave.tuner.space import SPACE
+from overweave.tuner.target import Target
 
 
 def explain(
@@ -23,11 +26,13 @@ def explain(
 ) -> Choice:
     """The plan that `operator` takes for `[m, k] @ [k, n]` on each of `world_size` ranks; print it to read the reasons.
 
+    It says where the answer comes from (this machine's measurements, the package's, a neighbour's, or the model) and
+    weighs every candidate: predicted, measured where somebody did, or why it cannot be.
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. Without a GPU at hand,
     device "cuda" means an H200. Raises InputError for an unknown operator, dtype or device, or sizes that are none.
     """
-    if operator not in RULES:
-        raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(RULES)}")
+    if operator not in SPACE:
+        raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
     if dtype not in DTYPES:
         raise InputError(f"explain {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
     if min(m, n - 1, k - 1, world_size - 1) < 0:
@@ -37,7 +42,7 @@ def explain(
     problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])  # type: ignore[arg-type]
     has_gpu = where.type == "cuda" and torch.cuda.is_available()
     target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")
-    return choose(problem, target)
+    return explained(problem, target)
 
 
 def _device(device: torch.device | str) -> torch.device:

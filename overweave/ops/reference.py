@@ -5,13 +5,22 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from overweave.ir.plan import Activation
 from overweave.ir.shards import shard_rows
+from overweave.runtime.epilogue import ACTIVATIONS
 
 
 def all_gather_matmul(
-    x_shard: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None, *, m: int | None = None
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    m: int | None = None,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`cat(shards) @ w`: gather, then multiply. Shapes as in ops/all_gather_matmul.py."""
+    """`activation(cat(shards) @ w + bias) + residual`. Shapes as in ops/all_gather_matmul.py."""
     world_size = dist.get_world_size(group)
     rows = x_shard.shape[0] * world_size if m is None else m
     size = -(-rows // world_size)
@@ -19,12 +28,20 @@ def all_gather_matmul(
     padded[: x_shard.shape[0]] = x_shard
     gathered = [torch.empty_like(padded) for _ in range(world_size)]
     dist.all_gather(gathered, padded, group=group)
-    return torch.cat(gathered)[:rows] @ w
+    y = torch.cat(gathered)[:rows] @ w
+    y = y if bias is None else y + bias
+    y = ACTIVATIONS[activation](y) if activation else y
+    return y if residual is None else y + residual
 
 
 def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """`sum over ranks of x @ w`, this rank's rows: multiply, then reduce. Shapes as in ops/matmul_reduce_scatter.py."""
+    lo, hi = shard_rows(x.shape[0], dist.get_world_size(group), dist.get_rank(group))
+    return matmul_all_reduce(x, w, group)[lo:hi]
+
+
+def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """`sum over ranks of x @ w`, all of it: multiply, then reduce. Shapes as in ops/matmul_all_reduce.py."""
     partial = x @ w
     dist.all_reduce(partial, group=group)
-    lo, hi = shard_rows(x.shape[0], dist.get_world_size(group), dist.get_rank(group))
-    return partial[lo:hi]
+    return partial

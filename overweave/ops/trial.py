@@ -22,7 +22,7 @@ from overweave.runtime.trace_host import trace_on_host
 from overweave.schedules.catalog import build, template_of
 from overweave.tuner.choose import Target, kernel_obstacle, tile_options
 
-ALL_GATHER = "all_gather_matmul"
+ALL_GATHER, REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
 ERROR_RATIO = 1.05  # how much less exact than torch and its collectives a result may be
 SEED = 2024
@@ -175,7 +175,7 @@ def _tensors(problem: Problem, group: Group, x: torch.Tensor, w: torch.Tensor) -
     """As the problem wants them, with an output of NaN."""
     dtype = getattr(torch, problem.dtype)
     lo, hi = shard_rows(problem.m, problem.world_size, group.rank)
-    rows = problem.m if problem.operator == ALL_GATHER else hi - lo
+    rows = hi - lo if problem.operator == REDUCE_SCATTER else problem.m
     y = torch.full((rows, problem.n), torch.nan, dtype=dtype, device=x.device)
     return {"x": x.to(dtype), "w": w.to(dtype), "y": y}
 
@@ -183,7 +183,8 @@ def _tensors(problem: Problem, group: Group, x: torch.Tensor, w: torch.Tensor) -
 def _reference(problem: Problem, tensors: Tensors, group: Group) -> torch.Tensor:
     if problem.operator == ALL_GATHER:
         return reference.all_gather_matmul(tensors["x"], tensors["w"], group.process_group, m=problem.m)
-    return reference.matmul_reduce_scatter(tensors["x"], tensors["w"], group.process_group)
+    reduced = reference.matmul_reduce_scatter if problem.operator == REDUCE_SCATTER else reference.matmul_all_reduce
+    return reduced(tensors["x"], tensors["w"], group.process_group)
 
 
 def _total(numbers: list[float], group: Group) -> list[float]:

@@ -12,6 +12,8 @@ from typing import Any
 BACKENDS = {
     "host library": "overweave.runtime.emulate:HostCall",
     "host interpreter": "overweave.runtime.interpreted:InterpretedCall",
+    "host author": "overweave.runtime.authored_host:AuthoredRun",
+    "gpu author": "overweave.runtime.authored_gpu:AuthoredRun",
     "gpu workspace": "overweave.memory.workspace:Workspace",
     "gpu launch": "overweave.runtime.launch:bind",
     "gpu trace": "overweave.runtime.trace_gpu:trace_on_gpu",

@@ -7,21 +7,26 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import Engine, Plan
-from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute
+from overweave.ir.plan import BIAS, RESIDUAL, Engine, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
-from overweave.memory.lower import SlotAddresses, reduction_operands
+from overweave.memory.lower import SlotAddresses, addend_addresses, copy_targets, reduction_operands
+from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
-from overweave.runtime.kernels import begin_launch, moving, reduction_launch, table_tensor
+from overweave.runtime.kernels import Moving, begin_launch, copy_launch, moving, reduction_launch, table_tensor
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
+
+WORD_BYTES = 16  # what the copy kernel moves at once
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
 
 
 class SlotKernels:
-    """begin, multiply, reduce: each enqueues one kernel of the plan on a stream; the latter two take addresses by name.
+    """begin, multiply, reduce, copy: each enqueues one kernel of the plan on a stream; all but the first take addresses
+    by name. copies_started: what a stream waits for until the copy kernel of this call has as many tiles claimed as it
+    has programs; None without one.
 
     traces: for a traced plan, queue -> int64 `[tiles, TRACE_COLUMNS]`, filled by each call.
     """
@@ -39,8 +44,10 @@ class SlotKernels:
             [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
             [slot.number, addresses.layout.signals, self._rank, workspace.group.world_size],
         )
+        self.copies_started: WaitStep | None = None
         self.multiply = self._bound("tile_kernel", self._multiply)
         self.reduce = self._bound("reduce_kernel", self._reduce)
+        self.copy = self._bound("copy_kernel", self._copy)
 
     def _bound(self, engine: Engine, make: Callable[[str], Enqueue]) -> Enqueue:
         """The launch of the plan's queue for this kernel, if it has tiles there."""
@@ -65,6 +72,7 @@ class SlotKernels:
             trace=trace,
             world_size=workspace.group.world_size,
             traced=self._traced,
+            sms_beside=self._plan.sms_beside,
         )
 
     def _multiply(self, queue: str) -> Enqueue:
@@ -74,17 +82,26 @@ class SlotKernels:
         sides = {self._buffer(compute.a[0].buffer) for compute in computes}
         shard = next((buffer for buffer in sides if buffer.home == INPUT), None)
         gathered = next((buffer for buffer in sides if buffer.home != INPUT), None)
-        out = self._buffer(computes[0].out[0].buffer)
+        outs = {bool(compute.addends): self._buffer(compute.out[0].buffer) for compute in computes}
+        out, total = outs.get(False) or outs[True], outs.get(True)
         movers = {"b": "w"} | ({"a_shard": shard.name} if shard else {})
         movers |= {"out": out.name} if out.home == OUTPUT else {}
+        movers |= {"total": total.name} if total and total.home == OUTPUT else {}
+        epilogue = self._plan.problem.epilogue
+        movers |= {name: name for name in epilogue.inputs}
         bases = {side: moving(self._example[name]) for side, name in movers.items()}
         operands = Operands(
             a_shard=self._example[shard.name] if shard else None,
             a_workspace=self._own(gathered) if gathered else None,
             b=self._example["w"],
-            out=self._example[out.name] if out.home == OUTPUT else self._own(out),
+            out=self._instance(out),
             b_is_transposed=self._plan.problem.b_is_transposed,
             bases=bases,
+            bias=self._example[BIAS] if epilogue.bias else None,
+            residual=self._example[RESIDUAL] if epilogue.residual else None,
+            epilogue=epilogue,
+            total=self._instance(total) if total else None,
+            addends=self._addends(queue) if total else None,
         )
         launch = matmul_launch(config, operands, self._protocol(queue, 0))
         followed = [(bases[side], name) for side, name in movers.items()]
@@ -102,8 +119,9 @@ class SlotKernels:
         rows = reduction_operands(self._addresses, self._rank, queue)
         operands = torch.tensor(rows, dtype=torch.int64, device=workspace.device)
         protocol, out = self._protocol(queue, 1), moving(self._example["y"])
-        tiles = protocol.table.shape[0]
-        arguments: list[Any] = [operands, out, *protocol.arrays, tiles, self._plan.problem.n, protocol.world_size]
+        reduces = (op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Reduce) and op.queue == queue)
+        tiles, cols = protocol.table.shape[0], self._buffer(next(reduces).out.buffer).cols
+        arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
         launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, self._traced)
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:
@@ -112,8 +130,41 @@ class SlotKernels:
 
         return enqueue
 
+    def _copy(self, queue: str) -> Enqueue:
+        config, device = self._plan.realization.copy, self._workspace.device
+        assert config is not None
+        targets = torch.tensor(copy_targets(self._addresses, self._rank, queue), dtype=torch.int64, device=device)
+        buffer, protocol = self._pushed(queue), self._protocol(queue, 2)
+        tensor = self._workspace.state if buffer is None else self._instance(buffer)
+        row_words = 1 if buffer is None else buffer.cols * tensor.itemsize // WORD_BYTES
+        source, tiles = Moving(tensor.data_ptr(), torch.int32), protocol.table.shape[0]
+        self.copies_started = WaitStep(protocol.claims.data_ptr(), min(config.programs, tiles))
+        arguments: list[Any] = [targets, source, *protocol.arrays, tiles, row_words, protocol.world_size]
+        launch = copy_launch(config, arguments, tiles, self._traced)
+        name = buffer.name if buffer is not None and buffer.home in (INPUT, OUTPUT) else None
+
+        def enqueue(stream: int, addresses: dict[str, int]) -> None:
+            if name is not None:
+                source.address = addresses[name]
+            launch(stream)
+
+        return enqueue
+
+    def _pushed(self, queue: str) -> Buffer | None:
+        """The one buffer that the queue's operations read; None if they only wait."""
+        moves = (op for op in self._plan.schedule.of_rank(self._rank) if op.queue == queue)
+        return next((self._buffer(part.buffer) for move in moves for part in move.reads), None)
+
     def _buffer(self, name: str) -> Buffer:
         return self._plan.schedule.buffer(name)
+
+    def _instance(self, buffer: Buffer) -> torch.Tensor:
+        """The own instance of a buffer, the caller's or the workspace's."""
+        return self._example[buffer.name] if buffer.home in (INPUT, OUTPUT) else self._own(buffer)
+
+    def _addends(self, queue: str) -> torch.Tensor:
+        rows = addend_addresses(self._addresses, self._rank, queue)
+        return torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)
 
     def _own(self, buffer: Buffer) -> torch.Tensor:
         """The own instance of a workspace buffer."""

@@ -33,6 +33,7 @@ from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.records import Pause
 from overweave.runtime.agenda import Agenda, Step
+from overweave.runtime.epilogue import finish_product
 from overweave.runtime.library import View, run_operation
 from overweave.runtime.trace import Stopwatch
 
@@ -99,6 +100,7 @@ class HostCall:
         if isinstance(operation, Copy) and operation.delay_us:
             return self._start_late(operation)
         _execute(operation, self.view, self.group)
+        finish_product(operation, self.plan.problem, self.view, self.tensors)
         return None
 
     def _start_late(self, operation: Copy) -> IsDone:
@@ -152,7 +154,7 @@ class HostCall:
             self._complete(step)
             moved = True
         for step in list(self.agenda.heads()):
-            if step.is_kernel or all(self._is_over(wait) for wait in step.operations[0].waits):
+            if step.is_kernel or all(self._is_over(wait) for wait in step.operations[0].all_waits):
                 if self.stopwatch is not None:
                     self.stopwatch.start(step)
                 is_done = self.begin_step(step)
@@ -177,7 +179,7 @@ class HostCall:
         """What a blocked operation waits for, and which rank has not delivered it."""
         blocked = [step for line in self.agenda.lines.values() for step in line.steps[line.head : line.head + 1]]
         for operation in (operation for step in blocked for operation in step.operations):
-            for wait in operation.waits:
+            for wait in operation.all_waits:
                 for signal in range(*wait.signals):
                     arrived = self.slot.arrived(wait.pad, signal)
                     if sum(arrived) < wait.count:
@@ -213,8 +215,9 @@ def _start_collective(operation: Collective, group: Group, view: View) -> IsDone
             f"emulate {operation.name}", f"it spans ranks {operation.ranks}", "Use collectives of the whole group"
         )
     sources = [view(region).contiguous() for region in operation.sources]
-    if operation.function == "all_gather":
+    if operation.function != "reduce_scatter":
         sources = sources * group.world_size
+    if operation.function == "all_gather":
         shapes = [region.shape for region in operation.destinations]
     else:
         shapes = [operation.destinations[0].shape] * group.world_size

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
-from overweave.ir.plan import Plan
+from overweave.ir.plan import BIAS, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
@@ -114,7 +114,8 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
         for region in (*operation.reads, *operation.writes):
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
-    return extents
+    problem = plan.problem
+    return extents | {name: (1 if name == BIAS else problem.m, problem.n) for name in problem.epilogue.inputs}
 
 
 def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -135,6 +136,8 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
         found = f"got tensors {sorted(tensors)}"
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
     dtype = getattr(torch, plan.realization.dtype)
+    contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    contiguous |= set(plan.problem.epilogue.inputs)
     for name, (rows, cols) in bound.extents.items():
         tensor = tensors[name]
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
@@ -143,8 +146,8 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
             raise InputError(asked, found, cure)
         if tensor.shape[0] < rows or tensor.shape[1] < cols:
             raise InputError(asked, found, cure)
-        if plan.schedule.buffer(name).home == OUTPUT and not tensor.is_contiguous():
-            raise InputError(asked, f"{found}, strides {tensor.stride()}", "Pass a contiguous output")
+        if name in contiguous and not tensor.is_contiguous():
+            raise InputError(asked, f"{found}, strides {tensor.stride()}", f"Pass {name}.contiguous()")
 
 
 def _refuse(workspace: HostWorkspace, error: OverweaveError) -> None:

@@ -8,13 +8,24 @@ set, which is this loop's to do: the interpreter has no device clock to bound it
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from overweave.errors import InputError
-from overweave.ir.plan import ITEMSIZE_BYTES, OWN_SHARD, REDUCE_KERNEL, TILE_KERNEL, WORKSPACE, Plan
+from overweave.ir.plan import (
+    BIAS,
+    COPY_KERNEL,
+    ITEMSIZE_BYTES,
+    OWN_SHARD,
+    REDUCE_KERNEL,
+    RESIDUAL,
+    TILE_KERNEL,
+    WORKSPACE,
+    Plan,
+)
 from overweave.ir.schedule import INPUT, Compute, Reduce
 from overweave.memory.host_heap import ABORT, COMPLETED
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -27,6 +38,7 @@ interpreter.repair()
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
+from overweave.kernels.copy import copy_kernel  # noqa: E402
 from overweave.kernels.matmul import matmul_kernel  # noqa: E402
 from overweave.kernels.reduction import reduction_kernel  # noqa: E402
 from overweave.memory.device import TRACE_COLUMNS  # noqa: E402
@@ -34,8 +46,9 @@ from overweave.memory.device import TRACE_COLUMNS  # noqa: E402
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
 _REPORT_WORDS = 8
+_COPIED_WORDS = 256  # int32 at a time: several turns even for small chunks
 _PRECISION = "ieee"  # interpreted dots are fp32 whatever it says
-_CLAIMS = {TILE_KERNEL: 0, REDUCE_KERNEL: 1}
+_CLAIMS = {TILE_KERNEL: 0, REDUCE_KERNEL: 1, COPY_KERNEL: 2}
 
 
 class InterpretedCall(HostCall):
@@ -67,7 +80,7 @@ class InterpretedCall(HostCall):
         self._report = torch.zeros(_REPORT_WORDS, dtype=torch.int32)
         peers = [slot.heap.word_address(peer) for peer in range(ranks)]
         self._limits = torch.tensor([0, self._report.data_ptr(), *peers])
-        self._claims = torch.zeros(2, dtype=torch.int32)
+        self._claims = torch.zeros(len(_CLAIMS), dtype=torch.int32)
         self._claimed = 0
         self._threads: list[threading.Thread] = []
         lines = max(slot.layout.signals, 1) * SIGNAL_STRIDE_WORDS
@@ -87,14 +100,18 @@ class InterpretedCall(HostCall):
         rows = self.plan.tile_order(self.group.rank, step.queue).rows
         if not rows:
             return None
-        launch = self._multiply if engine == TILE_KERNEL else self._reduce
+        launch = {TILE_KERNEL: self._multiply, REDUCE_KERNEL: self._reduce, COPY_KERNEL: self._copy}[engine]
         table = torch.tensor(rows, dtype=torch.int32)
         claims = self._claims[_CLAIMS[engine] :]
+        return self.beside(lambda: launch(step, table, claims, (min(PROGRAMS, len(rows)),)))
+
+    def beside(self, work: Callable[[], None]) -> IsDone:
+        """Runs a launch in a thread of its own; what it raises is raised by whoever asks whether it is done."""
         errors: list[BaseException] = []
 
         def run() -> None:
             try:
-                launch(step, table, claims, (min(PROGRAMS, len(rows)),))
+                work()
             except BaseException as error:  # noqa: BLE001 - raised by the loop
                 errors.append(error)
 
@@ -135,12 +152,31 @@ class InterpretedCall(HostCall):
         b = self.tensors[computes[0].b.buffer]
         block = [config.block_n, config.block_k] if problem.b_is_transposed else [config.block_k, config.block_n]
         weight = TensorDescriptor.from_tensor(_row_major(b.t() if problem.b_is_transposed else b), block)
-        arguments = [own, workspace, weight]
-        arguments += [self._matrix(computes[0].out[0].buffer), table, claims, *self._protocol]
+        outs = {bool(compute.addends): self._matrix(compute.out[0].buffer) for compute in computes}
+        out, total = outs.get(False, outs.get(True)), outs.get(True)
+        addends = self._addends(computes)
+        extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)]
+        arguments = [own, workspace, weight, out, *extras, total, addends, table, claims, *self._protocol]
         arguments += [self._trace(step.queue, len(table))]
         numbers = [len(table), problem.n, problem.k, self.group.world_size]
-        flags = [_PRECISION, problem.b_is_transposed, len(sides) == 2, self.stopwatch is not None]
-        matmul_kernel[grid](*arguments, *numbers, *flags)
+        flags = [
+            _PRECISION,
+            problem.b_is_transposed,
+            len(sides) == 2,
+            self.stopwatch is not None,
+            problem.epilogue.bits,
+        ]
+        matmul_kernel[grid](*arguments, *numbers, *flags, 0 if addends is None else addends.shape[1])
+
+    def _addends(self, computes: list[Compute]) -> Tensor | None:
+        """For each Compute, where row 0 of its output's buffer would lie beside each addend; None if there are none."""
+        width = max(len(compute.addends) for compute in computes)
+        addresses = torch.zeros((len(computes), width), dtype=torch.int64)
+        for row, compute in zip(addresses, computes, strict=True):
+            for index, region in enumerate(compute.addends):
+                addend = self.view(region)
+                row[index] = addend.data_ptr() - compute.out[0].rows[0] * addend.stride(0) * addend.element_size()
+        return addresses if width else None
 
     def _reduce(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
         config = self.plan.realization.reduction
@@ -153,9 +189,24 @@ class InterpretedCall(HostCall):
                 row[index] = self.view(region).data_ptr()
             row[width] = self.view(reduce.out).data_ptr()
         out = self._matrix(reduces[0].out.buffer)
-        numbers = [len(table), self.plan.problem.n, self.group.world_size, width, config.block_m, config.block_n]
+        cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
+        numbers = [len(table), cols, self.group.world_size, width, config.block_m, config.block_n]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         reduction_kernel[grid](operands, out, table, claims, *protocol, *numbers, self.stopwatch is not None)
+
+    def _copy(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
+        targets = torch.zeros((len(step.operations), 2), dtype=torch.int64)
+        source, row_words = torch.zeros(4, dtype=torch.int32), 1
+        for row, move in zip(targets, step.operations, strict=True):
+            for origin, target in zip(move.reads, move.writes, strict=True):
+                row[0] = self.slot.buffer(target.buffer, target.rank).data_ptr()
+                row[1] = self.slot.heap.signal_address(target.rank, self.slot.index, 0)
+                source = _row_major(self._matrix(origin.buffer))
+                row_words = source.shape[1] * source.element_size() // _ROW_BYTES
+        protocol = [*self._protocol, self._trace(step.queue, len(table))]
+        numbers = [len(table), row_words, self.group.world_size, _COPIED_WORDS]
+        words = source.contiguous().view(torch.int32)
+        copy_kernel[grid](targets, words, table, claims, *protocol, *numbers, self.stopwatch is not None)
 
     def _trace(self, queue: str, tiles: int) -> Tensor:
         """Where a kernel writes when it claimed, began and stored each tile, if anybody wants to know."""

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overweave.ir.plan import ReduceConfig, TileRow
+from overweave.ir.plan import CopyConfig, ReduceConfig, TileRow
+from overweave.kernels.copy import copy_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.runtime.launcher import PackedLaunch
 
 BEGIN_BLOCK = 128
+WORDS_PER_KIB = 256  # of int32
 
 
 @dataclass
@@ -61,6 +63,12 @@ def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, ope
     """The ordered reduction. arguments: everything before the constants of `reduction_kernel`."""
     constants = [operands, config.block_m, config.block_n, traced]
     return Launch(reduction_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
+
+
+def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool) -> Launch:
+    """The pushes of chunks. arguments: everything before the constants of `copy_kernel`."""
+    constants = [config.block_kib * WORDS_PER_KIB, traced]
+    return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
 
 
 def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:

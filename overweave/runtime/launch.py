@@ -6,15 +6,15 @@ built, addresses resolved, per slot. A call then costs a few launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
 import torch
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Compute, Operation, Region
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Compute, Copy, Operation, Put, Region
 from overweave.memory import driver
 from overweave.memory.board import Board
 from overweave.memory.copy_engine import CopyQueue
@@ -24,6 +24,7 @@ from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_
 from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
+from overweave.runtime.epilogue import finish_product
 from overweave.runtime.library import run_operation
 from overweave.runtime.order import Action, launch_order
 
@@ -41,10 +42,18 @@ class Timed(NamedTuple):
 
 
 def is_beside(plan: Plan, action: Action) -> bool:
-    """Whether an action runs on a stream of its own: copies do, and a reduction that no kernel boundary precedes."""
-    if action.engine == REDUCE_KERNEL:
+    """Whether an action runs on a stream of its own: a copy engine's do, and a reduction or copy kernel that no kernel
+    boundary precedes."""
+    if action.engine in (REDUCE_KERNEL, COPY_KERNEL):
         return not next(queue.after for queue in plan.schedule.queues if queue.name == action.queue)
     return action.engine == COPY_ENGINE
+
+
+def _wait_for_nothing(operations: Iterable[Operation]) -> bool:
+    """Whether all operations are Puts that may start at once, but for what only waits, at the end."""
+    return all(
+        isinstance(operation, Copy) or (isinstance(operation, Put) and not operation.waits) for operation in operations
+    )
 
 
 class BoundSlot:
@@ -63,31 +72,61 @@ class BoundSlot:
         self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced)
         self._traced = traced
         self.timed: list[Timed] = []
+        self._queues: list[tuple[int, CopyQueue]] = []
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
         self.enqueue = tuple(self._bound(action) for action in actions)
+
+    def prepare(self, addresses: Addresses) -> None:
+        """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
+        for side, copies in self._queues:
+            copies.prepare(side, addresses)
 
     def _bound(self, action: Action) -> Enqueue:
         if action.engine == COPY_ENGINE:
             return self._timed_copies(action) if self._traced else self._copies(action)
         if action.engine == LIBRARY:
             return self._library(action.operations[0])
-        if action.engine == REDUCE_KERNEL and is_beside(self._plan, action):
-            return self._reduce_beside(action)
-        launch = self._kernels.multiply if action.engine == TILE_KERNEL else self._kernels.reduce
+        if action.engine == TILE_KERNEL:
+            return self._tiles()
+        launch = self._kernels.reduce if action.engine == REDUCE_KERNEL else self._kernels.copy
+        if is_beside(self._plan, action):
+            return self._kernel_beside(action, launch)
         return lambda stream, tensors, addresses: launch(stream.cuda_stream, addresses)
 
-    def _reduce_beside(self, action: Action) -> Enqueue:
-        """The reduction on a stream of its own, launched once the first own tiles it waits for are stored.
+    def _tiles(self) -> Enqueue:
+        """The tile kernel. Tiles wait for peers, and peers for the pushes of this rank: where these wait for nothing
+        themselves, they have their SMs first, whatever else runs on the GPU."""
+        gate = self._kernels.copies_started if self._pushes_first() else None
 
-        Then every block of the tile kernel has its place, so blocks of the reduction that wait cannot keep one from
-        starting: they take the SMs that the last tiles leave idle.
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            if gate is not None:
+                driver.wait_value(stream.cuda_stream, gate.address, gate.value)
+            self._kernels.multiply(stream.cuda_stream, addresses)
+
+        return enqueue
+
+    def _pushes_first(self) -> bool:
+        """Whether a copy kernel runs beside the tiles and waits for none of them."""
+        rank, engines = self._workspace.group.rank, self._plan.realization
+        after = {queue.name: queue.after for queue in self._plan.schedule.queues}
+        operations = self._plan.schedule.of_rank(rank)
+        pushes = [op for op in operations if engines.engine_of(op.queue) == COPY_KERNEL and not after[op.queue]]
+        return bool(pushes) and _wait_for_nothing(pushes)
+
+    def _kernel_beside(self, action: Action, launch: Callable[[int, Addresses], None]) -> Enqueue:
+        """A kernel on a stream of its own, launched once the first own tiles that it waits for are stored.
+
+        Then blocks of the tile kernel are running, and blocks of this one that wait cannot keep them from it. A
+        reduction waits for the last tiles: it takes the SMs that those leave idle. Pushes have SMs that the tile
+        kernel leaves to them; those that wait for nothing are launched ahead of it.
         """
-        rank, first = self._workspace.group.rank, action.operations[0]
+        rank, operations = self._workspace.group.rank, action.operations
         tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute))
         announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
+        first = next((op for op in operations if op.waits), operations[0])
         waits = [wait for wait in first.waits if (wait.pad, wait.signals[0]) in announced]
-        if not waits:
+        if not waits and not _wait_for_nothing(operations):
             asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
             raise ScheduleError(asked, f"{first.name} waits for none: it could take the SMs they need", cure)
         gate = [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
@@ -96,13 +135,14 @@ class BoundSlot:
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             for step in gate:
                 driver.wait_value(side, step.address, step.value)
-            self._kernels.reduce(side, addresses)
+            launch(side, addresses)
 
         return enqueue
 
     def _copies(self, action: Action) -> Enqueue:
         copies = CopyQueue(copy_steps(self._addresses, action.operations))
         side = self._workspace.stream(action.queue).cuda_stream
+        self._queues.append((side, copies))
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             if torch.cuda.is_current_stream_capturing():
@@ -158,6 +198,7 @@ class BoundSlot:
             if timed is not None:
                 timed.begin.record(stream)
             run_operation(operation, lambda region: self._view(tensors, region), group)
+            finish_product(operation, self._plan.problem, lambda region: self._view(tensors, region), tensors)
             if timed is not None:
                 timed.end.record(stream)
             for write in writes:
@@ -182,16 +223,21 @@ class CudaRun:
     capture it is captured. Raises PeerError for what went wrong in an earlier call.
 
     traced: kernels write down when each tile ran, and events when everything else did (runtime/trace_gpu.py). Copies
-    are then enqueued one by one, never captured. slot: the one that the last call ran in.
+    are then enqueued one by one, never captured. slot: the one that the last call ran in. was_captured: a graph of the
+    caller's holds what this owns, and replays it as long as it lives.
     """
 
     slot: BoundSlot
+    was_captured = False
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
         self._workspace = workspace
         actions = launch_order(plan, workspace.group.rank)
         slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
         self._slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in slots]
+        addresses = {name: tensor.data_ptr() for name, tensor in example.items()}
+        for bound in self._slots:
+            bound.prepare(addresses)
         queues = dict.fromkeys(action.queue for action in actions if is_beside(plan, action))
         self._sides = [workspace.stream(queue) for queue in queues]
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
@@ -200,10 +246,14 @@ class CudaRun:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
         workspace, stream = self._workspace, self._workspace.current_stream()
         is_captured = torch.cuda.is_current_stream_capturing()
-        if not is_captured:
+        if is_captured:
+            self.was_captured = True
+        else:
             workspace.enter(stream)
         slot = self.slot = self._slots[workspace.take_turn()]
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        if not is_captured:
+            slot.prepare(addresses)
         slot.begin(stream.cuda_stream)
         self._begun.record(stream)
         for side in self._sides:
@@ -220,8 +270,10 @@ class CudaRun:
 class LibraryRun:
     """A plan that only a library runs: no signals, no workspace; local buffers come from torch's allocator."""
 
+    was_captured = False  # a graph that captured it keeps its own memory
+
     def __init__(self, plan: Plan, group: Group) -> None:
-        self._schedule = plan.schedule
+        self._schedule, self._problem = plan.schedule, plan.problem
         self._group = group
         self._board = Board.of(group)
         self._operations = tuple(plan.schedule.of_rank(group.rank))
@@ -239,6 +291,7 @@ class LibraryRun:
 
         for operation in self._operations:
             run_operation(operation, view, self._group)
+            finish_product(operation, self._problem, view, tensors)
         if Workspace.opened(self._group, like.device) is None:
             self._board.finish()  # what is under way is the library's, and its watchdog's
 

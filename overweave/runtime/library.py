@@ -60,6 +60,9 @@ def run_operation(operation: Operation, view: View, group: Group) -> None:
 
 def _multiply(compute: Compute, view: View) -> None:
     b = view(compute.b)
+    if compute.addends:
+        _multiply_and_sum(compute, view)
+        return
     for a, out in zip(compute.a, compute.out, strict=True):
         if not out.is_empty:
             with full_precision(b.dtype):
@@ -68,6 +71,20 @@ def _multiply(compute: Compute, view: View) -> None:
                     torch.addmm(target, view(a), b, out=target)
                 else:
                     torch.mm(view(a), b, out=target)
+
+
+def _multiply_and_sum(compute: Compute, view: View) -> None:
+    """The product stays fp32 until the sum is rounded, as in the kernels."""
+    if compute.out[0].is_empty:
+        return
+    with full_precision(torch.float32):
+        product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
+    operands = [view(addend) for addend in compute.addends]
+    operands.insert(compute.place, product)
+    total = operands[0].to(torch.float32, copy=True)
+    for operand in operands[1:]:
+        total += operand
+    view(compute.out[0]).copy_(total)
 
 
 def _sum_in_order(reduce: Reduce, view: View) -> None:
@@ -112,6 +129,14 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
     target.copy_(summed[: target.shape[0]])
 
 
+def _all_reduce(collective: Collective, view: View, group: Group) -> None:
+    """In place; a source that lies elsewhere is copied first."""
+    source, target = view(collective.sources[0]), view(collective.destinations[0])
+    if source.data_ptr() != target.data_ptr():
+        target.copy_(source)
+    dist.all_reduce(target, group=group.process_group)
+
+
 def _are_adjacent(parts: list[torch.Tensor]) -> bool:
     """Whether row-major parts stand one behind the other in memory."""
     starts = [part.data_ptr() for part in parts]
@@ -124,4 +149,5 @@ def _are_adjacent(parts: list[torch.Tensor]) -> bool:
 COLLECTIVES: dict[str, Callable[[Collective, View, Group], None]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
 }

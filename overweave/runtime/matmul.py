@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.plan import MatmulConfig, TileRow
+from overweave.ir.plan import NO_EPILOGUE, Epilogue, MatmulConfig, TileRow
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
@@ -25,6 +27,9 @@ class Operands:
     """What a tile kernel multiplies. Example tensors: `bases` says which of them move.
 
     a_shard, a_workspace: `[rows, k]`, either may be None. b: `[k, n]`, in either memory layout. out: `[rows, n]`.
+    bias `[n]`, residual `[rows, n]`: what the epilogue reads, else None.
+    total: `[rows, n]`, where tiles with addends store, and addends: int64 `[operations, addends]`, where those lie
+    (memory/lower.addend_addresses); None if no tile has any.
     """
 
     a_shard: torch.Tensor | None
@@ -33,11 +38,27 @@ class Operands:
     out: torch.Tensor
     b_is_transposed: bool
     bases: dict[str, Moving]
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    epilogue: Epilogue = NO_EPILOGUE
+    total: torch.Tensor | None = None
+    addends: torch.Tensor | None = None
 
     def base(self, name: str) -> Moving:
         """The stand-in of an operand, fixed if it does not move."""
         tensor = getattr(self, name)
         return self.bases.get(name) or moving(tensor)
+
+    @property
+    def extras(self) -> list[Moving | None]:
+        """bias and residual, as the kernels take them."""
+        sides = (("bias", self.bias), ("residual", self.residual))
+        return [None if tensor is None else self.base(name) for name, tensor in sides]
+
+    @property
+    def addend_count(self) -> int:
+        """How many addends a tile with addends has; 0 if none has any."""
+        return 0 if self.addends is None else self.addends.shape[1]
 
     @property
     def stored_b(self) -> torch.Tensor:
@@ -57,6 +78,11 @@ class Protocol:
     trace: torch.Tensor
     world_size: int
     traced: bool = False
+    sms_beside: int = 0  # that the kernel leaves to another one
+
+    def programs(self) -> int:
+        """One persistent program per SM that is left, or fewer if there are fewer tiles."""
+        return programs_for(self.table.shape[0], self.table.device, self.sms_beside)
 
     @property
     def arrays(self) -> list[torch.Tensor]:
@@ -69,9 +95,9 @@ def matmul_launch(config: MatmulConfig, operands: Operands, protocol: Protocol) 
     return make(config, operands, protocol)
 
 
-def programs_for(tiles: int, device: torch.device) -> int:
-    """One persistent program per SM, or fewer if there are fewer tiles."""
-    return max(1, min(torch.cuda.get_device_properties(device).multi_processor_count, tiles))
+def programs_for(tiles: int, device: torch.device, sms_beside: int = 0) -> int:
+    """One persistent program per SM, less those left to another kernel, or fewer if there are fewer tiles."""
+    return max(1, min(torch.cuda.get_device_properties(device).multi_processor_count - sms_beside, tiles))
 
 
 def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Launch:
@@ -80,11 +106,13 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
     shard, workspace = _a_sides(operands, lambda matrix, base: descriptor(matrix, block_a, base))
     b = descriptor(operands.stored_b, block_b, operands.base("b"))
     tiles, (k, n) = protocol.table.shape[0], operands.b.shape
-    arguments: list[Any] = [shard, workspace, b, operands.base("out"), *protocol.arrays, tiles, n, k]
-    arguments += [protocol.world_size, PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
-    arguments += [_has_two_sources(operands), protocol.traced]
+    total = None if operands.total is None else operands.base("total")
+    arguments: list[Any] = [shard, workspace, b, operands.base("out"), *operands.extras, total, operands.addends]
+    arguments += [*protocol.arrays, tiles, n, k, protocol.world_size]
+    arguments += [PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
+    arguments += [_has_two_sources(operands), protocol.traced, operands.epilogue.bits, operands.addend_count]
     options = {"num_warps": config.warps, "num_stages": config.stages}
-    return Launch(matmul_kernel, programs_for(tiles, operands.b.device), arguments, options)
+    return Launch(matmul_kernel, protocol.programs(), arguments, options)
 
 
 def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Launch:
@@ -96,17 +124,31 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
         described.base = base
         return described
 
-    half_m, block_n, block_k = config.block_m // 2, config.block_n, config.block_k
-    shard, workspace = _a_sides(operands, lambda matrix, base: describe(matrix, base, [half_m, block_k]))
+    (part_m, part_n), block_k = hopper_parts(config), config.block_k
+    shard, workspace = _a_sides(operands, lambda matrix, base: describe(matrix, base, [part_m, block_k]))
     b = describe(
-        operands.stored_b, operands.base("b"), [block_n, block_k] if operands.b_is_transposed else [block_k, block_n]
+        operands.stored_b, operands.base("b"), [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
     )
     out_base = operands.base("out")
-    out = describe(operands.out, out_base, [half_m, block_n])
+    out = describe(operands.out, out_base, [part_m, part_n])
     tiles, (k, n) = protocol.table.shape[0], operands.b.shape
-    arguments: list[Any] = [shard, workspace, b, out, out_base, *protocol.arrays, tiles, n, k, protocol.world_size]
+    total = None if operands.total is None else operands.base("total")
+    arguments: list[Any] = [shard, workspace, b, out, out_base, *operands.extras, total, operands.addends]
+    arguments += [*protocol.arrays, tiles, n, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
-    return Launch(matmul_hopper_kernel, programs_for(tiles, operands.b.device), arguments, {"num_warps": 4})
+    arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]
+    arguments += [operands.addend_count]
+    return Launch(matmul_hopper_kernel, protocol.programs(), arguments, {"num_warps": 4})
+
+
+def hopper_parts(config: MatmulConfig) -> tuple[int, int]:
+    """Rows and columns of the rectangles in which the Hopper kernel moves a tile.
+
+    Two consumers share its rows, or, of a tile of 64 rows, its columns. Half tiles take one rectangle of columns.
+    """
+    if config.block_m < 128:
+        return config.block_m, config.block_n // 2
+    return config.block_m // 2, config.block_n // config.split_n
 
 
 def _a_sides(operands: Operands, describe: Any) -> tuple[Any, Any]:
@@ -126,10 +168,18 @@ class Matmul:
     """`out = a @ b` by a tile kernel alone on one GPU, over a table without waits (campaigns/gpu_rates.py)."""
 
     def __init__(
-        self, config: MatmulConfig, rows: tuple[TileRow, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+        self,
+        config: MatmulConfig,
+        rows: tuple[TileRow, ...],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        epilogue: Epilogue = NO_EPILOGUE,
+        extras: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
+        """extras: what the epilogue reads, by name."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
-        operands = Operands(a, None, b, out, is_transposed, {})
+        operands = Operands(a, None, b, out, is_transposed, {}, **extras, epilogue=epilogue)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
         trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)

@@ -57,7 +57,7 @@ def _launch_positions(operations: list[Operation], engines: dict[str, Engine]) -
             is_kernel = engines[operation.queue] != LIBRARY
             positions.append((first_of_queue[operation.queue] if is_kernel else position, 0))
             continue
-        waited = [(wait.pad, signal) for wait in operation.waits for signal in range(*wait.signals)]
+        waited = [(wait.pad, signal) for wait in operation.all_waits for signal in range(*wait.signals)]
         produced = max((producers.get(key, -1) for key in waited), default=-1)
         own = (position, 0) if produced < position else (produced, 1)
         behind[operation.queue] = max(behind.get(operation.queue, (-1, 0)), own)

@@ -56,7 +56,7 @@ class Record(NamedTuple):
 class Stopwatch:
     """Times the steps of one emulated call (runtime/emulate.py) by the clock that its kernels read too.
 
-    tables: what traced kernels filled in: queue -> int64 `[tiles, 3]`, when each was claimed, ready and stored.
+    tables: what traced kernels filled in: queue -> int64 `[tiles, 5]`, as in `tile_records`.
     programs: how many a kernel had.
     """
 
@@ -103,15 +103,17 @@ def kind_of(operation: Operation) -> Kind:
 def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, programs: int) -> list[Record]:
     """The tiles of a kernel queue, dealt to programs as they must have run.
 
-    times: int64 `[tiles, 3]`, nanoseconds at which each was claimed, ready (its waits over) and stored. A kernel may
-    claim and fetch its next tile while it still multiplies: a tile runs from when it is ready and its program is free.
+    times: int64 `[tiles, 5]`, nanoseconds at which each was claimed, ready (its waits over) and stored; and, of those
+    with addends, at which the product was done and the addends were there. A kernel may claim and fetch its next tile
+    while it still multiplies: a tile runs from when it is ready and its program is free.
     """
     positions = [index for index, part in enumerate(plan.schedule.of_rank(rank)) if part.queue == queue]
     operations = tuple(plan.schedule.of_rank(rank))
     free_ns = [0] * programs
     records: list[Record] = []
     rows = plan.tile_order(rank, queue).rows
-    for tile, (claimed, ready, stored) in sorted(enumerate(times.tolist()), key=lambda pair: pair[1]):
+    by_claim = sorted(enumerate(times.tolist()), key=lambda pair: pair[1])
+    for tile, (claimed, ready, stored, multiplied, received) in by_claim:
         position = positions[rows[tile].operation]
         program = min(range(programs), key=free_ns.__getitem__)
         turn_ns = max(claimed, min(free_ns[program], stored))
@@ -119,6 +121,10 @@ def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, program
         if rows[tile].wait_lo < rows[tile].wait_hi and begin_ns - turn_ns > SHORTEST_WAIT_NS:
             records.append(Record(position, KINDS.index(WAIT), tile, program, turn_ns, begin_ns))
         kind = KINDS.index(kind_of(operations[position]))
+        if rows[tile].late_lo < rows[tile].late_hi and received - multiplied > SHORTEST_WAIT_NS:
+            records.append(Record(position, kind, tile, program, begin_ns, multiplied))
+            records.append(Record(position, KINDS.index(WAIT), tile, program, multiplied, received))
+            begin_ns = received
         records.append(Record(position, kind, tile, program, begin_ns, stored))
         free_ns[program] = stored
     return records
@@ -133,7 +139,7 @@ def with_waits(operations: tuple[Operation, ...], records: list[Record]) -> list
     for record in sorted(whole):
         operation = operations[record.operation]
         turn_ns = free_ns.get(operation.queue, head_ns)
-        if operation.waits and record.begin_ns - turn_ns > SHORTEST_WAIT_NS:
+        if operation.all_waits and record.begin_ns - turn_ns > SHORTEST_WAIT_NS:
             waits.append(record._replace(kind=KINDS.index(WAIT), begin_ns=turn_ns, end_ns=record.begin_ns))
         free_ns[operation.queue] = record.end_ns
     return records + waits
@@ -200,7 +206,7 @@ def _arrows(schedule: Schedule, first: dict[str, int], last: dict[str, int]) -> 
     """From the end of each operation that notifies to the begin of each that waits for it."""
     sources = notifiers(schedule)
     for operation in schedule.operations:
-        for wait in operation.waits:
+        for wait in operation.all_waits:
             for signal in range(*wait.signals):
                 for source in sources.get((operation.rank, wait.pad, signal), ()):
                     if source in last and operation.name in first:

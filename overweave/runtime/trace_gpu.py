@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import TILE_KERNEL, Plan
+from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.timeline import BEGIN, KINDS, Timeline
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
@@ -103,6 +103,7 @@ def _programs(plan: Plan, workspace: Workspace, queue: str, tiles: int) -> int:
     """How many programs the kernel of a queue has."""
     if plan.realization.engine_of(queue) == TILE_KERNEL:
         return programs_for(tiles, workspace.device)
-    reduction = plan.realization.reduction
-    assert reduction is not None
-    return min(reduction.programs, tiles)
+    is_copy = plan.realization.engine_of(queue) == COPY_KERNEL
+    config = plan.realization.copy if is_copy else plan.realization.reduction
+    assert config is not None
+    return min(config.programs, tiles)

@@ -45,7 +45,7 @@ def without_polls(plan: Plan, by_rank: list[list[Record]]) -> list[list[Record]]
         (operation.rank, operation.name): max(
             (
                 ends.get(name, 0)
-                for wait in operation.waits
+                for wait in operation.all_waits
                 for signal in range(*wait.signals)
                 for name in sources.get((operation.rank, wait.pad, signal), ())
             ),

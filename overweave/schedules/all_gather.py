@@ -22,14 +22,17 @@ from overweave.ir.schedule import (
     Operation,
     Put,
     Queue,
+    Reduce,
     SignalPad,
     Wait,
 )
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
+    ISSUE,
     MAIN,
     READY,
+    SUMS,
     TILES,
     A,
     Chunk,
@@ -62,8 +65,10 @@ def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = Fa
     """The moves of an all-gather of `[split.rows, cols]`, with a `Chunk` where each arrived chunk may be used.
 
     collective: the library's. push: each owner puts its pieces into its peers' `gathered`, and the flag after them.
-    pull: each owner stages its shard and says `ready`; its peers get the pieces.
-    The own shard is used where it lies. returns_gathered: once all has arrived it is copied to output `gathered_out`.
+    pull: each owner stages its shard and says `ready`; its peers get the pieces. Both use the own shard where it lies.
+    whole: as push, but the own shard is copied, and all is computed at once: for shards so short that a matmul of each
+    would cost more. whole_pull: the same, but a kernel reads the staged shards.
+    returns_gathered: once all has arrived it is copied to output `gathered_out`.
     """
     ranks = range(split.world_size)
     rows = split.rows
@@ -71,18 +76,18 @@ def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = Fa
         split,
         Buffer(X, split.shard_size, cols, "input"),
         Buffer(STAGED, split.shard_size, cols, "symmetric"),
-        Buffer(GATHERED, rows, cols, "local" if method == "collective" else "symmetric"),
+        Buffer(GATHERED, rows, cols, "local" if method in ("collective", "whole_pull") else "symmetric"),
         Buffer(GATHERED_OUT, rows, cols, "output"),
     )
     collects = returns_gathered and rows > 0
     steps: list[Operation | Chunk] = []
     for rank in ranks:
         steps += METHODS[method](gather, rank)
-        steps += [_collect(gather, rank, method != "collective")] if collects else []
+        steps += [_collect(gather, rank, method in ("push", "pull"))] if collects else []
     buffers = (gather.x, gather.staged, gather.gathered) + ((gather.gathered_out,) if returns_gathered else ())
-    queues = () if method == "collective" else split.copy_queues()
+    queues = _queues(split, method)
     if any(not isinstance(step, Chunk) and step.queue == MAIN for step in steps):
-        queues = (Queue(MAIN, COMPLETE, after=(TILES,)), *queues)
+        queues = (Queue(MAIN, COMPLETE, after=(TILES, SUMS)), *queues)
     return Communication(
         world_size=split.world_size,
         buffers=used(buffers, steps),
@@ -98,7 +103,14 @@ def _pads(split: Split, method: str) -> tuple[SignalPad, ...]:
     if method == "collective" or split.world_size == 1:
         return ()
     arrived = SignalPad(ARRIVED, split.world_size * split.pieces)
-    return (arrived,) if method == "push" else (arrived, SignalPad(READY, split.world_size))
+    ready = SignalPad(READY, split.world_size)
+    return {"pull": (arrived, ready), "whole_pull": (ready,)}.get(method, (arrived,))
+
+
+def _queues(split: Split, method: str) -> tuple[Queue, ...]:
+    if method == "whole_pull":
+        return (Queue(SUMS, ISSUE, after=(MAIN,)),) if split.world_size > 1 else ()
+    return () if method == "collective" else split.copy_queues()
 
 
 def _given(gather: _Gather, rank: int) -> Given:
@@ -130,10 +142,54 @@ def _collective(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
 
 
 def _push(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    yield from _puts(gather, rank)
+    yield from _arrivals(gather, rank)
+
+
+def _whole(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
     split = gather.split
-    first = split.shard(rank)[0]
+    (lo, hi), whole = split.shard(rank), (0, split.rows)
+    if split.world_size == 1 or split.rows == 0:
+        yield from _collective(gather, rank)
+        return
+    yield from _puts(gather, rank)
+    if lo < hi:
+        yield Copy(
+            name=f"keep.{rank}",
+            rank=rank,
+            queue=MAIN,
+            sources=(region(gather.x, rank, (0, hi - lo)),),
+            destinations=(region(gather.gathered, rank, (lo, hi)),),
+        )
+    source = region(gather.gathered, rank, whole)
+    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=source, waits=_all_arrived(split, rank))
+
+
+def _whole_pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    split = gather.split
+    if split.world_size == 1 or split.rows == 0:
+        yield from _collective(gather, rank)
+        return
+    whole = (0, split.rows)
+    yield from _stage(gather, rank)
+    idle: list[Copy] = []  # a peer without a shard tells that it is ready, too
+    for step in range(split.world_size):
+        peer = split.peer(rank, step)
+        (lo, hi), waits, name = split.shard(peer), one(READY, peer) if step else (), f"fetch.{rank}-{peer}"
+        if lo < hi:
+            operands, out = (region(gather.staged, peer, (0, hi - lo)),), region(gather.gathered, rank, (lo, hi))
+            yield Reduce(name=name, rank=rank, queue=SUMS, waits=waits, operands=operands, out=out)
+        elif step:
+            idle.append(Copy(name=name, rank=rank, queue=MAIN, waits=waits, sources=(), destinations=()))
+    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gather.gathered, rank, whole))
+    yield from idle
+
+
+def _puts(gather: _Gather, rank: int) -> Iterator[Put]:
+    split = gather.split
+    first, tiles = split.shard(rank)[0], split.put_tiles()
     for step, piece in split.steps():
-        peer, rows = (rank - step) % split.world_size, split.piece(rank, piece)
+        peer, rows = split.peer(rank, -step), split.piece(rank, piece)
         yield Put(
             name=f"push.{rank}-{peer}.{piece}",
             rank=rank,
@@ -141,25 +197,15 @@ def _push(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
             notifies=(Notify(ARRIVED, peer, split.signal(rank, piece)),),
             sources=(region(gather.x, rank, shifted(rows, -first)),),
             destinations=(region(gather.gathered, peer, rows),),
+            tiles=tiles,
         )
-    yield from _arrivals(gather, rank)
 
 
 def _pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
     split = gather.split
-    peers = [(rank + step) % split.world_size for step in range(1, split.world_size)]
-    lo, hi = split.shard(rank)
-    if peers:
-        yield Copy(
-            name=f"stage.{rank}",
-            rank=rank,
-            queue=MAIN,
-            notifies=tuple(Notify(READY, peer, rank) for peer in peers),
-            sources=(region(gather.x, rank, (0, hi - lo)),),
-            destinations=(region(gather.staged, rank, (0, hi - lo)),),
-        )
+    yield from _stage(gather, rank)
     for step, piece in split.steps():
-        peer = (rank + step) % split.world_size
+        peer = split.peer(rank, step)
         rows, first = split.piece(peer, piece), split.shard(peer)[0]
         yield Get(
             name=f"pull.{rank}-{peer}.{piece}",
@@ -173,6 +219,21 @@ def _pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
     yield from _arrivals(gather, rank)
 
 
+def _stage(gather: _Gather, rank: int) -> Iterator[Copy]:
+    """Puts the own shard where peers may read it, and tells them."""
+    lo, hi = gather.split.shard(rank)
+    peers = [(rank + step) % gather.split.world_size for step in range(1, gather.split.world_size)]
+    if peers:
+        yield Copy(
+            name=f"stage.{rank}",
+            rank=rank,
+            queue=MAIN,
+            notifies=tuple(Notify(READY, peer, rank) for peer in peers),
+            sources=(region(gather.x, rank, (0, hi - lo)),),
+            destinations=(region(gather.staged, rank, (0, hi - lo)),),
+        )
+
+
 def _arrivals(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
     """The own shard, then what arrives, in the order it does. An empty piece is waited for at the very end."""
     split = gather.split
@@ -180,7 +241,7 @@ def _arrivals(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
         yield gather.own(rank)
     idle: list[Copy] = []
     for step, piece in split.steps():
-        peer = (rank + step) % split.world_size
+        peer = split.peer(rank, step)
         rows, waits = split.piece(peer, piece), one(ARRIVED, split.signal(peer, piece))
         if is_empty(rows):
             name, queue = f"idle.{rank}-{peer}.{piece}", split.copy_queue(step)
@@ -203,20 +264,26 @@ def _collect(gather: _Gather, rank: int, waits_for_all: bool) -> Copy:
         rest = [(gather.gathered, rows, rows) for rows in ((0, lo), (hi, split.rows))]
         parts = [(gather.x, (0, hi - lo), (lo, hi)), *rest]
     parts = [part for part in parts if not is_empty(part[1])]
-    own = split.signal(rank, 0), split.signal(rank + 1, 0)
-    ranges = [(0, own[0]), (own[1], split.signal(split.world_size, 0))] if waits_for_all else []
     return Copy(
         name=f"collect.{rank}",
         rank=rank,
         queue=MAIN,
-        waits=tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals)),
+        waits=_all_arrived(split, rank) if waits_for_all and split.world_size > 1 else (),
         sources=tuple(region(buffer, rank, source) for buffer, source, _ in parts),
         destinations=tuple(region(gather.gathered_out, rank, rows) for _, _, rows in parts),
     )
+
+
+def _all_arrived(split: Split, rank: int) -> tuple[Wait, ...]:
+    """The signals of all pieces but the own ones."""
+    ranges = (0, split.signal(rank, 0)), (split.signal(rank + 1, 0), split.signal(split.world_size, 0))
+    return tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals))
 
 
 METHODS: dict[str, Callable[[_Gather, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
     "push": _push,
     "pull": _pull,
+    "whole": _whole,
+    "whole_pull": _whole_pull,
 }

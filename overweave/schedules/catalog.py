@@ -10,11 +10,13 @@ from msgspec import Struct
 from overweave.errors import InputError
 from overweave.ir.plan import (
     COPY_ENGINE,
+    COPY_KERNEL,
     ITEMSIZE_BYTES,
     LIBRARY,
     REDUCE_KERNEL,
     TILE_KERNEL,
     Assignment,
+    CopyConfig,
     Engine,
     MatmulConfig,
     Plan,
@@ -22,8 +24,8 @@ from overweave.ir.plan import (
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Schedule, product
-from overweave.schedules import all_gather, options, reduce_scatter
+from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
+from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
 from overweave.schedules.communication import (
     COMPLETE,
     COPIES,
@@ -40,35 +42,64 @@ from overweave.schedules.communication import (
     region,
 )
 from overweave.schedules.compose import Footprint, compose
+from overweave.schedules.mover import carried
 from overweave.schedules.options import Option, Settings, settle
+from overweave.schedules.reduced import Summing
 from overweave.schedules.tile_order import tile_orders
-from overweave.schedules.tile_shape import shapes, tile_shape
+from overweave.schedules.tile_shape import reduction_shape, shapes, tile_shape
 
 ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
+MATMUL_ALL_REDUCE = "matmul_all_reduce"
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
 _ENGINES = {COPIES: COPY_ENGINE, MAIN: LIBRARY, TILES: TILE_KERNEL, SUMS: REDUCE_KERNEL}
 
 
 class Template(Struct, frozen=True):
-    """A named schedule: the communication it stands on, whether a tile kernel computes, and what can be asked."""
+    """A named schedule: the communication it stands on, whether a tile kernel computes, and what can be asked.
+
+    helped: a library matmul computes, and a kernel of ours moves what it needs, or adds what it made.
+    """
 
     operator: str
     method: str
     is_fused: bool
     summary: str
     options: tuple[Option, ...] = ()
+    helped: bool = False
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a kernel of ours runs, whose rows must start at multiples of 16 bytes."""
+        return self.is_fused or self.helped
 
 
+_MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)
-_AG, _RS = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER
+_PUSHED = (options.PIECES, options.ORDER, *_MOVER, *options.TILES, options.ROTATION)
+_AG, _RS, _AR = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE
 TEMPLATES: dict[str, Template] = {
     f"{_AG}.sequential": Template(_AG, "collective", False, "library all-gather, then one library matmul"),
     f"{_AG}.per_shard": Template(
         _AG, "push", False, "shards pushed by copy engine, one library matmul per shard", (options.ORDER,)
     ),
-    f"{_AG}.push": Template(_AG, "push", True, "pieces pushed by copy engine, tiles of one kernel wait", _FUSED),
-    f"{_AG}.pull": Template(_AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", _FUSED),
+    f"{_AG}.push": Template(
+        _AG, "push", True, "pieces pushed by copy engine or kernel, tiles of one kernel wait", _PUSHED
+    ),
+    f"{_AG}.gather": Template(
+        _AG,
+        "whole",
+        False,
+        "shards pushed by copy engine or kernel, one library matmul when all are there",
+        (*_MOVER, options.ORDER),
+        helped=True,
+    ),
+    f"{_AG}.gather_pull": Template(
+        _AG, "whole_pull", False, "a kernel reads the peers' staged shards, then one library matmul", helped=True
+    ),
+    f"{_AG}.pull": Template(
+        _AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", (*_FUSED, options.ROTATION)
+    ),
     f"{_RS}.sequential": Template(_RS, "collective", False, "one library matmul, then library reduce-scatter"),
     f"{_RS}.per_shard": Template(
         _RS, "scatter", False, "one library matmul per shard, put to its owner, who sums in order", (options.ORDER,)
@@ -78,10 +109,40 @@ TEMPLATES: dict[str, Template] = {
         "scatter",
         True,
         "tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
-        (options.OWN_PIECES, *_FUSED),
+        (options.SUMS, options.OWN_PIECES, *_PUSHED),
+    ),
+    f"{_RS}.pull": Template(
+        _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
     ),
     f"{_RS}.ring": Template(
         _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
+    ),
+    f"{_AR}.sequential": Template(_AR, "collective", False, "one library matmul, then library all-reduce"),
+    f"{_AR}.one_shot": Template(
+        _AR,
+        "one_shot",
+        False,
+        "library matmul, partials pushed to every peer, every rank sums",
+        (*_MOVER, options.ORDER),
+        helped=True,
+    ),
+    f"{_AR}.one_shot_pull": Template(
+        _AR, "one_shot_pull", False, "library matmul, every rank sums as it reads the peers' partials", helped=True
+    ),
+    f"{_AR}.two_shot": Template(
+        _AR,
+        "two_shot",
+        True,
+        "tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
+        (options.SUMS, options.SHARING, *_FUSED),
+    ),
+    f"{_AR}.two_shot_pull": Template(
+        _AR,
+        "two_shot_pull",
+        False,
+        "library matmul, owners sum as they read the peers' partials, then all read the sums",
+        (options.PIECES,),
+        helped=True,
     ),
 }
 
@@ -115,22 +176,25 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     template = template_of(name)
     _check(name, template, problem, rank)
     settings = settle(name, template.options, options)
-    make = {ALL_GATHER_MATMUL: _all_gather_matmul, MATMUL_REDUCE_SCATTER: _matmul_reduce_scatter}[template.operator]
+    make = {_AG: _all_gather_matmul, _RS: _matmul_reduce_scatter, _AR: _matmul_all_reduce}[template.operator]
     config = _config(problem, settings) if template.is_fused else None
+    sums = _sums(problem, template, settings)
     schedule = make(name, problem, template, (settings, config))
     reduces = any(queue.name == SUMS for queue in schedule.queues)
     realization = Realization(
         dtype=problem.dtype,
-        engines=tuple(Assignment(queue.name, _engine(queue.name)) for queue in schedule.queues),
+        engines=tuple(Assignment(queue.name, _engine(queue)) for queue in schedule.queues),
         matmul=config,
-        reduction=ReduceConfig() if reduces else None,
+        reduction=sums if reduces else None,
+        copy=CopyConfig(programs=settings.copy_programs) if settings.mover == "copy_kernel" else None,
     )
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
 
-def _engine(queue: str) -> Engine:
-    return cast("Engine", _ENGINES[queue.split(".")[0]])
+def _engine(queue: Queue) -> Engine:
+    kind = queue.name.split(".")[0]
+    return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])
 
 
 def _check(name: str, template: Template, problem: Problem, rank: int | None) -> None:
@@ -148,6 +212,8 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None) ->
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
+    if problem.epilogue.bits and template.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
     if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:
         raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
 
@@ -157,15 +223,17 @@ def _names_for(operator: str) -> str:
 
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:
-    """Pieces start at tile boundaries of their shard."""
+    """Pieces start at tile boundaries of their shard. What moves is `a` to the matmul, or partials of its result."""
     alignment = config.block_m if config else _LIBRARY_ALIGNMENT
-    return Split(
+    split = Split(
         rows=problem.m,
         world_size=problem.world_size,
         order=settings.order,
+        rotation=settings.rotation,
         pieces=settings.pieces,
         alignment=alignment,
     )
+    return carried(split, problem, problem.k if problem.operator == _AG else problem.n, settings, config)
 
 
 def _config(problem: Problem, settings: Settings) -> MatmulConfig:
@@ -173,12 +241,22 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
-    return settings.matmul(tile_shape(heights, problem.n, settings.sms, shapes(problem.dtype, settings.kernel)))
+    candidates = shapes(problem.dtype, settings.kernel, problem.epilogue)
+    return settings.matmul(tile_shape(heights, problem.n, settings.sms, candidates))
+
+
+def _sums(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:
+    """The tiles of the reduction. Beside a tile kernel they are large: it takes what that leaves idle."""
+    if template.is_fused:
+        return ReduceConfig()
+    is_all = template.method.startswith(("one_shot", "whole"))
+    rows = problem.m if is_all else -(-problem.m // problem.world_size)
+    return reduction_shape(rows, problem.k if template.operator == _AG else problem.n, settings.sms)
 
 
 def _queue(config: MatmulConfig | None) -> Queue:
     """All work of the caller's stream runs in launch order, kernels too: hence each names the other."""
-    return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE)
+    return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS,))
 
 
 _How = tuple[Settings, MatmulConfig | None]
@@ -200,19 +278,46 @@ def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _Ho
         config=config,
         given=tuple(Given(region(b, rank, (0, k)), B, 0, rank * n) for rank in ranks),
         goal=tuple(Goal(region(y, rank, (0, m)), product(A, B), 0, rank * n, ((0, k),)) for rank in ranks if m > 0),
+        sms=settings.sms,
     )
     return compose(name, communication, kernel)
 
 
 def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+    """Every rank has its part of the reduced axis; see `_partials`."""
+    split = _split(problem, how[0], how[1])
+    sums = SUMS if template.has_kernels else MAIN
+    if how[0].sums == "epilogue":
+        if how[0].mover == "copy_kernel":
+            found = "tiles that wait for peers could keep the kernel that pushes from its SMs"
+            raise InputError("sums=epilogue mover=copy_kernel", found, "Use sums=kernel or mover=copy_engine")
+        sums = TILES
+    communication = reduce_scatter.reduce_scatter(
+        split, problem.n, template.method, _held(problem), sums, how[0].own_pieces
+    )
+    return compose(name, communication, _partials(problem, how))
+
+
+def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+    """As `_matmul_reduce_scatter`, but every rank gets all of the sum."""
+    if problem.world_size * problem.m > LIMIT:
+        raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
+    split = _split(problem, how[0], how[1])
+    summing = Summing(how[0].sums, how[0].sharing, _sums(problem, template, how[0]))
+    communication = all_reduce.all_reduce(split, problem.n, template.method, _held(problem), summing)
+    return compose(name, communication, _partials(problem, how))
+
+
+def _held(problem: Problem) -> tuple[Range, ...]:
+    """The range of the reduced axis that each rank has."""
+    return tuple((rank * problem.k, (rank + 1) * problem.k) for rank in range(problem.world_size))
+
+
+def _partials(problem: Problem, how: _How) -> Footprint:
     """Rank r has columns `[r * k, (r + 1) * k)` of `a` and the same rows of `b`: its part of the reduced axis."""
     m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
-    held = tuple((rank * k, (rank + 1) * k) for rank in range(problem.world_size))
+    held = _held(problem)
     a, b = Buffer(X, m, k, "input"), Buffer(W, k, n, "input")
-    communication = reduce_scatter.reduce_scatter(
-        _split(problem, settings, config), n, template.method, held, SUMS if config else MAIN, settings.own_pieces
-    )
     given_a = tuple(Given(region(a, rank, (0, m)), A, 0, part[0]) for rank, part in enumerate(held) if m > 0)
     given_b = tuple(Given(region(b, rank, (0, k)), B, part[0], 0) for rank, part in enumerate(held))
-    kernel = Footprint(queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b)
-    return compose(name, communication, kernel)
+    return Footprint(queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=settings.sms)

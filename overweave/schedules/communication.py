@@ -19,13 +19,17 @@ ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # p
 A, B = "a", "b"  # the tensors of the global matmul
 
 Order = Literal["ring", "all_peers"]
+Rotation = Literal["on", "off"]
+Mover = Literal["copy_engine", "copy_kernel"]
+Sharing = Literal["put", "get"]  # how sums travel back: put to peers, who move them; or got by them
+Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles.
+    tiles. addends, place, late_waits: as in Compute.
     """
 
     name: str
@@ -34,6 +38,9 @@ class Chunk(Struct, frozen=True, kw_only=True):
     region: Region
     waits: tuple[Wait, ...] = ()
     notifies: tuple[Notify, ...] = ()
+    addends: tuple[Region, ...] = ()
+    place: int = 0
+    late_waits: tuple[Wait, ...] = ()
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -52,14 +59,22 @@ class Split(Struct, frozen=True, kw_only=True):
     """How `rows` rows are dealt to ranks, each shard to pieces, and in which order the peers are served.
 
     ring: one peer after the other, one copy queue. all_peers: a piece for every peer, each peer with its own queue.
+    rotation: each rank begins with the peer next to it, so that no two serve one peer at a time. off: all begin with
+    rank 0, as a matter of study.
     alignment: pieces begin at multiples of so many rows of their shard, so that tiles need not be cut.
+    mover: who carries Puts. A kernel has one queue in either order, and moves `tile_rows` rows at a time.
+    is_one_wave: whether all tiles of a rank are computed at once, so that no chunk is there long before the others.
     """
 
     rows: int
     world_size: int
     order: Order = "ring"
+    rotation: Rotation = "on"
     pieces: int = 1
     alignment: int = 1
+    mover: Mover = "copy_engine"
+    tile_rows: int = 1
+    is_one_wave: bool = False
 
     @property
     def shard_size(self) -> int:
@@ -80,12 +95,30 @@ class Split(Struct, frozen=True, kw_only=True):
             return ((step, piece) for step in steps for piece in pieces)
         return ((step, piece) for piece in pieces for step in steps)
 
-    def copy_queue(self, step: int) -> str:
-        return COPIES if self.order == "ring" else f"{COPIES}.{step}"
+    def peer(self, rank: int, step: int) -> int:
+        """Whom a rank serves, or meets, in a step. Negative steps count the other way round."""
+        if self.rotation == "off":
+            return [peer for peer in range(self.world_size) if peer != rank][abs(step) - 1]
+        return (rank + step) % self.world_size
 
-    def copy_queues(self) -> tuple[Queue, ...]:
+    def copy_queue(self, step: int) -> str:
+        return COPIES if self.order == "ring" or self.mover == "copy_kernel" else f"{COPIES}.{step}"
+
+    def copy_queues(self, after: tuple[str, ...] = ()) -> tuple[Queue, ...]:
+        """The queues that carry Puts. after: behind which a kernel that carries them is launched."""
+        if self.mover == "copy_kernel":
+            return (Queue(COPIES, ISSUE, after=after),)
         names = dict.fromkeys(self.copy_queue(step) for step in range(1, self.world_size))
         return tuple(Queue(name, COMPLETE) for name in names)
+
+    def put_tiles(self, rows: int | None = None) -> int:
+        """In how many tiles Puts move that have so many rows at most; by default, pieces. The same for all of them, so
+        that their arrivals can be waited for as one range."""
+        if self.mover == "copy_engine":
+            return 1
+        if rows is None:
+            rows = max(hi - lo for lo, hi in piece_rows(self.shard(0), self.pieces, self.alignment))
+        return max(1, -(-rows // self.tile_rows))
 
     def signal(self, rank: int, piece: int) -> int:
         """The signal of a rank's piece in a pad that has one for each piece of each rank."""
@@ -117,4 +150,4 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
-    return (step.region,) if isinstance(step, Chunk) else (*step.reads, *step.writes)
+    return (step.region, *step.addends) if isinstance(step, Chunk) else (*step.reads, *step.writes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,12 +16,12 @@ from overweave.ir.schedule import (
     Goal,
     Operation,
     Queue,
-    Range,
     Region,
     Schedule,
     Wait,
 )
 from overweave.schedules.communication import Chunk, Communication, region
+from overweave.schedules.tile_shape import count_tiles, tiles_to_cut
 
 
 class Footprint(Struct, frozen=True, kw_only=True):
@@ -29,6 +29,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
     a, out: None on the side that the communication's chunks hold; else the buffer with the same rows in global place.
     config: None for a library matmul, which is one instance whatever its size.
+    sms: by which the last wave is judged, whose tiles may be cut.
     """
 
     queue: Queue
@@ -38,14 +39,23 @@ class Footprint(Struct, frozen=True, kw_only=True):
     config: MatmulConfig | None
     given: tuple[Given, ...]
     goal: tuple[Goal, ...] = ()
+    sms: int = 132
 
-    def tiles(self, rows: Range) -> int:
-        """How many tiles compute a chunk of so many rows."""
+    def tiles(self, chunks: list[Chunk]) -> list[int]:
+        """How many tiles compute each chunk of one rank, those of the last wave cut."""
         if self.config is None:
-            return 1
-        return -(-(rows[1] - rows[0]) // self.config.block_m) * -(-self.b.cols // self.config.block_n)
+            return [1] * len(chunks)
+        heights = [chunk.rows[1] - chunk.rows[0] for chunk in chunks]
+        counts = [count_tiles((height,), self.b.cols, self.config) for height in heights]
+        left = tiles_to_cut(count_tiles(heights, self.b.cols, self.config), self.sms, self.config)
+        tiles = []
+        for count in reversed(counts):
+            cut = min(left, count.whole)
+            left -= cut
+            tiles.append(sum(count) + cut)
+        return tiles[::-1]
 
-    def compute(self, chunk: Chunk) -> Compute:
+    def compute(self, chunk: Chunk, tiles: int) -> Compute:
         rank, rows = chunk.rank, chunk.rows
         return Compute(
             name=chunk.name,
@@ -56,21 +66,25 @@ class Footprint(Struct, frozen=True, kw_only=True):
             a=(region(self.a, rank, rows) if self.a else chunk.region,),
             b=Region(self.b.name, rank, (0, self.b.rows), (0, self.b.cols)),
             out=(region(self.out, rank, rows) if self.out else chunk.region,),
-            tiles=self.tiles(rows),
+            addends=chunk.addends,
+            place=chunk.place,
+            late_waits=chunk.late_waits,
+            tiles=tiles,
         )
 
 
 def compose(name: str, communication: Communication, kernel: Footprint) -> Schedule:
     """The schedule in which `kernel` computes the communication's chunks in the order they have there.
 
-    The Computes of an issue queue are one launch, so they move up to where the rank's first one stands. Waits on a
-    signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
+    The Computes of an issue queue are one launch, so they move up to where the rank's first one stands; but those that
+    wait late for what peers send stay behind what their own rank sends, so that ranks never wait in a circle. Waits on
+    a signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
     if peers touch the workspace at all.
     """
     steps: Iterable[Operation | Chunk] = communication.steps
     if kernel.queue.order == "issue":
         steps = _gathered_into_one_launch(communication.steps)
-    operations = tuple(kernel.compute(step) if isinstance(step, Chunk) else step for step in steps)
+    operations = tuple(_woven(tuple(steps), kernel))
     queues = (kernel.queue, *(queue for queue in communication.queues if queue.name != kernel.queue.name))
     matmul_buffers = tuple(buffer for buffer in (kernel.a, kernel.b, kernel.out) if buffer)
     return Schedule(
@@ -86,14 +100,25 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
     )
 
 
-def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:
-    chunks: dict[int, list[Operation | Chunk]] = {}
+def _woven(steps: tuple[Operation | Chunk, ...], kernel: Footprint) -> Iterator[Operation]:
+    chunks: dict[int, list[Chunk]] = {}
     for step in steps:
         if isinstance(step, Chunk):
             chunks.setdefault(step.rank, []).append(step)
+    tiles = {rank: iter(kernel.tiles(of_rank)) for rank, of_rank in chunks.items()}
+    for step in steps:
+        yield kernel.compute(step, next(tiles[step.rank])) if isinstance(step, Chunk) else step
+
+
+def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:
+    chunks: dict[int, list[Operation | Chunk]] = {}
+    for step in steps:
+        if isinstance(step, Chunk) and not step.late_waits:
+            chunks.setdefault(step.rank, []).append(step)
     ordered: list[Operation | Chunk] = []
     for step in steps:
-        ordered += chunks.pop(step.rank, []) if isinstance(step, Chunk) else [step]
+        moves_up = isinstance(step, Chunk) and not step.late_waits
+        ordered += chunks.pop(step.rank, []) if moves_up else [step]
     return ordered
 
 
@@ -104,10 +129,15 @@ def _counted_in_tiles(operations: tuple[Operation, ...]) -> tuple[Operation, ...
         if operation.instances > 1
         for notify in operation.notifies
     }
-    return tuple(
-        replace(operation, waits=tuple(_raised(wait, operation.rank, tiles) for wait in operation.waits))
-        for operation in operations
-    )
+    return tuple(_with_counts(operation, tiles) for operation in operations)
+
+
+def _with_counts(operation: Operation, tiles: dict[tuple[str, int, int], int]) -> Operation:
+    raised = replace(operation, waits=tuple(_raised(wait, operation.rank, tiles) for wait in operation.waits))
+    if isinstance(raised, Compute) and raised.late_waits:
+        late = tuple(_raised(wait, operation.rank, tiles) for wait in raised.late_waits)
+        return replace(raised, late_waits=late)
+    return raised
 
 
 def _raised(wait: Wait, rank: int, tiles: dict[tuple[str, int, int], int]) -> Wait:

@@ -8,8 +8,8 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import MatmulConfig
-from overweave.schedules.communication import Order
+from overweave.ir.plan import MatmulConfig, split_obstacle
+from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
 from overweave.schedules.tile_shape import Kernel
 
 AUTO = "auto"
@@ -58,7 +58,12 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     pieces: int = 1
     own_pieces: int = 1
+    sums: Sums = "kernel"
     order: Order = "ring"
+    rotation: Rotation = "on"
+    sharing: Sharing = "put"
+    mover: Mover = "copy_engine"
+    copy_programs: int = 16
     kernel: Kernel = "portable"
     sms: int = 132
     block_m: int | None = None
@@ -67,27 +72,56 @@ class Settings(Struct, frozen=True, kw_only=True):
     group_m: int | None = None
     stages: int | None = None
     warps: int | None = None
+    split_n: int | None = None
 
     def matmul(self, chosen: MatmulConfig) -> MatmulConfig:
         """The chosen tile shape, with whatever was asked for instead. Raises InputError for a tile it cannot run."""
         asked = {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
         config = replace(chosen, **asked)
-        if config.kernel == "hopper" and config.block_m < 128:
-            raise InputError(
-                f"block_m={config.block_m}", "kernel hopper needs 64 rows for each of two groups", "Use 128|256"
-            )
+        obstacle = split_obstacle(config)
+        if obstacle and self.split_n is not None:
+            raise InputError(f"split_n={self.split_n}", obstacle, "Use split_n=1")
+        if obstacle:
+            config = replace(config, split_n=1)
+        if config.kernel == "hopper" and config.block_m < 64:
+            raise InputError(f"block_m={config.block_m}", "kernel hopper needs 64 rows", "Use 64|128|256")
         return config
 
 
-_SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps")
+_SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
 _BLOCKS = (16, 32, 64, 128, 256)
 ORDER = Option(
     name="order", default="ring", choices=("ring", "all_peers"), meaning="peers one after the other, or all at once"
 )
+ROTATION = Option(
+    name="rotation",
+    default="on",
+    choices=("on", "off"),
+    meaning="each rank begins with the peer next to it; off: all with rank 0, as a matter of study",
+)
 OWN_PIECES = Option(
-    name="own_pieces", default=4, high=64, meaning="parts of the own shard: one is summed while the next is computed"
+    name="own_pieces", default=4, high=64, meaning="parts of the own shard, each summed by a kernel beside the next one"
+)
+SUMS = Option(
+    name="sums",
+    default="kernel",
+    choices=("kernel", "epilogue"),
+    meaning="who adds the peers' partials: a kernel beside the last tiles, or the own tiles themselves as they end",
 )
 PIECES = Option(name="pieces", default=2, high=64, meaning="chunks per shard")
+SHARING = Option(
+    name="sharing",
+    default="put",
+    choices=("put", "get"),
+    meaning="sums are put to the peers, whose SMs move them to the result; or peers get them right there",
+)
+MOVER = Option(
+    name="mover",
+    default="copy_engine",
+    choices=("copy_engine", "copy_kernel"),
+    meaning="who pushes chunks: the copy engine, or a kernel on SMs of its own, which is quicker to start",
+)
+COPY_PROGRAMS = Option(name="copy_programs", default=16, high=64, meaning="SMs of the kernel that pushes chunks")
 TILES = (
     Option(
         name="kernel", default="portable", choices=("portable", "hopper"), meaning="the tile kernel; hopper needs sm_90"
@@ -99,6 +133,7 @@ TILES = (
     Option(name="group_m", high=1024, meaning="tile rows that run together, to reuse `b` in L2"),
     Option(name="stages", high=8, meaning="steps of the main loop in flight"),
     Option(name="warps", choices=(1, 2, 4, 8), meaning="warps of a program"),
+    Option(name="split_n", choices=(1, 2), meaning="tiles that a tile of the last wave may be cut into"),
 )
 
 

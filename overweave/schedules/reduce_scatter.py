@@ -33,6 +33,7 @@ from overweave.schedules.communication import (
     COPIES,
     ISSUE,
     MAIN,
+    READY,
     SUMMED,
     SUMS,
     TILES,
@@ -59,7 +60,7 @@ class _Scatter(Struct, frozen=True):
     slots: Buffer
     running: Buffer
     y: Buffer
-    sums: str  # the queue of the scatter's reductions
+    sums: str  # the queue that sums in a scatter
     own_pieces: int  # in how many parts a rank computes and sums its own shard
 
     def own_parts(self, rank: int) -> list[Range]:
@@ -89,15 +90,17 @@ def reduce_scatter(
     """The moves of a reduce-scatter of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
     collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
-    rank order, in queue `sums`. ring: each part travels from its owner's successor round to the owner; every rank on
-    the way adds its own partial (on the caller's stream: a rank must pass on a sum before its kernel has ended).
+    rank order, in queue `sums` (TILES: its own tiles add what arrived to their products). ring: each part travels from
+    its owner's successor round to the owner; every rank on the way adds its own partial (on the caller's stream: a rank
+    must pass on a sum before its kernel has ended). pull: owners read the partials where they lie, and sum them in rank
+    order.
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
     ranks = range(split.world_size)
     scatter = _Scatter(
         split,
-        Buffer(PARTIAL, split.rows, cols, "local"),
+        Buffer(PARTIAL, split.rows, cols, "symmetric" if method == "pull" else "local"),
         Buffer(SLOTS, split.world_size * split.shard_size, cols, "symmetric"),
         Buffer(RUNNING, split.rows, cols, "local"),
         Buffer(Y, split.shard_size, cols, "output"),
@@ -106,11 +109,13 @@ def reduce_scatter(
     )
     of_rank = _alone if split.world_size == 1 else METHODS[method]
     steps = [step for rank in ranks for step in of_rank(scatter, rank)]
+    if split.mover == "copy_kernel":  # it is launched behind the tiles, also where its first chunk is an empty one
+        steps.sort(key=lambda step: (step.rank, not isinstance(step, Chunk)))
     is_ring = method == "ring"
     return Communication(
         world_size=split.world_size,
         buffers=used((scatter.partial, scatter.slots, scatter.running, scatter.y), steps),
-        pads=_pads(split, method, 0 if sums == MAIN else own_pieces),
+        pads=_pads(split, method, own_pieces if sums == SUMS else 0),
         queues=_queues(split, method, sums, own_pieces == 1),
         given=(),
         goal=tuple(_goal(scatter, rank, held, is_ring) for rank in ranks if not is_empty(split.shard(rank))),
@@ -121,6 +126,8 @@ def reduce_scatter(
 def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     if method == "collective" or split.world_size == 1:
         return ()
+    if method == "pull":
+        return (SignalPad(READY, split.world_size - 1),)
     every = split.world_size * split.pieces
     if method == "ring":
         return SignalPad(COMPUTED, every), SignalPad(SUMMED, every), SignalPad(ARRIVED, every)
@@ -135,9 +142,14 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
         return ()
     if method == "collective":
         return main
-    copies = (Queue(COPIES, COMPLETE),) if method == "ring" else split.copy_queues()
-    if method == "ring" or sums == MAIN:
+    if method == "pull":
+        return (*main, Queue(SUMS, ISSUE, after=(MAIN,)))
+    copies = split.copy_queues((TILES,) if split.is_one_wave else ())
+    if method == "ring" or sums != SUMS:
         return main + copies
+    if split.mover == "copy_kernel":
+        # Sums that wait for peers must not hold the SMs that the own pushes need.
+        return (*copies, Queue(sums, ISSUE, after=(TILES, COPIES)))
     # Sums of parts wait for their own tiles and run on SMs that the last tiles leave idle; one sum waits for them all.
     return (*copies, Queue(sums, ISSUE, after=(TILES,) if is_whole else ()))
 
@@ -175,11 +187,34 @@ def _collective(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
     )
 
 
+def _pull(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    split = scatter.split
+    if split.rows == 0:
+        return
+    (lo, hi), whole, ranks = split.shard(rank), (0, split.rows), range(split.world_size)
+    told = [(rank + step) % split.world_size for step in range(1, split.world_size)]
+    ready = tuple(Notify(READY, peer, (rank - peer - 1) % split.world_size) for peer in told)
+    part = region(scatter.partial, rank, whole)
+    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=part, notifies=ready)
+    waits = (Wait(READY, (0, split.world_size - 1), 1),)
+    if lo == hi:
+        yield Copy(name=f"idle.{rank}", rank=rank, queue=MAIN, waits=waits, sources=(), destinations=())
+        return
+    yield Reduce(
+        name=f"sum.{rank}",
+        rank=rank,
+        queue=SUMS,
+        waits=waits,
+        operands=tuple(region(scatter.partial, source, (lo, hi)) for source in ranks),
+        out=region(scatter.y, rank, (0, hi - lo)),
+    )
+
+
 def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
     split = scatter.split
-    peers = split.world_size - 1
+    peers, tiles = split.world_size - 1, split.put_tiles()
     for step, piece in split.steps():
-        peer = (rank + step) % split.world_size
+        peer = split.peer(rank, step)
         computed = list(scatter.chunk(rank, peer, piece, signals=True))
         yield from computed
         yield Put(
@@ -190,7 +225,11 @@ def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
             notifies=(Notify(ARRIVED, peer, piece * peers + (rank - peer - 1) % split.world_size),),
             sources=(region(scatter.partial, rank, split.piece(peer, piece)),),
             destinations=(region(scatter.slots, peer, scatter.slot_rows(rank, peer, piece)),),
+            tiles=tiles,
         )
+    if scatter.sums == TILES:
+        yield from _own_sums(scatter, rank)
+        return
     parts = scatter.own_parts(rank)
     for index, rows in enumerate(parts):
         # The caller's stream orders a library sum behind the own matmul; a kernel's tiles must say they are stored.
@@ -199,10 +238,42 @@ def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
         yield Chunk(name=f"multiply.{rank}.own.{index}", rank=rank, rows=rows, region=part, notifies=notifies)
     for index, rows in enumerate(parts):
         yield _sum(scatter, rank, index, rows)
-    if not parts and peers:
-        arrived = Wait(ARRIVED, (0, split.pieces * peers), 1)
-        queue = split.copy_queue(peers)
-        yield Copy(name=f"idle.{rank}", rank=rank, queue=queue, waits=(arrived,), sources=(), destinations=())
+    if not parts:
+        yield _idle(scatter, rank)
+
+
+def _idle(scatter: _Scatter, rank: int) -> Copy:
+    """A rank without a shard only takes note that its peers have sent nothing."""
+    split, peers = scatter.split, scatter.split.world_size - 1
+    waits = (Wait(ARRIVED, (0, split.pieces * peers), 1),)
+    queue = split.copy_queue(peers)
+    return Copy(name=f"idle.{rank}", rank=rank, queue=queue, waits=waits, sources=(), destinations=())
+
+
+def _own_sums(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    """The own shard, piece by piece: each tile adds what the peers sent for its rows, in rank order, and stores `y`."""
+    split, peers = scatter.split, scatter.split.world_size - 1
+    lo = split.shard(rank)[0]
+    pieces = [piece for piece in range(split.pieces) if not is_empty(split.piece(rank, piece))]
+    begins = [0, *(piece + 1 for piece in pieces[:-1]), split.pieces]  # empty pieces are announced too
+    for index, piece in enumerate(pieces):
+        rows = split.piece(rank, piece)
+        arrived = Wait(ARRIVED, (begins[index] * peers, begins[index + 1] * peers), 1)
+        yield Chunk(
+            name=f"multiply.{rank}.own.{piece}",
+            rank=rank,
+            rows=rows,
+            region=region(scatter.y, rank, shifted(rows, -lo)),
+            addends=tuple(
+                region(scatter.slots, rank, shifted(rows, source * split.shard_size - lo))
+                for source in range(split.world_size)
+                if source != rank
+            ),
+            place=rank,
+            late_waits=(arrived,),
+        )
+    if not pieces:
+        yield _idle(scatter, rank)
 
 
 def _sum(scatter: _Scatter, rank: int, index: int, rows: Range) -> Reduce:
@@ -270,4 +341,5 @@ METHODS: dict[str, Callable[[_Scatter, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
     "scatter": _scatter,
     "ring": _ring,
+    "pull": _pull,
 }

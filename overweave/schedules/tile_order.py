@@ -14,6 +14,9 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import (
+    COPY,
+    COPY_KERNEL,
+    KERNELS,
     MULTIPLY,
     NO_SIGNAL,
     OWN_SHARD,
@@ -27,15 +30,17 @@ from overweave.ir.plan import (
     TileOrder,
     TileRow,
 )
-from overweave.ir.schedule import Compute, Operation, Range, Reduce, Region, Schedule, Wait
+from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
+from overweave.ir.shards import tile_parts
 
 
 class _Blocks(Struct, frozen=True):
-    """A tile's extent and how many rows of tiles run together."""
+    """A tile's extent and how many rows of tiles run together. part_n: columns of a cut tile, 0 if none may be cut."""
 
     block_m: int
     block_n: int
     group_m: int
+    part_n: int = 0
 
 
 class _Context(Struct, frozen=True):
@@ -54,8 +59,7 @@ def tile_orders(schedule: Schedule, realization: Realization, rank: int | None =
     signal, a signal on another rank, or an operation that is not its kernel's.
     """
     ranks = range(schedule.world_size) if rank is None else (rank,)
-    kernels = {TILE_KERNEL, REDUCE_KERNEL}
-    queues = [queue.name for queue in schedule.queues if realization.engine_of(queue.name) in kernels]
+    queues = [queue.name for queue in schedule.queues if realization.engine_of(queue.name) in KERNELS]
     return tuple(tile_order(schedule, realization, one, queue) for one in ranks for queue in queues)
 
 
@@ -63,15 +67,18 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
     """The table of one rank's kernel queue. Raises as `tile_orders` does."""
     context = _context(schedule, rank)
     after = next(candidate.after for candidate in schedule.queues if candidate.name == queue)
-    multiplies = realization.engine_of(queue) == TILE_KERNEL
+    engine = realization.engine_of(queue)
     matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()
     rows: list[TileRow] = []
     operations = (operation for operation in schedule.of_rank(rank) if operation.queue == queue)
     for position, operation in enumerate(operations):
-        if multiplies and isinstance(operation, Compute):
-            blocks = _Blocks(matmul.block_m, matmul.block_n, matmul.group_m)
+        if engine == TILE_KERNEL and isinstance(operation, Compute):
+            part_n = matmul.block_n // matmul.split_n if matmul.split_n > 1 else 0
+            blocks = _Blocks(matmul.block_m, matmul.block_n, matmul.group_m, part_n)
             rows += _multiply_rows(operation, position, blocks, _duties(operation, context, after), context)
-        elif not multiplies and isinstance(operation, Reduce):
+        elif engine == COPY_KERNEL and isinstance(operation, Put | Copy):
+            rows += _copy_rows(operation, position, _duties(operation, context, after), context)
+        elif engine == REDUCE_KERNEL and isinstance(operation, Reduce):
             blocks = _Blocks(reduction.block_m, reduction.block_n, 1)
             rows += _reduce_rows(operation, position, blocks, _duties(operation, context, after))
         else:
@@ -85,10 +92,14 @@ def tile_count(schedule: Schedule, realization: Realization) -> int:
     count = 0
     for operation in schedule.operations:
         engine = realization.engine_of(operation.queue)
-        if engine in (TILE_KERNEL, REDUCE_KERNEL):
+        if engine == COPY_KERNEL:
+            count += operation.instances
+        elif engine in KERNELS:
             blocks = matmul if engine == TILE_KERNEL else reduction
             shapes = (part.shape for part in operation.writes)
-            count += sum(-(-rows // blocks.block_m) * -(-cols // blocks.block_n) for rows, cols in shapes)
+            whole = sum(-(-rows // blocks.block_m) * -(-cols // blocks.block_n) for rows, cols in shapes)
+            is_cut = engine == TILE_KERNEL and matmul.split_n > 1
+            count += min(max(whole, operation.instances), 2 * whole) if is_cut else whole
     return count
 
 
@@ -123,7 +134,8 @@ def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> 
     if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(operation.notifies) > 1:
         found = "it waits for more than a range and one signal, or signals twice"
         raise ScheduleError(f"tile order of {operation.name}", found, "Give it one range and one signal at most")
-    if any(notify.rank != operation.rank for notify in operation.notifies):
+    told = operation.peer if isinstance(operation, Put) else operation.rank
+    if any(notify.rank != told for notify in operation.notifies):
         raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
     first = context.first_signal
     ranges = [(first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits]
@@ -143,12 +155,42 @@ def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
 
 def _multiply_rows(
     compute: Compute, position: int, blocks: _Blocks, duties: _Duties, context: _Context
-) -> Iterator[TileRow]:
+) -> list[TileRow]:
+    """The Compute's instances beyond its tiles say how many of the last ones are cut."""
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
+    rows: list[TileRow] = []
     for a, out in zip(compute.a, compute.out, strict=True):
         source = OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE
-        yield from _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
+        rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
+    if compute.addends:
+        late = _late(compute, context.first_signal)
+        rows = [row._replace(place=compute.place, **late) for row in rows]
+    return _with_last_cut(rows, compute.tiles - len(rows), blocks.part_n) if blocks.part_n else rows
+
+
+def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
+    """The one range of signals that a tile waits for before it adds. Raises ScheduleError for more."""
+    if len(compute.late_waits) > 1:
+        found = "it waits late for more than a range"
+        raise ScheduleError(f"tile order of {compute.name}", found, "Give it one range of signals at most")
+    for wait in compute.late_waits:
+        lo, hi = (first[wait.pad] + signal for signal in wait.signals)
+        return {"late_lo": lo, "late_hi": hi, "late_count": wait.count}
+    return {}
+
+
+def _with_last_cut(rows: list[TileRow], count: int, part_n: int) -> list[TileRow]:
+    """The last `count` whole tiles as two each, where they stand."""
+    cut: list[TileRow] = []
+    while rows and count > 0:
+        row = rows.pop()
+        if row.width:
+            cut.append(row)
+        else:
+            cut += (row._replace(col=row.col + part_n, width=part_n), row._replace(width=part_n))
+            count -= 1
+    return rows + cut[::-1]
 
 
 def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> Iterator[TileRow]:
@@ -156,15 +198,32 @@ def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties
     yield from _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties))
 
 
+def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Context) -> Iterator[TileRow]:
+    """One row for each of the tiles of a Put. What only waits is one row without rows."""
+    wait, also, signal = duties
+    if len(move.sources) > 1:
+        found, cure = f"it moves {len(move.sources)} rectangles", "Give each a Put of its own"
+        raise ScheduleError(f"tile order of {move.name}", found, cure)
+    if not move.sources:
+        yield TileRow(COPY, 0, 0, 0, WORKSPACE, 0, *wait, signal, position, *also)
+    for source, target in zip(move.sources, move.destinations, strict=True):
+        place = OWN_SHARD if context.homes[source.buffer] == "input" else WORKSPACE
+        offset = source.rows[0] - target.rows[0]
+        for lo, hi in tile_parts(target.rows, move.instances):
+            yield TileRow(COPY, lo, hi, target.cols[0], place, lo + offset, *wait, signal, position, *also)
+
+
 def _rows(
     kind: int, position: int, out: Region, source: tuple[int, int], how: tuple[_Blocks, _Duties]
 ) -> Iterator[TileRow]:
     blocks, (wait, also, signal) = how
     place, source_row = source
+    part_n, last_part = blocks.part_n, out.cols[1] - blocks.part_n
     hi, offset = out.rows[1], source_row - out.rows[0]
     for row, col in swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m):
         end = min(row + blocks.block_m, hi)
-        yield TileRow(kind, row, end, col, place, row + offset, *wait, signal, position, *also)
+        width = part_n if col >= last_part else 0  # a last column that half a tile holds
+        yield TileRow(kind, row, end, col, place, row + offset, *wait, signal, position, *also, width)
 
 
 def swizzled(rows: Range, cols: Range, block_m: int, block_n: int, group_m: int) -> Iterator[tuple[int, int]]:

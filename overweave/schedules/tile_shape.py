@@ -1,16 +1,23 @@
-"""Which tile shape a matmul gets: the one whose waves take the least time."""
+"""Which tile shape a matmul gets: the one whose waves take the least time, and which tiles of the last wave are cut.
+
+Where the last wave would leave half of the SMs idle or more, its tiles are cut in two (`MatmulConfig.split_n`), and a
+last column that half a tile holds gets half tiles. Bits do not change: each element is summed over the same steps of k.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from math import ceil
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import Dtype, MatmulConfig
+from overweave.ir.plan import NO_EPILOGUE, Dtype, Epilogue, MatmulConfig, ReduceConfig
 
 Kernel = Literal["portable", "hopper"]
+# Time of half a tile against a whole one. MEASURED: 128 x 128 runs at 0.9 of the rate of 128 x 256 (see HOPPER).
+CUT_TILE_COST = 0.56
 
 
 class TileShape(Struct, frozen=True):
@@ -22,7 +29,14 @@ class TileShape(Struct, frozen=True):
 
 def _hopper(block_m: int, block_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
     config = MatmulConfig(
-        kernel="hopper", block_m=block_m, block_n=block_n, block_k=64, group_m=group_m, stages=stages, warps=4
+        kernel="hopper",
+        block_m=block_m,
+        block_n=block_n,
+        block_k=64,
+        group_m=group_m,
+        stages=stages,
+        warps=4,
+        split_n=2 if block_m >= 128 and block_n >= 128 else 1,
     )
     return TileShape(config, efficiency)
 
@@ -45,6 +59,10 @@ HOPPER = (
     _hopper(128, 256, 16, 3, 1.0),
     _hopper(256, 128, 8, 3, 0.95),
     _hopper(128, 128, 16, 5, 0.9),
+    # Not measured: guessed from how often an operand is read, for shards of few rows and results of few tiles.
+    _hopper(64, 256, 16, 4, 0.78),
+    _hopper(64, 128, 16, 7, 0.66),
+    _hopper(128, 64, 16, 7, 0.66),
 )
 # Without tensor cores (no TF32) the operands live in registers, which the tile must leave room for.
 SINGLE_PRECISION = (
@@ -54,8 +72,16 @@ SINGLE_PRECISION = (
 )
 
 
-def shapes(dtype: Dtype, kernel: Kernel = "portable") -> tuple[TileShape, ...]:
+def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE) -> tuple[TileShape, ...]:
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
+    candidates = _shapes(dtype, kernel)
+    if kernel == "portable" and epilogue.residual:
+        # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
+        return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
+    return candidates
+
+
+def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
     if kernel == "hopper" and dtype == "float32":
         raise InputError("kernel hopper", "it multiplies 16-bit numbers, not float32", "Use kernel=portable")
     if kernel == "hopper":
@@ -72,7 +98,55 @@ def tile_shape(heights: Iterable[int], cols: int, sms: int, candidates: tuple[Ti
 
     def time(shape: TileShape) -> float:
         config = shape.config
-        tiles = sum(-(-height // config.block_m) for height in heights) * -(-cols // config.block_n)
-        return -(-tiles // sms) * config.block_m * config.block_n / shape.efficiency
+        waves = _waves(count_tiles(heights, cols, config), sms, config)
+        return waves * config.block_m * config.block_n / shape.efficiency
 
     return min(candidates, key=time).config
+
+
+class TileCount(NamedTuple):
+    """How many tiles are whole, and how many, in a last column that half a tile holds, are half."""
+
+    whole: int
+    half: int
+
+    @property
+    def load(self) -> float:
+        """In times of a whole tile."""
+        return self.whole + CUT_TILE_COST * self.half
+
+
+def count_tiles(heights: Iterable[int], cols: int, config: MatmulConfig) -> TileCount:
+    """The tiles of chunks of `heights` rows each and `cols` columns, before any is cut."""
+    rows = sum(-(-height // config.block_m) for height in heights)
+    columns, rest = divmod(cols, config.block_n)
+    if config.split_n > 1 and 0 < rest <= config.block_n // config.split_n:
+        return TileCount(rows * columns, rows)
+    return TileCount(rows * (columns + (rest > 0)), 0)
+
+
+def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
+    """How many of the last whole tiles are cut in two: those of the last wave, if their halves fit into one."""
+    rest = ceil(count.load % sms)
+    return min(rest, count.whole) if config.split_n > 1 and rest <= sms // 2 else 0
+
+
+def _waves(count: TileCount, sms: int, config: MatmulConfig) -> float:
+    whole = ceil(count.load / sms)
+    return whole - 1 + CUT_TILE_COST if tiles_to_cut(count, sms, config) else whole
+
+
+# The ordered reduction's tiles, the largest first: 16 bytes a thread and operand, or four times that.
+SUMS = (
+    ReduceConfig(),
+    ReduceConfig(block_m=2, block_n=1024, warps=8),
+    ReduceConfig(block_m=1, block_n=1024, warps=4),
+    ReduceConfig(block_m=1, block_n=512, warps=2),
+)
+
+
+def reduction_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
+    """The largest tiles of a sum that give every other SM one; if none do, the smallest that a row fills."""
+    filled = [config for config in SUMS if config.block_n <= cols] or [SUMS[0]]
+    fits = (config for config in filled if -(-rows // config.block_m) * -(-cols // config.block_n) >= sms // 2)
+    return next(fits, filled[-1])

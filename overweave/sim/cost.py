@@ -53,16 +53,29 @@ def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtyp
     return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtype, count)))
 
 
+def addends_us(machine: Machine, operation: Compute, dtype: Dtype, count: int) -> float:
+    """What one of `count` tiles takes to add its addends to its product: to look for them, and to read them, each SM
+    with its share of HBM, or of a link where they lie on peers. 0 without addends.
+    """
+    if not operation.addends:
+        return 0.0
+    own = sum(size(region) for region in operation.addends if region.rank == operation.rank)
+    far = sum(size(region) for region in operation.addends) - own
+    sms, item = machine.processor.sms, ITEMSIZE_BYTES[dtype] / max(count, 1)
+    from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(sms) / sms
+    return machine.latency.observe.us + item * (own / from_hbm + far / from_peers) / 1e3
+
+
 def library_work(machine: Machine, operation: Compute, dtype: Dtype) -> Work:
     """A library matmul: its tiles have the shape that finishes first by whole waves."""
     return _library_work(machine, matmul_shape(operation), dtype)
 
 
 def library_matmul_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -> float:
-    """A library matmul `(m, n, k)` alone, launch included."""
+    """A library matmul `(m, n, k)` alone, as a call is timed."""
     work = _library_work(machine, shape, dtype)
     waves = -(-work.count // machine.processor.sms)
-    return waves * work.tile_us + machine.latency.kernel.us
+    return machine.latency.call.us + machine.latency.kernel.us + waves * work.tile_us
 
 
 @lru_cache(maxsize=4096)
@@ -80,13 +93,22 @@ def _library_work(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -
 
 
 def reduce_work(machine: Machine, operation: Reduce, dtype: Dtype, count: int) -> Work:
-    """`count` tiles of an ordered sum: each SM has its share of HBM for own bytes and of a link for those of peers."""
+    """`count` tiles of an ordered sum: each SM has its share of HBM for own bytes, and of what so many SMs can pull."""
     item = ITEMSIZE_BYTES[dtype]
     own = size(operation.out) + sum(size(region) for region in operation.operands if region.rank == operation.rank)
     far = sum(size(region) for region in operation.operands if region.rank != operation.rank)
-    per_sm = machine.processor.sms * item / max(count, 1)
-    moving = per_sm * (own / machine.hbm.gb_per_s + far / machine.links.sm.gb_per_s) / 1e3
+    sms, tiles = machine.processor.sms, max(count, 1)
+    programs = min(sms, tiles)
+    from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(programs) / programs
+    moving = item / tiles * (own / from_hbm + far / from_peers) / 1e3
     return Work(count, moving + machine.latency.reduce_tile.us)
+
+
+def push_work(machine: Machine, operation: Move, programs: int, dtype: Dtype, count: int) -> Work:
+    """`count` tiles of a push by a kernel on so many SMs: each has its share of what these reach together."""
+    moved = sum(size(region) for region in operation.sources) * ITEMSIZE_BYTES[dtype] / max(count, 1)
+    per_sm = machine.links.sm_push.gb_per_s(programs) / programs
+    return Work(count, moved / per_sm / 1e3 + machine.latency.copy_tile.us)
 
 
 def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:
@@ -96,10 +118,13 @@ def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tupl
     elements, item = size(operation.out), ITEMSIZE_BYTES[dtype]
     if not elements:
         return ()
-    widen, add, narrow = item + FP32_BYTES, FP32_BYTES + item + FP32_BYTES, FP32_BYTES + item
-    passes = (widen, *(add for _ in operation.operands[1:]), narrow)
+    passes = machine.element_wise
+    widen = (item + FP32_BYTES) / passes.widen.gb_per_s
+    add = (FP32_BYTES + item + FP32_BYTES) / passes.add.gb_per_s
+    narrow = (FP32_BYTES + item) / passes.narrow.gb_per_s
     programs = min(machine.processor.sms, elements)
-    return tuple(Work(programs, elements * moved / machine.elementwise.gb_per_s / 1e3) for moved in passes)
+    element_ns = (widen, *(add for _ in operation.operands[1:]), narrow)
+    return tuple(Work(programs, elements * each / 1e3) for each in element_ns)
 
 
 def local_copy_work(machine: Machine, operation: Move, dtype: Dtype) -> Work:
@@ -123,7 +148,9 @@ def collective_us(machine: Machine, schedule: Schedule, parts: list[Collective],
     """One library collective over the ranks of its parts, once all have arrived."""
     regions = parts[0].destinations if parts[0].function == "all_gather" else parts[0].sources
     total = sum(size(region) for region in regions) * ITEMSIZE_BYTES[dtype]
-    return machine.collective_us(parts[0].function, len(parts), total) if total else 0.0
+    if not total:
+        return 0.0
+    return max(0.0, machine.collective_us(parts[0].function, len(parts), total) - machine.latency.call.us)
 
 
 def matmul_shape(operation: Compute) -> tuple[int, int, int]:

@@ -8,12 +8,10 @@ from itertools import groupby
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Engine, Plan
+from overweave.ir.plan import KERNELS, Engine, Plan
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, Kind
 from overweave.sim.cost import tiles_of
-
-KERNELS = (TILE_KERNEL, REDUCE_KERNEL)
 
 
 class Step(Struct, frozen=True):
@@ -39,11 +37,12 @@ class Step(Struct, frozen=True):
 class Launch(Struct, frozen=True):
     """One launch of a kernel: it starts when it is the turn of operation `first`.
 
-    runs: (operation, tiles) in the order in which programs claim them; an operation may come more than once.
+    runs: (operation, tiles, width) in the order in which programs claim them; an operation may come more than once.
+    Tiles of a run are equally wide: 0 for a whole tile, else TileRow.width.
     """
 
     first: int
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int, int], ...]
 
 
 def steps_of(plan: Plan) -> tuple[Step, ...]:
@@ -90,7 +89,7 @@ def tile_counts(launches: tuple[Launch, ...]) -> Counter[int]:
     """Tiles of each operation."""
     counts: Counter[int] = Counter()
     for launch in launches:
-        for position, tiles in launch.runs:
+        for position, tiles, _ in launch.runs:
             counts[position] += tiles
     return counts
 
@@ -103,15 +102,16 @@ def _tiles(plan: Plan, operation: Operation) -> int:
     return operation.instances
 
 
-def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[tuple[int, int], ...]:
-    """Neighbours of one operation in the tile table; without a table, operations one after the other."""
+def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[tuple[int, int, int], ...]:
+    """Neighbours of one operation and width in the tile table; without a table, operations one after the other."""
     try:
         rows = plan.tile_order(rank, queue).rows
     except KeyError:
-        return tuple((position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
+        return tuple((position, _tiles(plan, plan.schedule.operations[position]), 0) for position in positions)
     try:
         return tuple(
-            (positions[operation], len(tuple(group))) for operation, group in groupby(row.operation for row in rows)
+            (positions[operation], len(tuple(group)), width)
+            for (operation, width), group in groupby((row.operation, row.width) for row in rows)
         )
     except IndexError:
         found = f"an operation beyond the {len(positions)} that rank {rank} has there"

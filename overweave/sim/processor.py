@@ -20,9 +20,14 @@ class TileRun:
 
     delay_us: what a tile spends on its wait even if nothing is missing. ready_us: when the operation's signals were
     there, None until then. blocked: programs that wait for them. finished: hears of each batch that has ended.
+    late_us: what a tile does after that, once what it waits for late is there (`is_late_open`); held: programs that
+    wait for it, each with its tile computed.
     """
 
-    __slots__ = ("blocked", "claimed", "count", "delay_us", "finished", "ready_us", "tile_us")
+    __slots__ = (
+        *("blocked", "claimed", "count", "delay_us", "finished", "held", "is_late_open", "late_us", "ready_us"),
+        "tile_us",
+    )
 
     def __init__(self, count: int, tile_us: float, delay_us: float, finished: Callable[[Batch], None]) -> None:
         self.finished = finished
@@ -32,12 +37,18 @@ class TileRun:
         self.claimed = 0
         self.ready_us: float | None = None
         self.blocked: list[Batch] = []
+        self.late_us = 0.0
+        self.is_late_open = True
+        self.held: list[Batch] = []
 
 
 class Batch:
-    """Tiles `[first, first + len(programs))` of a run, one per program, claimed at one time."""
+    """Tiles `[first, first + len(programs))` of a run, one per program, claimed at one time.
 
-    __slots__ = ("begin_us", "claimed_us", "first", "kernel", "programs", "run")
+    held_us: from when until when they waited for what they need late; the same time twice if they did not.
+    """
+
+    __slots__ = ("begin_us", "claimed_us", "first", "held_us", "kernel", "programs", "run")
 
     def __init__(self, kernel: Kernel, run: TileRun, programs: list[int], claimed_us: float) -> None:
         self.kernel = kernel
@@ -46,6 +57,7 @@ class Batch:
         self.programs = programs
         self.claimed_us = claimed_us
         self.begin_us = claimed_us
+        self.held_us: tuple[float, float] | None = None
 
 
 class Kernel:
@@ -86,6 +98,13 @@ class Processor:
             self._begin(batch)
         run.blocked.clear()
 
+    def open_late(self, run: TileRun) -> None:
+        """What the run waits for late is there: programs that were held go on."""
+        run.is_late_open = True
+        for batch in run.held:
+            self._go_on(batch)
+        run.held.clear()
+
     def _grant(self) -> None:
         """Free SMs go to the kernel that was launched first and still has tiles to claim."""
         while self._free and self._kernels:
@@ -120,10 +139,26 @@ class Processor:
     def _begin(self, batch: Batch) -> None:
         self._advance()
         batch.begin_us = self._clock.now + batch.run.delay_us
+        self._run(batch, batch.run.delay_us * self._speed + batch.run.tile_us)
+
+    def _run(self, batch: Batch, work_us: float) -> None:
         self._batches += 1
-        end = self._work_us + batch.run.delay_us * self._speed + batch.run.tile_us
-        heappush(self._running, (end, self._batches, batch))
+        heappush(self._running, (self._work_us + work_us, self._batches, batch))
         self._schedule()
+
+    def _hold(self, batch: Batch) -> None:
+        """Its tiles are computed; what they add may not be there."""
+        batch.held_us = (self._clock.now, self._clock.now)
+        if batch.run.is_late_open:
+            self._go_on(batch)
+        else:
+            batch.run.held.append(batch)
+
+    def _go_on(self, batch: Batch) -> None:
+        assert batch.held_us is not None, "it was held"
+        self._advance()
+        batch.held_us = (batch.held_us[0], self._clock.now)
+        self._run(batch, batch.run.late_us)
 
     def _advance(self) -> None:
         self._work_us += (self._clock.now - self._updated_us) * self._speed
@@ -141,6 +176,9 @@ class Processor:
         self._advance()
         while self._running and self._running[0][0] <= self._work_us + _SAME_US:
             _, _, batch = heappop(self._running)
+            if batch.run.late_us and batch.held_us is None:
+                self._hold(batch)
+                continue
             batch.run.finished(batch)
             self._claim(batch.kernel, batch.programs)
         self._grant()

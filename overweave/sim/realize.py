@@ -5,6 +5,7 @@ from __future__ import annotations
 from overweave.hardware.machine import Machine
 from overweave.ir.plan import (
     Assignment,
+    CopyConfig,
     Dtype,
     Engine,
     MatmulConfig,
@@ -13,7 +14,7 @@ from overweave.ir.plan import (
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import Collective, Compute, Copy, Operation, Queue, Reduce, Schedule
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
 from overweave.sim.cost import matmul_shape, tiles_of
 
 
@@ -30,7 +31,11 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
         problem=Problem(operator="matmul", m=rows, n=cols, k=k, world_size=schedule.world_size, dtype=dtype),
         schedule=schedule,
         realization=Realization(
-            dtype=dtype, engines=engines, matmul=_tile_shape(computes, machine), reduction=ReduceConfig()
+            dtype=dtype,
+            engines=engines,
+            matmul=_tile_shape(computes, machine),
+            reduction=ReduceConfig(),
+            copy=CopyConfig(),
         ),
     )
 
@@ -42,8 +47,10 @@ def _engine(queue: Queue, schedule: Schedule) -> Engine:
             return "tile_kernel"
         if all(isinstance(operation, Reduce) for operation in members):
             return "reduce_kernel"
+        if all(isinstance(operation, Put | Copy) for operation in members):
+            return "copy_kernel"
     runs_on_sms = any(isinstance(operation, Compute | Reduce | Collective) for operation in members)
-    only_copies = members and all(isinstance(operation, Copy) for operation in members)
+    only_copies = any(operation.reads for operation in members) and all(isinstance(each, Copy) for each in members)
     return "library" if runs_on_sms or only_copies else "copy_engine"
 
 

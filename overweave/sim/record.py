@@ -17,8 +17,11 @@ class Recorder:
         self._last: dict[str, int] = {}
         self._tiles: dict[str, tuple[float, float, float]] = {}
 
-    def begin(self, rank: int, track: str, end_us: float) -> None:
-        self._spans.append(Span(rank, track, "begin", BEGIN, 0.0, end_us))
+    def begin(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
+        self._spans.append(Span(rank, track, "begin", BEGIN, begin_us, end_us))
+
+    def joined(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
+        self._spans.append(Span(rank, track, "join", WAIT, begin_us, end_us))
 
     def waited(self, operation: Operation, begin_us: float, end_us: float) -> None:
         if end_us > begin_us:
@@ -34,10 +37,20 @@ class Recorder:
                 track, name = f"{operation.queue}.{program:03d}", f"{operation.name}.{batch.first + position}"
                 if batch.begin_us > batch.claimed_us:
                     self._spans.append(Span(operation.rank, track, name, WAIT, batch.claimed_us, batch.begin_us))
-                self._add(operation, Span(operation.rank, track, name, kind, batch.begin_us, end_us))
+                self._tile(operation, track, name, kind, batch, end_us)
             return
         claimed, begin, end = self._tiles.get(operation.name, (batch.claimed_us, batch.begin_us, end_us))
         self._tiles[operation.name] = min(claimed, batch.claimed_us), min(begin, batch.begin_us), max(end, end_us)
+
+    def _tile(self, operation: Operation, track: str, name: str, kind: Kind, batch: Batch, end_us: float) -> None:
+        """One span, or, for a tile that was held before its end, one up to there, its wait, and one from there on."""
+        begin_us = batch.begin_us
+        held = batch.held_us or (end_us, end_us)
+        if held[0] < held[1]:
+            self._add(operation, Span(operation.rank, track, name, kind, begin_us, held[0]))
+            self._spans.append(Span(operation.rank, track, name, WAIT, *held))
+            begin_us = held[1]
+        self._add(operation, Span(operation.rank, track, name, kind, begin_us, end_us))
 
     def tiles_done(self, operation: Operation, kind: Kind) -> None:
         """The last tile of the operation has ended."""
@@ -63,7 +76,7 @@ class Recorder:
         arrows = []
         for operation in schedule.operations:
             target = self._first.get(operation.name)
-            for wait in operation.waits:
+            for wait in operation.all_waits:
                 for signal in range(*wait.signals):
                     for source in notifiers.get((operation.rank, wait.pad, signal), ()):
                         if target is not None and source in self._last:

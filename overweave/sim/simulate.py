@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce, ReducePut
 from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
 from overweave.sim.events import Clock, Gate, SignalKey, Signals
-from overweave.sim.order import KERNELS, Launch, Step, launches_of, steps_of, tile_counts
+from overweave.sim.order import Launch, Step, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, Kernel, Processor, TileRun
 from overweave.sim.record import Recorder
@@ -46,8 +48,10 @@ class _Node:
         self.step = step
         self.turn = Gate(partial(run.take_turn, self))
         self.ready = Gate(partial(run.start, self))
+        self.late = Gate(partial(run.add, self))
         self.turn_us = 0.0
         self.begin_us = 0.0
+        self.end_us = 0.0
         self.is_done = False
         self.tiles = 0  # of a kernel launch, still to be finished
         self.launches: list[Work] = []  # kernels of its own that follow the one that runs
@@ -85,60 +89,97 @@ class _Run:
         if stuck:
             shown = ", ".join(stuck[:5]) + (f" and {len(stuck) - 5} more" if len(stuck) > 5 else "")
             raise ScheduleError(f"simulate {self._plan.name}", f"waits for ever: {shown}", "See `overweave verify`")
+        for rank in range(self._schedule.world_size):
+            self._join(rank)
         return self._recorder.timeline(self._plan.name, self._schedule)
 
     # Before the run.
 
     def _connect(self) -> None:
         """Lets every gate expect what the schedule says it waits for."""
-        head_us = 0.0
+        latency = self._machine.latency
+        head_us = latency.call.us
         if self._schedule.pads or self._schedule.credits:
-            head_us = self._machine.latency.begin.us
+            head_us += latency.begin.us
             for rank in range(self._schedule.world_size):
-                self._recorder.begin(rank, self._stream(rank), head_us)
+                self._recorder.begin(rank, self._stream(rank), latency.call.us, head_us)
         for node in self._nodes:
             step = node.step
-            graph_us = self._machine.latency.graph.us if step.engine == COPY_ENGINE else 0.0
+            graph_us = latency.graph.us if step.engine == COPY_ENGINE else 0.0
             self._clock.at(head_us + graph_us, node.turn.expect().arrive)
             for before in step.done:
                 self._nodes[before].waits_for_end.append(node.turn.expect())
             for before in step.started:
                 self._nodes[before].waits_for_start.append(node.turn.expect())
             node.ready.expect()
-            for wait in step.operation.waits:
+            for wait in step.operation.all_waits:
+                is_late = step.engine in KERNELS and wait not in step.operation.waits
                 for signal in range(*wait.signals):
-                    self._signals.wait((step.operation.rank, wait.pad, signal), wait.count, node.ready)
+                    key = (step.operation.rank, wait.pad, signal)
+                    self._signals.wait(key, wait.count, node.late if is_late else node.ready)
+
+    def _join(self, rank: int) -> None:
+        """The caller's stream goes on when what ran beside it is over."""
+        beside, own = [0.0], [0.0]
+        for node in self._nodes:
+            if node.step.operation.rank == rank:
+                (beside if self._is_beside(node.step) else own).append(node.end_us)
+        joined_us = max(beside) + self._machine.latency.join.us
+        if len(beside) > 1 and joined_us > max(own):
+            self._recorder.joined(rank, self._stream(rank), max(own), joined_us)
+
+    def _is_beside(self, step: Step) -> bool:
+        """Whether a step runs on a stream of its own: a copy engine's do, and kernels of sums and pushes that no kernel
+        boundary precedes."""
+        if step.engine in (REDUCE_KERNEL, COPY_KERNEL):
+            return not self._after[step.operation.queue]
+        return step.engine == COPY_ENGINE
 
     def _stream(self, rank: int) -> str:
         """The first queue of a rank that runs on the caller's stream."""
         own = [node.step for node in self._nodes if node.step.operation.rank == rank]
-        return next((step.operation.queue for step in own if step.engine != COPY_ENGINE), "begin")
+        return next((step.operation.queue for step in own if not self._is_beside(step)), "begin")
 
     def _prepare(self, launch: Launch) -> None:
         """Makes the kernel of a launch; it starts when it is its first operation's turn."""
         runs = []
-        for position, tiles in launch.runs:
+        for position, tiles, width in launch.runs:
             node = self._nodes[position]
-            work = self._kernel_work(node)
+            work = self._kernel_work(node, width)
             delay = self._machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
+            if isinstance(node.step.operation, Compute):
+                run.late_us = cost.addends_us(self._machine, node.step.operation, self._dtype, node.tiles)
+                run.is_late_open = not node.step.operation.late_waits
             node.runs.append(run)
             runs.append(run)
         first = self._nodes[launch.first]
-        programs = self._machine.processor.sms
-        if isinstance(first.step.operation, Reduce) and self._plan.realization.reduction:
-            programs = self._plan.realization.reduction.programs
-        first.kernel = Kernel(runs, programs)
+        first.kernel = Kernel(runs, self._programs(first.step))
         first.launch.expect()
         for key, count in self._launch_signals(first.step):
             self._signals.wait(key, count, first.launch)
 
+    def _programs(self, step: Step) -> int:
+        """Of the kernel that starts with a step."""
+        realization, sms = self._plan.realization, self._machine.processor.sms
+        if isinstance(step.operation, Reduce) and realization.reduction:
+            return realization.reduction.programs
+        if step.engine == COPY_KERNEL and realization.copy:
+            return min(realization.copy.programs, sms)
+        return max(1, sms - self._plan.sms_beside)
+
+    def _follows_pushes(self, step: Step) -> bool:
+        """Whether a step's kernel is launched once pushes beside it, which wait for nothing, have their SMs."""
+        engines = self._plan.realization.engines
+        are_beside = any(one.engine == COPY_KERNEL and not self._after.get(one.queue) for one in engines)
+        return step.engine == TILE_KERNEL and are_beside and not self._plan.sms_beside
+
     def _launch_signals(self, step: Step) -> list[tuple[SignalKey, int]]:
-        """What a kernel's launch waits for beside its turn. A reduction that no kernel boundary precedes runs beside
-        the tiles: it is launched when the first own ones it needs are stored, so as not to take an SM from a tile.
+        """What a kernel's launch waits for beside its turn. A reduction or a push that no kernel boundary precedes runs
+        beside the tiles: it is launched when the first own ones it needs are stored, so as not to take an SM from them.
         """
         operation = step.operation
-        if not isinstance(operation, Reduce) or self._after[operation.queue]:
+        if not isinstance(operation, Reduce | Put) or not self._is_beside(step):
             return []
         own = {
             (notify.pad, notify.signal)
@@ -154,11 +195,16 @@ class _Run:
             if (wait.pad, signal) in own
         ]
 
-    def _kernel_work(self, node: _Node) -> Work:
+    def _kernel_work(self, node: _Node, width: int) -> Work:
         operation, config = node.step.operation, self._plan.realization.matmul
         if isinstance(operation, Reduce):
             return cost.reduce_work(self._machine, operation, self._dtype, node.tiles)
+        copy = self._plan.realization.copy
+        if isinstance(operation, Put | Copy) and copy is not None:
+            programs = min(copy.programs, self._machine.processor.sms)
+            return cost.push_work(self._machine, operation, programs, self._dtype, node.tiles)
         if isinstance(operation, Compute) and config is not None:
+            config = replace(config, block_n=width) if width else config
             return cost.kernel_work(self._machine, operation, config, self._dtype, node.tiles)
         found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
         raise ScheduleError(
@@ -177,7 +223,8 @@ class _Run:
         """The stream has come to the node's kernel."""
         assert node.kernel is not None
         latency = self._machine.latency
-        waited_us = latency.stream_wait.us * len(self._launch_signals(node.step))
+        looks = len(self._launch_signals(node.step)) + self._follows_pushes(node.step)
+        waited_us = latency.stream_wait.us * looks
         processor = self._processors[node.step.operation.rank]
         self._clock.after(waited_us + latency.kernel.us, partial(processor.launch, node.kernel))
 
@@ -201,12 +248,17 @@ class _Run:
         if not node.tiles:
             self._end(node, self._machine.latency.signal.us)
 
+    def add(self, node: _Node) -> None:
+        """What the tiles of a node wait for late is there."""
+        for run in node.runs:
+            self._processors[node.step.operation.rank].open_late(run)
+
     def _perform(self, node: _Node) -> None:
         """Starts an operation that a stream or a copy engine runs."""
         operation = node.step.operation
         match operation:
             case Collective():
-                self._join(node, operation)
+                self._meet(node, operation)
             case Compute():
                 self._launch(node, cost.library_work(self._machine, operation, self._dtype))
             case Reduce():
@@ -237,7 +289,7 @@ class _Run:
         self._recorder.ran(node.step.operation, node.step.kind, node.begin_us, self._clock.now)
         self._end(node, self._machine.latency.flag.us)
 
-    def _join(self, node: _Node, operation: Collective) -> None:
+    def _meet(self, node: _Node, operation: Collective) -> None:
         members = self._gathered.setdefault(operation.label, [])
         members.append(node)
         node.begin_us = self._clock.now
@@ -263,7 +315,7 @@ class _Run:
         done = len(batch.programs)
         node.tiles -= done
         self._recorder.tiles(operation, node.step.kind, batch, self._clock.now)
-        is_tile_wise = node.step.engine in KERNELS and isinstance(operation, Compute)
+        is_tile_wise = node.step.engine in KERNELS and (isinstance(operation, Compute) or operation.instances > 1)
         if is_tile_wise and operation.notifies:
             self._clock.after(self._machine.latency.signal.us, partial(self._notify, node, done))
         if not node.tiles and node.launches:
@@ -286,6 +338,7 @@ class _Run:
 
     def _complete(self, node: _Node) -> None:
         node.is_done = True
+        node.end_us = self._clock.now
         for gate in node.waits_for_end:
             gate.arrive()
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
+from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
 
@@ -29,7 +30,7 @@ Call = Callable[[int], torch.Tensor]
 
 
 class OperatorCall(Protocol):
-    """The public operator: `all_gather_matmul` or `matmul_reduce_scatter` on local tensors."""
+    """The public operator on local tensors."""
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
@@ -84,6 +85,12 @@ class Side:
         raise NotImplementedError
 
     def torch_fused(self, turn: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def torch_one_shot(self, turn: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def torch_two_shot(self, turn: int) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -160,16 +167,70 @@ class MatmulReduceScatter(Side):
         return result
 
 
+class MatmulAllReduce(Side):
+    """`all_reduce(x @ w)`: x `[m, k]` and w `[k, n]` of this rank, result `[m, n]`.
+
+    The copy engine's part is a scatter and a gather. torch's own all-reduces work on symmetric memory, into which the
+    matmul writes.
+    """
+
+    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
+        super().__init__(m, setting)
+        group, dtype = setting.group, setting.dtype
+        k = -(-k // group.world_size)
+        sets = _input_sets((m * k + k * n) * dtype.itemsize)
+        self.lefts = self.xs = [_random((m, k), _own_seed(seed, setting), setting) for seed in range(sets)]
+        self.rights = [_random((k, n), _own_seed(seed, setting) + MOST_INPUT_SETS, setting) for seed in range(sets)]
+        self._partial, self._alone = _empty(m, n, setting), _empty(m, n, setting)
+        self._alone.zero_()  # summed again and again: it must not grow
+        self.sent = [self._partial]
+        if setting.device.type == "cuda" and m:
+            size = m * n * dtype.itemsize
+            self._symmetric = CudaHeap(group, setting.device, size).view(0, (m, n), dtype)
+        if has_copies(setting):
+            row_bytes = n * dtype.itemsize
+
+            def piece(peer: int) -> tuple[int, int, int]:
+                lo, hi = shard_rows(m, group.world_size, peer)
+                return lo * row_bytes, group.rank * self.shard * row_bytes, (hi - lo) * row_bytes
+
+            landing = self.shard * group.world_size * row_bytes
+            self.copies = PeerCopies(group, setting.device, landing, piece, rounds=2)
+
+    def communicate(self, turn: int) -> torch.Tensor:
+        dist.all_reduce(self._alone, group=self.setting.group.process_group)
+        return self._alone
+
+    def sequential(self, turn: int) -> torch.Tensor:
+        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._partial)
+        dist.all_reduce(self._partial, group=self.setting.group.process_group)
+        return self._partial
+
+    def torch_one_shot(self, turn: int) -> torch.Tensor:
+        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._symmetric)
+        name = self.setting.group.name
+        result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(self._symmetric, "sum", name)
+        return result
+
+    def torch_two_shot(self, turn: int) -> torch.Tensor:
+        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._symmetric)
+        name = self.setting.group.name
+        result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(self._symmetric, "sum", name)
+        return result
+
+
 SIDES: dict[str, Callable[[int, int, int, Setting], Side]] = {
     "all_gather_matmul": AllGatherMatmul,
     "matmul_reduce_scatter": MatmulReduceScatter,
+    "matmul_all_reduce": MatmulAllReduce,
 }
 
 
 class Method(NamedTuple):
     """A row of the comparison. gives_result: it computes the operator, and is checked before it is timed.
 
-    lacks: what a setting and a number of rows lack for it, or an empty string.
+    lacks: what a setting and a number of rows lack for it, or an empty string. only: the operators it is a way to
+    compute; none: all.
     """
 
     name: str
@@ -177,6 +238,7 @@ class Method(NamedTuple):
     gives_result: bool
     lacks: Callable[[Setting, int], str]
     call: Callable[[Side], Call]
+    only: tuple[str, ...] = ()
 
 
 def _anywhere(setting: Setting, m: int) -> str:
@@ -191,6 +253,12 @@ def _torch_fused(setting: Setting, m: int) -> str:
     if setting.device.type != "cuda":
         return "needs CUDA"
     return "" if m % setting.group.world_size == 0 else "needs rows that divide by world_size"
+
+
+def _torch_all_reduce(setting: Setting, m: int) -> str:
+    if setting.device.type != "cuda":
+        return "needs CUDA"
+    return "" if setting.dtype in (torch.bfloat16, torch.float32) else "needs bf16 or fp32"
 
 
 def _copies(side: Side) -> Call:
@@ -219,27 +287,47 @@ def planned(plan: str | None) -> Callable[[Side], Call]:
 
 MATMUL, COMMUNICATION, COPIES, CEILING = "matmul", "communication", "copies", "ceiling"
 SEQUENTIAL, TORCH_FUSED, PER_SHARD, OURS = "sequential", "torch_fused", "per_shard", "overweave"
+TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch_one_shot", "torch_two_shot"
+TORCH = (TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
+_SHARDED, _REDUCED = ("all_gather_matmul", "matmul_reduce_scatter"), ("matmul_all_reduce",)
 METHODS: tuple[Method, ...] = (
     Method(MATMUL, "matmul alone", False, _anywhere, lambda side: side.matmul),
     Method(COMMUNICATION, "communication: library", False, _anywhere, lambda side: side.communicate),
     Method(COPIES, "communication: copy engine", False, _copy_engine, _copies),
     Method(CEILING, "ceiling: matmul beside copies", False, _copy_engine, _ceiling),
     Method(SEQUENTIAL, "library: collective and matmul", True, _anywhere, lambda side: side.sequential),
-    Method(TORCH_FUSED, "torch: fused (symm_mem)", True, _torch_fused, lambda side: side.torch_fused),
-    Method(PER_SHARD, "copy engine, matmul per shard", True, _anywhere, planned("per_shard")),
+    Method(TORCH_FUSED, "torch: fused (symm_mem)", True, _torch_fused, lambda side: side.torch_fused, _SHARDED),
+    Method(
+        TORCH_ONE_SHOT,
+        "torch: matmul, one-shot (symm_mem)",
+        True,
+        _torch_all_reduce,
+        lambda side: side.torch_one_shot,
+        _REDUCED,
+    ),
+    Method(
+        TORCH_TWO_SHOT,
+        "torch: matmul, two-shot (symm_mem)",
+        True,
+        _torch_all_reduce,
+        lambda side: side.torch_two_shot,
+        _REDUCED,
+    ),
+    Method(PER_SHARD, "copy engine, matmul per shard", True, _anywhere, planned("per_shard"), _SHARDED),
     Method(OURS, "overweave", True, _anywhere, planned(None)),
 )
 
 
-def plan_methods(plans: tuple[str, ...]) -> tuple[Method, ...]:
-    """Rows for plans asked for by name, in place of the two rows of ours."""
+def methods_of(operator: str, plans: tuple[str, ...] = ()) -> tuple[Method, ...]:
+    """The rows of an operator; those of plans asked for by name, if any, in place of the two rows of ours."""
+    own = tuple(method for method in METHODS if not method.only or operator in method.only)
     if not plans:
-        return METHODS
+        return own
     named = tuple(
         Method(f"plan.{plan}", f"overweave, plan {plan}", True, _anywhere, planned(plan))
         for plan in dict.fromkeys(plans)
     )
-    return tuple(method for method in METHODS if method.name not in (PER_SHARD, OURS)) + named
+    return tuple(method for method in own if method.name not in (PER_SHARD, OURS)) + named
 
 
 def side(operator: str, m: int, n: int, k: int, setting: Setting) -> Side:

@@ -17,19 +17,20 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.errors import InputError, OverweaveError
+from overweave.errors import InputError
 from overweave.memory.group import Group, resolve
+from overweave.tuner.attempt import attempt
 from overweave.tuner.baselines import (
     CEILING,
     COMMUNICATION,
     MATMUL,
     SEQUENTIAL,
+    TORCH,
     TORCH_FUSED,
     Method,
     OperatorCall,
     Setting,
-    Side,
-    plan_methods,
+    methods_of,
     side,
 )
 from overweave.tuner.measures import Measures, Roofs, measure
@@ -40,8 +41,6 @@ from overweave.tuner.timer import Effort, Samples, compare
 # Multicast can put shared GPUs out of service; no comparison may use it.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 TIMEOUT = timedelta(seconds=120)
-# Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
-LARGEST_ERROR = 2e-2
 PACKAGES = ("overweave", "torch", "triton", "cuda-bindings")
 
 
@@ -59,8 +58,8 @@ class Request(Struct, frozen=True, kw_only=True):
 class MethodRow(Struct, frozen=True, kw_only=True):
     """One method on one case, in microseconds, slowest rank.
 
-    speedups: paired ratios of a baseline's time over this one's, by the baseline's name. measures: for methods that
-    compute the operator.
+    speedups: paired ratios of a baseline's time over this one's, by the baseline's name; `torch_fused` is the quickest
+    of what torch ships. measures: for methods that compute the operator.
     """
 
     name: str
@@ -153,8 +152,9 @@ def _bench_case(
     left_out: dict[str, str] = {}
     usable: list[Method] = []
     expected = this.sequential(0).clone()
-    for method in plan_methods(request.plans):
-        reason = method.lacks(setting, case.m) or _try(method, this, expected)
+    for method in methods_of(request.operator, request.plans):
+        wanted = expected if method.gives_result else None
+        reason = method.lacks(setting, case.m) or attempt(method.call(this), wanted, setting)
         if reason:
             left_out[method.name] = reason
         else:
@@ -171,30 +171,6 @@ def _bench_case(
     return CaseRows(case=case, methods=tuple(_row(method, samples, roofs) for method in usable), left_out=left_out)
 
 
-def _try(method: Method, this: Side, expected: torch.Tensor) -> str:
-    """Runs a method once; why it must be left out, or an empty string. Every rank comes to the same verdict."""
-    reason = ""
-    try:
-        result = method.call(this)(0)
-        if method.gives_result and not _agrees(result, expected):
-            reason = "its result differs from the sequential one"
-        if this.setting.device.type == "cuda":
-            torch.cuda.synchronize()
-    except (OverweaveError, RuntimeError, ValueError, NotImplementedError) as error:
-        reason = f"{type(error).__name__}: {error}"[:300]
-    verdict = torch.tensor([int(bool(reason))], device=this.setting.device)
-    dist.all_reduce(verdict, dist.ReduceOp.MAX, this.setting.group.process_group)
-    return reason or ("it failed on another rank" if int(verdict) else "")
-
-
-def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    if result.shape != expected.shape:
-        return False
-    error = torch.linalg.vector_norm(result.float() - expected.float())
-    # Written so that NaN does not agree.
-    return bool(error <= LARGEST_ERROR * torch.linalg.vector_norm(expected.float()))
-
-
 def _roofs(samples: Samples) -> Roofs:
     times = {name: median(values) for name, values in samples.device_us.items()}
     return Roofs(
@@ -207,16 +183,24 @@ def _roofs(samples: Samples) -> Roofs:
 
 def _row(method: Method, samples: Samples, roofs: Roofs) -> MethodRow:
     own = samples.device_us[method.name]
-    baselines = [name for name in (SEQUENTIAL, TORCH_FUSED) if name in samples.device_us and method.gives_result]
+    baselines = _baselines(samples) if method.gives_result else {}
     return MethodRow(
         name=method.name,
         label=method.label,
         median_us=median(own),
         p90_us=p90(own),
         host_us=samples.host_us.get(method.name),
-        speedups={name: paired_ratio(samples.device_us[name], own) for name in baselines},
+        speedups={name: paired_ratio(theirs, own) for name, theirs in baselines.items()},
         measures=measure(median(own), roofs) if method.gives_result else None,
     )
+
+
+def _baselines(samples: Samples) -> dict[str, tuple[float, ...]]:
+    """What methods are compared with: the library, and the quickest of what torch ships for the operator."""
+    times = samples.device_us
+    by_torch = [times[name] for name in TORCH if name in times]
+    fastest = {TORCH_FUSED: min(by_torch, key=median)} if by_torch else {}
+    return {SEQUENTIAL: times[SEQUENTIAL], **fastest}
 
 
 def _versions() -> dict[str, str]:

@@ -9,9 +9,12 @@ from platformdirs import user_cache_path
 
 
 def cache_folders() -> dict[str, Path]:
-    """Each cache by name: measurements of ours, and the compiled kernels that triton keeps."""
-    triton = os.environ.get("TRITON_CACHE_DIR")
+    """Each cache by name: measurements of ours, and the compiled kernels that triton keeps.
+
+    OVERWEAVE_CACHE_DIR moves ours, for ranks that share no home, or a home that is slow.
+    """
+    triton, own = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("OVERWEAVE_CACHE_DIR")
     return {
-        "overweave": user_cache_path("overweave", appauthor=False),
+        "overweave": Path(own) if own else user_cache_path("overweave", appauthor=False),
         "triton": Path(triton) if triton else Path.home() / ".triton" / "cache",
     }

@@ -1,116 +1,116 @@
-"""Which Plan a problem gets, until the tuner measures: a rule by size, and the reasons, which `explain` tells.
+"""Which Plan a problem gets, and the reasons, which `explain` tells.
 
-The library path is always a candidate: where overlap loses, or a kernel cannot address the operands, the rule says so
-and takes it. Nothing falls back silently.
+In this order: what was measured on this machine, what was measured for the package, a neighbour's measurement, the
+model (tuner/rank.py), and a rule by size where no machine is described. The library path is always a candidate: where
+overlap loses, or a kernel cannot address the operands, it is taken and the choice says so. Nothing falls back silently.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+from overweave.ir.plan import Problem
+from overweave.tuner.cache import knowledge
+from overweave.tuner.choice import Choice, Weight, chosen
+from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
+from overweave.tuner.size_rule import RULES, SizeRule, by_size, wire_bytes
+from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, Candidate, candidate, obstacle
+from overweave.tuner.table import Found, Knowledge, Time
+from overweave.tuner.target import Target, kernel_obstacle, tile_options
 
-DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
+TIE = 0.02  # medians of one run differ by so much from run to run
+MOST_PIECES = 64
 
-
-class Target(Struct, frozen=True):
-    """What a plan will run on. is_hopper: sm_90."""
-
-    kind: str
-    sms: int = 132
-    is_hopper: bool = True
-
-
-class Choice(Struct, frozen=True):
-    """A schedule of the catalog with its options, why it was taken, and what was not taken and why."""
-
-    plan: str
-    options: dict[str, str | int]
-    reason: str
-    rejected: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        options = " ".join(f"-o {name}={value}" for name, value in self.options.items())
-        lines = [f"{self.plan} {options}".rstrip(), f"  because {self.reason}"]
-        lines += [f"  not {name}: {why}" for name, why in self.rejected]
-        return "\n".join(lines)
+__all__ = [
+    "RULES",
+    "Choice",
+    "SizeRule",
+    "Target",
+    "choose",
+    "explained",
+    "kernel_obstacle",
+    "tile_options",
+    "wire_bytes",
+]
 
 
-class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator, its options on a GPU, and how long the plain calls must take for it to pay.
+def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> Choice:
+    """The plan for a problem on a target, with reasons. known: what a group agreed on; None: what the host knows."""
+    if problem.world_size == 1 or not problem.m:
+        why = "a group of one has nothing to overlap" if problem.m else "there are no rows"
+        return chosen(problem, target, candidate(SEQUENTIAL, {}), ("rule", why))
+    found = (known or knowledge(target, problem.world_size)).find(problem)
+    measured = _by_measurement(problem, target, found) if found else None
+    if measured is not None:
+        return measured
+    if machine_of(target, problem.world_size) is None:
+        return by_size(problem, target)
+    return _by_model(problem, target)
 
-    without_kernel: the plan where no tile kernel can run. A scatter of library matmuls would be summed by library
-    passes over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
 
-    MEASURED: eager calls of 256 to 8,192 rows of Llama-3 and mlp layers, W=4 (4 x H200, 2026-11-20): below about
-    115 us the overlapped plan's launches and flags cost more than the overlap gains. The two rates are those of cuBLAS
-    and NCCL on the same machine.
+def explained(problem: Problem, target: Target) -> Choice:
+    """The choice together with all that is known of every candidate."""
+    known = knowledge(target, problem.world_size)
+    found = known.find(problem)
+    times = {str(time.candidate): time.us for time in found.entry.times} if found else {}
+    weights: dict[str, Weight] = {}
+    for each in weigh(problem, target):
+        text = str(each.candidate)
+        us = times.pop(text, None)
+        if each.obstacle:  # what keeps a schedule back mostly keeps back all of its candidates: told once
+            weights[f"{each.candidate.plan}: {each.obstacle}"] = Weight(each.candidate.plan, obstacle=each.obstacle)
+        else:
+            weights[text] = Weight(text, each.predicted_us, us)
+    others = [Weight(text, measured_us=us) for text, us in times.items()]
+    choice = choose(problem, target, known)
+    rejected = choice.rejected if choice.source == "rule" else ()  # the weights tell
+    return replace(choice, rejected=rejected, weights=(*weights.values(), *others))
+
+
+def quickest(times: list[Time]) -> Time:
+    """The least time; of those that a run cannot tell from it, the one that costs the host least."""
+    within = [time for time in times if time.us <= times[0].us * (1 + TIE)]
+    return min(within, key=lambda time: (_host_steps(time.candidate), time.us))
+
+
+def _host_steps(what: Candidate) -> int:
+    """How much the host launches, roughly: for an order, not for a time.
+
+    MEASURED: calls queued one behind the other cost the host 50 to 85 us with one piece a shard, 60 to 230 us with two,
+    because deep copy graphs fill a queue, and 280 to 720 us with torch's fused operators (mlp, 4 x H200, 2026-11-20).
     """
-
-    overlapped: str
-    without_kernel: str
-    options: dict[str, str | int]
-    sequential_us: float = 115.0
-    tflops: float = 650.0
-    wire_gb_per_s: float = 250.0
-
-    def predicted_us(self, problem: Problem) -> float:
-        """How long one library matmul and one library collective take, after one another."""
-        work = 2.0 * problem.m * problem.n * problem.k
-        return work / self.tflops / 1e6 + wire_bytes(problem) / self.wire_gb_per_s / 1e3
+    if what.plan == SEQUENTIAL:
+        return 0
+    return MOST_PIECES if what.plan == TORCH_FUSED else int(dict(what.options).get("pieces", 1))
 
 
-# MEASURED: own_pieces 1, 2, 4 give 613.5, 606.3, 605.2 us, geometric mean over mlp, W=4 (4 x H200, 2026-11-20).
-RULES = {
-    "all_gather_matmul": SizeRule("push", "per_shard", {}),
-    "matmul_reduce_scatter": SizeRule("scatter", "sequential", {"own_pieces": 4}),
-}
+def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | None:
+    """The quickest candidate of an entry that can compute this very problem."""
+    entry = found.entry
+    why = {str(time.candidate): obstacle(problem, target, time.candidate) for time in entry.times}
+    able = [time for time in entry.times if not why[str(time.candidate)]]
+    if not able:
+        return None
+    taken = quickest(able)
+    at = f"m={entry.problem.m} n={entry.problem.n} k={entry.problem.k}"
+    reason = f"it was the quickest of {len(entry.times)} at {at}: {taken.us:.1f} us"
+    if taken is not able[0]:
+        reason += f", but for {able[0].candidate}, {able[0].us:.1f} us, which costs the host more"
+    return chosen(problem, target, taken.candidate, (found.source, reason), tuple((n, w) for n, w in why.items() if w))
 
 
-def choose(problem: Problem, target: Target) -> Choice:
-    """The plan for a problem on a target, with reasons."""
-    rule = RULES[problem.operator]
-    overlapped, sequential = f"{problem.operator}.{rule.overlapped}", f"{problem.operator}.sequential"
-    if problem.world_size == 1:
-        return Choice(sequential, {}, "a group of one has nothing to overlap")
-    too_small = _too_small(problem, rule) if target.kind != "cpu" else ""
-    if too_small:
-        return Choice(sequential, {}, "the plain library calls win at this size", ((overlapped, too_small),))
-    obstacle = kernel_obstacle(problem, target)
-    if obstacle:
-        why = "library matmuls take any layout"
-        return Choice(f"{problem.operator}.{rule.without_kernel}", {}, why, ((overlapped, obstacle),))
-    if target.kind == "cpu":
-        return Choice(overlapped, {}, "on the CPU the overlapped schedule is emulated, whatever the size")
-    options = tile_options(target) | rule.options
-    return Choice(overlapped, options, "copies hide behind the tiles of one kernel")
+def _by_model(problem: Problem, target: Target) -> Choice:
+    weighed = weigh(problem, target, is_thorough=False)
+    taken = cold_choice(weighed, problem.operator)
+    rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
+    return chosen(problem, target, taken.candidate, ("model", _reason(taken, weighed)), rejected)
 
 
-def tile_options(target: Target) -> dict[str, str | int]:
-    """Options that every plan with a tile kernel takes on a target."""
-    if target.kind == "cpu":
-        return {}
-    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, "pieces": 1}
-
-
-def kernel_obstacle(problem: Problem, target: Target) -> str:
-    """Why the tile kernels cannot, or should not, compute a problem; empty if they can."""
-    if problem.dtype == "float32" and target.kind == "cuda":
-        return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
-    step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
-    if problem.k % step or problem.n % step:
-        return f"n={problem.n} and k={problem.k} must be multiples of {step}: rows must start at multiples of 16 bytes"
-    return ""
-
-
-def wire_bytes(problem: Problem) -> int:
-    """What one rank receives: all rows but its own, of the input (gather) or of the partial sums (scatter)."""
-    columns = problem.k if problem.operator == "all_gather_matmul" else problem.n
-    return problem.m * columns * ITEMSIZE_BYTES[problem.dtype] * (problem.world_size - 1) // problem.world_size
-
-
-def _too_small(problem: Problem, rule: SizeRule) -> str:
-    predicted_us = rule.predicted_us(problem)
-    if predicted_us >= rule.sequential_us:
-        return ""
-    return f"the plain calls take about {predicted_us:.0f} us, and overlap pays from {rule.sequential_us:.0f} us on"
+def _reason(taken: Weighed, weighed: tuple[Weighed, ...]) -> str:
+    predicted = {each.candidate: each.predicted_us for each in weighed if each.predicted_us is not None}
+    library_us = predicted.pop(candidate(SEQUENTIAL, {}))
+    if taken.candidate.plan != SEQUENTIAL:
+        return f"it is predicted to take {taken.predicted_us:.1f} us, the library path {library_us:.1f} us"
+    least = min(predicted, key=lambda what: predicted[what], default=None)
+    others = f", and {least} {predicted[least]:.1f} us, too little gained to trust" if least else ""
+    return f"the library path is predicted to take {library_us:.1f} us{others}"

@@ -27,10 +27,13 @@ Piece = tuple[int, int, int]  # offset in the sent tensor, offset in the peer's 
 class PeerCopies:
     """Pushes pieces of one tensor into the peers' landing zones. Built collectively.
 
-    piece: what goes to a peer. landing_bytes: size of the zone that each rank offers, the same on every rank.
+    piece: what goes to a peer. landing_bytes: size of the zone that each rank offers, the same on every rank. rounds:
+    how often all of it is pushed.
     """
 
-    def __init__(self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], Piece]) -> None:
+    def __init__(
+        self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], Piece], rounds: int = 1
+    ) -> None:
         if not HAS_COPY_ENGINE:
             raise MachineError(
                 "measure the copy engine", "cuda-bindings is not installed", "pip install overweave[cuda]"
@@ -44,12 +47,14 @@ class PeerCopies:
             if length:
                 landing = Place(None, self._heap.addresses[peer] + target, length)
                 steps.append(CopyStep(Place("sent", source, length), landing, length, 1))
-        self._queue = CopyQueue(tuple(steps))
+        self._queue = CopyQueue(tuple(steps) * rounds)
 
     def start(self, sent: torch.Tensor) -> None:
         """Begins to push, on the own stream, behind what the current stream holds."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        self._queue.launch(self.stream.cuda_stream, {"sent": sent.data_ptr()})
+        addresses = {"sent": sent.data_ptr()}
+        self._queue.prepare(self.stream.cuda_stream, addresses)
+        self._queue.launch(self.stream.cuda_stream, addresses)
 
     def join(self) -> None:
         """What follows on the current stream starts after the pushes."""

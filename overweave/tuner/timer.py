@@ -34,7 +34,10 @@ SLEEP_CYCLES = 1_000_000  # about 0.5 ms on Hopper: longer than the host needs t
 
 
 class Effort(Struct, frozen=True, kw_only=True):
-    """How often to sample. Fewer than 30 rounds are for tests: their intervals are wide."""
+    """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide.
+
+    host_calls: over how many calls the host's cost is averaged; 0: it is not asked for.
+    """
 
     rounds: int = 30
     warmup: int = 5
@@ -88,7 +91,7 @@ def compare(
                 on_round(turn)
         host = {name: clock.host_us(methods[name], effort.host_calls) for name in names}
     slowest = _slowest([*table.values(), [us or 0.0 for us in host.values()]], device, group)
-    host_us = dict(zip(names, slowest[-1], strict=True)) if device.type == "cuda" else {}
+    host_us = dict(zip(names, slowest[-1], strict=True)) if device.type == "cuda" and effort.host_calls else {}
     return Samples(dict(zip(names, slowest, strict=False)), host_us)
 
 
@@ -134,6 +137,8 @@ class _CudaClock:
         return elapsed_ms * 1e3
 
     def host_us(self, call: Call, calls: int) -> float | None:
+        if not calls:
+            return None
         self._align()
         torch.cuda.synchronize(self._device)
         start_ns = time.perf_counter_ns()

@@ -14,7 +14,7 @@ from overweave.cli.main import app
 from tests.source_tree import ROOT
 
 COMMAND = [sys.executable, "-m", "overweave.cli.main", "bench"]
-OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
+OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 
 
 @pytest.fixture

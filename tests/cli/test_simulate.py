@@ -38,7 +38,7 @@ def test_the_shape_is_the_global_one():
         return json.loads(run(name, "--shape", shape, "--world", "4", "--json"))["matmul_us"]
 
     assert m_n_k("all_gather_matmul.sequential", "8192,14336,4096") == pytest.approx(313, rel=0.02)
-    assert m_n_k("matmul_reduce_scatter.sequential", "8192,4096,14336") == pytest.approx(313, rel=0.02)
+    assert m_n_k("matmul_reduce_scatter.sequential", "8192,4096,14336") == pytest.approx(313, rel=0.03)
 
 
 def test_a_table_and_a_picture():

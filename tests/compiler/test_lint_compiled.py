@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -9,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint_all import main
-from campaigns.lint_cases import Case, Variant, begin_case, matmul_case, reduction_case
+from campaigns.lint_cases import Case, Variant, begin_case, copy_case, matmul_case, reduction_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
+from overweave.compiler.lint_subject import Subject
 from overweave.ir.plan import MatmulConfig
 from tests.compiler.cases import (
     KEPT,
@@ -66,6 +68,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
     [
         begin_case(),
         reduction_case("bfloat16", 4, traced=False),
+        copy_case(traced=False, ragged=True),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
         matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),
     ],
@@ -77,6 +80,31 @@ def test_our_kernels_pass(case: Case) -> None:
 
 def test_the_specialised_kernel_passes() -> None:
     assert lint(*hopper()) == ()
+
+
+def test_pushes_move_16_bytes_at_once_and_several_are_under_way() -> None:
+    for ragged in (False, True):
+        text = compile_kernel(copy_case(traced=False, ragged=ragged).source).ptx
+        loads, stores = ([m.start() for m in re.finditer(rf"{way}\.global\.v4\.b32", text)] for way in ("ld", "st"))
+        assert len(loads) == len(stores) == 4
+        assert max(loads) < min(stores)
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("announced-order", (r"sys\.release", "sys.relaxed")),
+        (
+            "announced-order",
+            (r"(@%p\d+ st\.global\.v4\.b32[^;]*;)(.*?)(@%p\d+ atom\.global\.sys\.release\.add[^;]*;)", r"\2\3\1"),
+        ),
+        ("system-scope", (r"sys\.release", "gpu.release")),
+    ],
+)
+def test_seeded_violation_in_a_push_is_found(rule: str, change: tuple[str, str]) -> None:
+    source, contract = copy_case(traced=False, ragged=False)
+    compiled = compile_kernel(source)
+    assert rule in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
 
 
 PARTITION_BARRIER = r"bar\.sync\s+[02], 128;"
@@ -103,6 +131,49 @@ def test_seeded_violation_in_a_partition_is_found(rule: str, change: tuple[str, 
     if rule == "barrier-before-release" and "bra" in change[0]:  # the barrier behind the other branch goes too
         text = edit(text, (rf"(fence\.proxy\.async\.shared::cta;.{{1,400}}?){PARTITION_BARRIER}", r"\1"))
     assert rule in rules(lint(replace(compiled, ptx=edit(text, change)), contract))
+
+
+@cache
+def hopper_sum() -> tuple[Compiled, Contract]:
+    config = MatmulConfig(kernel="hopper", block_n=128, stages=5)
+    source, contract = matmul_case("bfloat16", config, Variant(two_sources=False), addends=3)
+    return compile_kernel(source), contract
+
+
+def place_of(verb: str, source: str) -> list[str]:
+    """The address registers of the mbarrier instructions that were compiled from a line of a file."""
+    subject = Subject(*hopper_sum())
+    items = (item for item in subject.function.instructions if item.opcode.startswith(f"mbarrier.{verb}"))
+    return [item.operands[-2 if verb == "try_wait" else -1] for item in items if source in item.source]
+
+
+def test_tiles_that_add_pass_and_load_16_bytes_at_once() -> None:
+    compiled, contract = hopper_sum()
+    assert lint(compiled, contract) == ()
+    # Two consumers, two strips each, three addends, 64 x 64 elements over 128 threads.
+    assert len(re.findall(r"ld\.global\.v4\.b32", compiled.ptx)) == 2 * 2 * 3 * 4
+
+
+@pytest.mark.parametrize("fault", ["a consumer does not listen", "it listens to another", "told before the wait"])
+def test_addends_read_without_hearing_of_the_wait_are_found(fault: str) -> None:
+    compiled, contract = hopper_sum()
+    text = compiled.ptx
+    (told,) = place_of("arrive", "received_hopper.py")
+    heard, other = place_of("try_wait", "received_hopper.py")
+    if fault == "a consumer does not listen":
+        text = edit(
+            text, (rf"mbarrier\.try_wait\.parity\.shared\.b64 complete, {re.escape(heard)}", "mov.pred complete, 1")
+        )
+    elif fault == "it listens to another":
+        (empty, *_) = place_of("try_wait", "matmul_hopper.py:")
+        text = edit(text, (rf"(complete, ){re.escape(other)}", rf"\g<1>{empty}"))
+    else:
+        arrival = rf"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, {re.escape(told)};"
+        found = re.search(arrival, text)
+        assert found is not None
+        text = edit(text, (arrival, ""), (r"(mov\.u64 start, %globaltimer;)", rf"{found[0]}\n\1"))
+    found_rules = lint(replace(compiled, ptx=text), contract)
+    assert "guarded-order" in rules(found_rules)
 
 
 def test_campaign_prints_a_line_per_kernel(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
+from overweave.schedules.catalog import names
 from tests.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
-RUN_BELOW = ("01_first_call.py", "02_schedule_by_hand.py", "03_simulate.py")
+RUN_BELOW = ("01_first_call.py", "02_schedule_by_hand.py", "03_simulate.py", "04_all_reduce.py", "05_compile.py")
 
 
 def example(name: str):
@@ -39,7 +40,7 @@ def test_simulate(capsys: pytest.CaptureFixture[str]):
     for operator, ours in (("all_gather_matmul", "push"), ("matmul_reduce_scatter", "scatter")):
         timelines = namespace["compare"](operator)
         assert next(iter(timelines)) == f"{operator}.{ours}"
-        assert len(timelines) == 4
+        assert set(timelines) == set(names(operator))
 
 
 @pytest.mark.slow
@@ -50,3 +51,22 @@ def test_first_call():
     assert result.returncode == 0, result.stderr
     assert "rank 0 of 4: y [256, 96], z [64, 96], off plain torch by 0\n" in result.stdout
     assert "all_gather_matmul.push" in result.stdout
+
+
+@pytest.mark.slow
+def test_all_reduce():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / "04_all_reduce.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "5 plans and our choice: all equal plain torch" in result.stdout
+    assert "matmul_all_reduce." in result.stdout
+
+
+@pytest.mark.slow
+def test_compile():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / "05_compile.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("e-06 on 4 ranks") == 3

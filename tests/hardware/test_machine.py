@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from overweave.errors import InputError
-from overweave.hardware.machine import Curve, load, names
+from overweave.hardware.machine import Curve, SmCurve, load, names
 
 
 def walk(value: object, path: str = ""):
@@ -41,6 +41,11 @@ def test_a_larger_transfer_never_takes_less_time(name: str):
     for curve in (links.push, links.pull, links.all_peers):
         times = [curve.time_us(size) for size in sizes]
         assert times == sorted(times)
+
+
+def test_what_sms_push_grows_in_proportion_then_between_points_then_no_more():
+    curve = SmCurve(points=((4.0, 100.0), (8.0, 160.0)), source="")
+    assert [curve.gb_per_s(sms) for sms in (1, 4, 6, 8, 100)] == [25.0, 100.0, 130.0, 160.0, 160.0]
 
 
 def test_a_curve_has_a_floor_its_points_and_a_last_rate():

@@ -13,6 +13,7 @@ from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import TEMPLATES, build, names
 
 DELAYED = "push.1-0.0"
+TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.two_shot_pull")
 
 
 def schedule(name: str = "all_gather_matmul.push", world_size: int = 2, pieces: int = 1) -> Schedule:
@@ -43,7 +44,7 @@ def test_before_and_after(golden, name: str):
 def test_what_is_proven_stays_proven(name: str, world_size: int):
     before = schedule(name, world_size, pieces=2)
     for queue in before.queues:
-        if queue.order == "issue":
+        if queue.order == "issue" and not (queue.name == "sums" and name in TWO_SHOTS):  # their moves wait for own sums
             assert verify_schedule(rotate(before, queue.name, turns=3)).ok
     assert verify_schedule(split(before, 3)).ok
     assert verify_schedule(split(before, 2, alignment=4)).ok

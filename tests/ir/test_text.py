@@ -53,6 +53,7 @@ EVERYTHING = Schedule(
         Compute(name="m2", rank=0, queue="b", a=(region("x@1", 0),) * 2, b=region("x@1", 0), out=(), tiles=9),
         Reduce(name="r", rank=1, queue="b", operands=(region("x@1", 0), region("x@1", 1)), out=region("y-+.", 1)),
         Reduce(name="r0", rank=1, queue="b", operands=(), out=region("y-+.", 1, 3, 3)),
+        Reduce(name="r1", rank=1, queue="b", operands=(region("x@1", 1),), out=region("y-+.", 1), tiles=4),
         Collective(
             name="g",
             rank=1,
@@ -62,6 +63,16 @@ EVERYTHING = Schedule(
             ranks=(1, 0),
             sources=(region("x@1", 1),),
             destinations=(region("x@1", 1), region("x@1", 1)),
+        ),
+        Collective(
+            name="h",
+            rank=1,
+            queue="a",
+            function="all_reduce",
+            label="h",
+            ranks=(1, 0),
+            sources=(region("x@1", 1),),
+            destinations=(region("x@1", 1),),
         ),
     ),
 )

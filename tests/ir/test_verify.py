@@ -16,6 +16,7 @@ from overweave.ir.schedule import (
     Goal,
     Notify,
     Queue,
+    Reduce,
     ReducePut,
     Region,
     Schedule,
@@ -95,6 +96,7 @@ def test_form():
     narrow = Region("slot", 1, (0, 1), (0, 4))
     refused(exchange(put(0, destinations=(narrow,)), put(1), take(0), take(1)), "form", "does not fit slot@1[0:1,0:4]")
     refused(altered(sums(), total_0=total(0, operands=())), "form", "nothing to sum")
+    refused(altered(sums(), total_0=total(0, tiles=0)), "form", "at least one tile")
     first = sums().operations[0]
     refused(altered(sums(), multiply_0=replace(first, b=whole("w", 0))), "form", "does not have the shape")
 
@@ -116,6 +118,63 @@ def test_form_of_collectives():
     refused(altered(good, gather_1=part(1, ranks=(1, 0))), "form", "says otherwise")
     shorter = part(1, sources=(whole("x", 1, (0, 1)),))
     refused(altered(good, gather_1=shorter), "form", "does not fit")
+
+
+def reduced_by_library(*, apart: bool = False, **changes) -> Schedule:
+    """Each rank's product, all-reduced: in place, or from `part` to `y`. changes: of rank 1's part of that."""
+    source = "part" if apart else "y"
+    operations = []
+    for rank in RANKS:
+        made = Collective(
+            name=f"reduce.{rank}", rank=rank, queue="main", function="all_reduce", label="r", ranks=RANKS,
+            sources=(whole(source, rank),), destinations=(whole("y", rank),),
+        )  # fmt: skip
+        product_of = replace(sums().operations[3 * rank], out=(whole(source, rank),), tiles=1, notifies=())
+        operations += [product_of, replace(made, **changes) if rank else made]
+    return sums(operations=tuple(operations), pads=())
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_all_reduce(apart: bool):
+    good = reduced_by_library(apart=apart)
+    assert verify_schedule(good).ok
+    backwards = tuple(replace(goal, terms=goal.terms[::-1]) for goal in good.goal)
+    refused(replace(good, goal=backwards), "contribution_order", "sums [0:4] + [4:8]")
+    refused(altered(good, multiply_1=None), "unwritten", "nobody gives or writes it")
+    shorter = (whole("y", 1, (0, 1)),)
+    refused(reduced_by_library(apart=apart, sources=shorter, destinations=shorter), "form", "does not fit")
+    refused(reduced_by_library(apart=apart, destinations=(whole("y", 1),) * 2), "form", "has 1 and 1")
+
+
+def test_all_reduce_in_place_needs_order():
+    """Who reads the product beside the reduction may find the sum."""
+    reader = Copy(name="read", rank=0, queue="copies", sources=(whole("y", 0),), destinations=(whole("part", 0),))
+    good = reduced_by_library()
+    refused(replace(good, operations=(*good.operations, reader)), "race", "no path leads")
+
+
+def test_a_tile_wise_sum_is_counted_in_tiles():
+    """A sum of three tiles says so three times: who waits for one of them has not waited."""
+    notifies = (Notify("computed", 0, 1),)
+    pads = (SignalPad("arrived", 2), SignalPad("computed", 2))
+    tiled = total(0, queue="sums", notifies=notifies, tiles=3, out=whole("part", 0, (2, 4)))
+    move = Reduce(
+        name="move",
+        rank=0,
+        queue="main",
+        waits=(Wait("computed", (1, 2), 3),),
+        operands=(tiled.out,),
+        out=whole("y", 0),
+    )
+    buffers = tuple(replace(one, rows=4) if one.name == "part" else one for one in sums().buffers)
+    queues = (*sums().queues, Queue("sums", "issue", ("main",)))
+    good = sums(pads=pads, buffers=buffers, queues=queues)
+    operations = tuple(
+        one for each in good.operations for one in ((tiled, move) if each.name == "total.0" else (each,))
+    )
+    good = replace(good, operations=operations)
+    assert verify_schedule(good).ok
+    refused(altered(good, move=replace(move, waits=(Wait("computed", (1, 2), 1),))), "signal", "add 3 to it")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.ir.verify.plan import Footprint, MachineLimits, fit_together, verify_plan
-from overweave.schedules.catalog import build, names
+from overweave.schedules.catalog import build, names, template_of
 from overweave.schedules.tile_order import tile_orders
 
 H200 = MachineLimits()
@@ -44,8 +44,7 @@ SMALL = {"block_m": 16, "block_n": 16, "pieces": 2}
 
 def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=None, **changes) -> Plan:
     problem = Problem(operator=name.split(".")[0], m=m, n=n, k=16, world_size=world_size, dtype="bfloat16", **changes)
-    is_fused = name.endswith((".push", ".pull", ".scatter"))
-    return build(name, problem, options or (SMALL if is_fused else {}))
+    return build(name, problem, options or (SMALL if template_of(name).is_fused else {}))
 
 
 def refused(plan: Plan, rule: str, *words: str, limits: MachineLimits = H200) -> None:
@@ -100,6 +99,22 @@ def test_every_change_of_a_tile_is_refused():
             verdict = verify_plan(replace(plan, tile_orders=changed), H200)
             assert not verdict.ok, f"{name}: {field} of row {at} changed by {by}"
             assert {refusal.rule for refusal in verdict.refusals} == {"lowering"}
+
+
+def test_cut_tiles_are_proven_and_every_change_of_one_is_refused():
+    options = {"block_m": 16, "block_n": 128, "split_n": 2, "sms": 12, "pieces": 1}
+    plan = plan_of("all_gather_matmul.push", n=200, options=options)
+    assert verify_plan(plan, H200).ok
+    rows = plan.tile_orders[0].rows
+    cut = next(at for at, row in enumerate(rows) if row.width)
+    assert rows[cut].row == rows[cut + 1].row
+    for field, value in (("width", 0), ("width", 32), ("col", 128 - rows[cut].col), ("row", rows[cut].row + 1)):
+        changed = rows[cut]._replace(**{field: value})
+        refused(with_tables(plan, lambda rows, row=changed: [*rows[:cut], row, *rows[cut + 1 :]]), "lowering", "tile")
+    refused(with_tables(plan, lambda rows: rows[:cut] + rows[cut + 1 :]), "lowering", "tile")
+    refused(with_tables(plan, lambda rows: [*rows[: cut + 1], *rows[cut:]]), "lowering", "tile")
+    narrow = replace(plan.realization, matmul=replace(plan.realization.matmul, block_n=64))
+    refused(replace(plan, realization=narrow), "lowering", "less than 64 columns")
 
 
 def says_something(row: TileRow, field: str) -> bool:

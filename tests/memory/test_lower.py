@@ -8,11 +8,12 @@ import pytest
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, Plan, Problem
-from overweave.ir.schedule import Notify, Region, Schedule, Wait
+from overweave.ir.schedule import Compute, Notify, Put, Region, Schedule, Wait
 from overweave.memory.layout import lay_out
-from overweave.memory.lower import SlotAddresses, copy_steps, reduction_operands
+from overweave.memory.lower import SlotAddresses, addend_addresses, copy_steps, copy_targets, reduction_operands
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.schedules.catalog import build
+from tests.ir.test_addends import add
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, total, whole
 
 BASES = (1 << 20, 1 << 40)
@@ -119,6 +120,26 @@ def test_pushes_bring_every_row_to_its_place_and_set_every_flag(m: int, options:
     assert sum(own.values()) == m
 
 
+def test_a_kernel_s_pushes_are_told_their_peers_buffer_and_signals():
+    problem = Problem(operator="all_gather_matmul", m=37, n=8, k=8, world_size=3, dtype="float32")
+    plan = build("all_gather_matmul.push", problem, {"block_m": 16, "mover": "copy_kernel"})
+    layout, bases = lay_out(plan.schedule, "float32"), tuple(rank + 1 << 32 for rank in range(3))
+    targets = copy_targets(SlotAddresses(plan.schedule, "float32", layout, bases), 1, "copies")
+    moves = [operation for operation in plan.schedule.of_rank(1) if operation.queue == "copies"]
+    gathered = layout.buffers["gathered"]
+    assert targets == [
+        [bases[move.peer] + gathered, bases[move.peer]] if isinstance(move, Put) else [0, 0] for move in moves
+    ]
+    assert {target for target, _ in targets} >= {bases[0] + gathered, bases[2] + gathered}
+
+
+def test_a_kernel_cannot_push_into_a_callers_tensor():
+    into_x = exchange(put(0, destinations=(whole("x", 1),)))
+    with pytest.raises(ScheduleError) as caught:
+        copy_targets(addresses_of(into_x), 0, "copies")
+    assert "workspace" in str(caught.value)
+
+
 def test_a_sum_reads_its_operands_in_order_and_writes_the_callers_tensor():
     schedule = sums()
     addresses, layout = addresses_of(schedule), lay_out(schedule, "float32")
@@ -131,16 +152,18 @@ def test_a_sum_reads_its_operands_in_order_and_writes_the_callers_tensor():
     ("changed", "found"),
     [
         (altered(sums(), total_0=total(0, operands=(whole("part", 0), whole("x", 0)))), "caller's tensor"),
-        (
-            sums(operations=(total(0), total(0, name="again", operands=(whole("part", 0),)))),
-            "differ in how many operands",
-        ),
     ],
 )
 def test_sums_that_one_kernel_cannot_do(changed: Schedule, found: str):
     with pytest.raises(ScheduleError) as caught:
         reduction_operands(addresses_of(changed), 0, "main")
     assert found in str(caught.value)
+
+
+def test_a_sum_of_fewer_operands_has_none_in_their_place():
+    schedule = sums(operations=(total(0), total(0, name="again", operands=(whole("part", 0),))))
+    first, second = reduction_operands(addresses_of(schedule), 0, "main")
+    assert second == [first[0], 0, 0]
 
 
 def test_pieces_are_summed_behind_each_other():
@@ -151,3 +174,24 @@ def test_pieces_are_summed_behind_each_other():
     for places in (slot, own):
         assert [b - a for a, b in pairwise(places)] == [16 * 16 * 4] * 2
     assert [row[2] for row in rows] == [0] * 3
+
+
+def test_an_addend_is_found_by_the_rows_of_the_output():
+    """Beside row 32 of `y` lies row 32 + of the slot, so beside row 0 lies what is that much further up."""
+    problem = Problem(operator="matmul_reduce_scatter", m=100, n=40, k=16, world_size=2, dtype="bfloat16")
+    options = {"sums": "epilogue", "pieces": 2, "block_m": 16, "block_n": 16}
+    schedule = build("matmul_reduce_scatter.scatter", problem, options).schedule
+    layout = lay_out(schedule, "bfloat16")
+    addresses = SlotAddresses(schedule, "bfloat16", layout, BASES)
+    computes = [op for op in schedule.of_rank(1) if isinstance(op, Compute)]
+    for compute, row in zip(computes, addend_addresses(addresses, 1, "tiles"), strict=True):
+        start = BASES[1] + layout.buffers["slots"]
+        assert row == [start if compute.addends else 0]  # rank 0's slot is the first, its row 0 the shard's
+    tops = [compute.out[0].rows[0] for compute in computes if compute.addends]
+    assert tops == [0, 32]
+
+
+def test_what_the_caller_owns_is_no_addend():
+    given = altered(sums(), total_0=add(0, addends=(whole("x", 0),)))
+    with pytest.raises(ScheduleError, match="caller's tensor"):
+        addend_addresses(addresses_of(given), 0, "main")

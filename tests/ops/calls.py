@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 import overweave as ow
-from campaigns.exactness import ALL_GATHER, Case, make_data
+from campaigns.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
 from overweave.ir.plan import Dtype, Problem
 from overweave.memory.group import Group, resolve
 from overweave.ops.dispatch import GroupLike
@@ -50,7 +50,8 @@ def run(call: Call, x: torch.Tensor, w: torch.Tensor, group: GroupLike = None) -
         return ow.all_gather_matmul(x, w, group, m=call.m, return_gathered=True, plan=call.plan)
     if call.operator == ALL_GATHER:
         return (ow.all_gather_matmul(x, w, group, m=call.m, plan=call.plan),)
-    return (ow.matmul_reduce_scatter(x, w, group, plan=call.plan),)
+    reduced = ow.matmul_all_reduce if call.operator == ALL_REDUCE else ow.matmul_reduce_scatter
+    return (reduced(x, w, group, plan=call.plan),)
 
 
 def is_right(call: Call, turn: int = 0, group: GroupLike = None) -> bool:

@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from overweave.runtime import interpreter
 
@@ -22,8 +23,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.errors import InputError, PeerTimeout  # noqa: E402
-from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.plan import Epilogue, Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
@@ -205,6 +207,96 @@ def test_the_real_kernels_are_exact(world_size: int):
     assert run_ranks(run_kernels, world_size, 3) == [[]] * world_size
 
 
+def run_cut_tiles() -> list[str]:
+    """Tables with half tiles, for signals count them."""
+    group, wrong = resolve(None), []
+    options = {"block_m": 16, "block_n": 128, "split_n": 2, "sms": 6}
+    for schedule, n in (("all_gather_matmul.push", 200), ("matmul_reduce_scatter.scatter", 168)):
+        operator = schedule.split(".")[0]
+        problem = Problem(operator=operator, m=37, n=n, k=16, world_size=group.world_size, dtype="bfloat16")
+        case = Case(schedule, problem, options, seed=n)
+        plan = catalog.build(schedule, problem, options)
+        assert any(row.width for row in plan.tile_order(group.rank, "tiles").rows)
+        data = make_data(case, group.rank, is_integer=True)
+        if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
+            wrong.append(str(case))
+    return wrong
+
+
+def test_cut_tiles_are_exact():
+    assert run_ranks(run_cut_tiles, 2) == [[]] * 2
+
+
+def run_sums_in_tiles(calls: int) -> list[str]:
+    """Own tiles that add what arrived: every place in the order, empty and short pieces, half tiles, tall strips."""
+    group, wrong = resolve(None), []
+    half = {"block_n": 128, "split_n": 2, "sms": 6}
+    for m, options in ((0, {}), (1, {}), (37, {"order": "all_peers"}), (90, {"pieces": 3}), (64, half), (150, half)):
+        problem = Problem(
+            operator="matmul_reduce_scatter", m=m, n=168, k=16, world_size=group.world_size, dtype="bfloat16"
+        )
+        tiles: dict[str, int | str] = {"block_m": 16, "block_n": 64, "pieces": 2, "sums": "epilogue"}
+        case = Case("matmul_reduce_scatter.scatter", problem, tiles | options, seed=m)
+        plan = catalog.build(case.schedule, problem, case.options)
+        for call in range(calls):
+            data = make_data(case, group.rank, is_integer=True, call=call)
+            if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
+                wrong.append(f"{case} call {call}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_sums_in_own_tiles_are_exact(world_size: int):
+    assert run_ranks(run_sums_in_tiles, world_size, 2) == [[]] * world_size
+
+
+def run_pushes(calls: int) -> list[str]:
+    """Chunks moved by the copy kernel: beside the tiles, behind them, and fewer rows than tiles."""
+    group, wrong = resolve(None), []
+    for schedule in ("all_gather_matmul.push", "matmul_reduce_scatter.scatter"):
+        for m, options in ((0, {}), (1, {}), (37, {"sms": 1}), (150, {"pieces": 1}), (75, {"order": "all_peers"})):
+            operator = schedule.split(".")[0]
+            problem = Problem(operator=operator, m=m, n=104, k=208, world_size=group.world_size, dtype="bfloat16")
+            case = Case(schedule, problem, {"mover": "copy_kernel", "copy_programs": 1, **options}, seed=m)
+            plan = catalog.build(schedule, problem, case.options)
+            for call in range(calls):
+                data = make_data(case, group.rank, is_integer=True, call=call)
+                if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
+                    wrong.append(f"{case} call {call}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_pushes_by_a_kernel_are_exact(world_size: int):
+    assert run_ranks(run_pushes, world_size, 1) == [[]] * world_size
+
+
+def run_epilogues() -> list[str]:
+    group, wrong = resolve(None), []
+    torch.manual_seed(group.rank)
+    rows, n, k = 20, 40, 16
+    x, w = torch.randn(rows, k).bfloat16(), torch.randn(k, n).bfloat16()
+    extras = {"bias": torch.randn(1, n).bfloat16(), "residual": torch.randn(rows * group.world_size, n).bfloat16()}
+    gathered = torch.empty(rows * group.world_size, k)
+    dist.all_gather_into_tensor(gathered, x.float())
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        epilogue = Epilogue(bias=True, activation=activation, residual=True)
+        shape = {"m": rows * group.world_size, "n": n, "k": k, "world_size": group.world_size, "dtype": "bfloat16"}
+        problem = Problem(operator="all_gather_matmul", epilogue=epilogue, **shape)
+        plan = catalog.build("all_gather_matmul.push", problem, {"block_m": 16, "block_n": 32})
+        y = torch.full((problem.m, n), torch.nan).bfloat16()
+        run_on_host(plan, group, {"x": x, "w": w, **extras}, {"y": y}, depth="interpreter")
+        exact = gathered @ w.float()
+        apply_epilogue(exact, slice(0, problem.m), epilogue, {name: each.float() for name, each in extras.items()})
+        if not torch.allclose(y.float(), exact, rtol=2**-7, atol=2**-7):  # one rounding
+            wrong.append(f"{activation}: {float((y.float() - exact).abs().max())}")
+    return wrong
+
+
+def test_kernels_finish_their_tiles():
+    assert run_ranks(run_epilogues, 2) == [[]] * 2
+
+
 def refuse_unaligned() -> str:
     group = resolve(None)
     problem = Problem(operator="all_gather_matmul", m=4, n=8, k=9, world_size=group.world_size, dtype="bfloat16")
@@ -219,16 +311,14 @@ def test_rows_that_no_bulk_load_takes_are_refused():
     assert run_ranks(refuse_unaligned, 2) == ["InputError"] * 2
 
 
-def call_alone() -> str:
+def call_alone(schedule: str, options: dict[str, int | str]) -> str:
     group = resolve(None)
-    case = Case(
-        "all_gather_matmul.push",
-        Problem(operator="all_gather_matmul", m=32, n=16, k=16, world_size=2, dtype="float32"),
-        {},
-        seed=0,
-    )
-    plan = catalog.build(case.schedule, case.problem, {})
-    data, output = make_data(case, group.rank, is_integer=True), torch.zeros(32, 16)
+    operator = schedule.split(".")[0]
+    problem = Problem(operator=operator, m=32, n=16, k=16, world_size=2, dtype="float32")
+    case = Case(schedule, problem, options, seed=0)
+    plan = catalog.build(case.schedule, case.problem, case.options)
+    data = make_data(case, group.rank, is_integer=True)
+    output = torch.zeros(data.exact.shape)
     tensors = {"x": data.x, "w": data.w}
     run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=5)
     if group.rank == 0:
@@ -240,7 +330,14 @@ def call_alone() -> str:
     return str(caught.value)
 
 
-def test_kernels_that_wait_in_vain_are_ended():
-    for text in run_ranks(call_alone, 2, timeout_s=20):
-        assert "rank 0 is late: multiply.1-0." in text
+@pytest.mark.parametrize(
+    ("schedule", "options", "late"),
+    [
+        ("all_gather_matmul.push", {}, "multiply.1-0."),
+        ("matmul_reduce_scatter.scatter", {"sums": "epilogue"}, "multiply.1.own.1 waits for arrived[0]"),
+    ],
+)
+def test_kernels_that_wait_in_vain_are_ended(schedule: str, options: dict[str, int | str], late: str):
+    for text in run_ranks(call_alone, 2, schedule, options, timeout_s=20):
+        assert f"rank 0 is late: {late}" in text
         assert "expected 1, seen 0" in text

@@ -60,6 +60,27 @@ def test_collectives_of_even_and_uneven_shards(operator: str, world_size: int):
     assert run_ranks(collect_all, world_size, operator) == [[]] * world_size
 
 
+def reduce_everywhere(is_in_place: bool) -> list[bool]:
+    """An all-reduce of each dtype, whose source keeps what it holds unless it is the destination."""
+    group, told = resolve(None), []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        tensors = {"a": torch.full((3, 2), group.rank + 1.0, dtype=dtype), "b": torch.zeros(3, 2, dtype=dtype)}
+        parts = {name: (Region(name, group.rank, (0, 3), (0, 2)),) for name in tensors}
+        collective = Collective(
+            name="r", rank=group.rank, queue="main", function="all_reduce", label="r", ranks=(0, 1, 2),
+            sources=parts["a"], destinations=parts["a" if is_in_place else "b"],
+        )  # fmt: skip
+        run_operation(collective, lambda part, tensors=tensors: tensors[part.buffer], group)
+        kept = is_in_place or tensors["a"].eq(group.rank + 1).all()
+        told.append(bool(kept and tensors["a" if is_in_place else "b"].eq(6).all()))
+    return told
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_all_reduce(is_in_place: bool):
+    assert run_ranks(reduce_everywhere, 3, is_in_place) == [[True] * 3] * 3
+
+
 def region(name: str, rows: int = 2, cols: int = 2) -> Region:
     return Region(name, 0, (0, rows), (0, cols))
 
@@ -97,6 +118,26 @@ def test_a_sum_leaves_its_operands_alone():
     )
     assert out.eq(2).all()
     assert parts["a"].eq(1).all()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_product_is_added_at_its_place_before_it_is_rounded(place: int):
+    """2^24 swallows a 1 in fp32: only where the product stands between 2^24 and -2^24 is it lost."""
+    large = torch.full((2, 2), 2.0**24).bfloat16()
+    parts = {"p": large, "q": -large, "a": torch.ones(2, 2).bfloat16(), "b": torch.full((2, 2), 0.5).bfloat16()}
+    out = torch.empty(2, 2).bfloat16()
+    compute = Compute(
+        name="m",
+        rank=0,
+        queue="main",
+        a=(region("a"),),
+        b=region("b"),
+        out=(region("out"),),
+        addends=(region("p"), region("q")),
+        place=place,
+    )
+    run_alone(compute, **parts, out=out)
+    assert out.eq(1 if place == 2 else 0).all()
 
 
 def test_what_moves_between_ranks_is_no_library_operation():

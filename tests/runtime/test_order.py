@@ -8,9 +8,17 @@ import pytest
 
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan, Problem
 from overweave.runtime.order import Action, launch_order
-from overweave.schedules.catalog import build, names
+from overweave.schedules.catalog import build, names, template_of
 
-OPTIONS = {"push": ({"pieces": 3, "order": "all_peers"},), "scatter": ({"pieces": 3}, {"order": "all_peers"})}
+OPTIONS = {
+    "push": ({"pieces": 3, "order": "all_peers"},),
+    "scatter": ({"pieces": 3}, {"order": "all_peers"}),
+    "two_shot": (
+        {"sums": "epilogue"},
+        {"sharing": "get"},
+        {"sums": "epilogue", "sharing": "get", "order": "all_peers"},
+    ),
+}
 CASES = [
     (name, options, m) for name in names() for options in ({}, *OPTIONS.get(name.split(".")[1], ())) for m in (1, 700)
 ]
@@ -26,7 +34,8 @@ def launched(name: str, rank: int = 1) -> list[str]:
 
 
 def orders(name: str, rank: int) -> tuple[Action, ...]:
-    return launch_order(plan_of(name, {"pieces": 1} if "per_shard" not in name else {}), rank)
+    takes_pieces = any(option.name == "pieces" for option in template_of(name).options)
+    return launch_order(plan_of(name, {"pieces": 1} if takes_pieces else {}), rank)
 
 
 @pytest.mark.parametrize(("name", "options", "m"), CASES)
@@ -83,6 +92,14 @@ def test_scatters_multiply_first_although_tiles_stand_between_copies():
     assert tiles.startswith("tiles: multiply.1-2.0 multiply.1-0.0 multiply.1")
     assert copies == "copies: scatter.1-2.0 scatter.1-0.0"
     assert sums.startswith("sums: sum.1")
+
+
+def test_second_shots_are_launched_behind_what_sums():
+    tiles, scatters, sums, shares = launched("matmul_all_reduce.two_shot")
+    assert tiles.startswith("tiles: multiply.1-2.0 multiply.1-0.0 multiply.1-1.0")
+    assert scatters == "copies: scatter.1-2.0 scatter.1-0.0"
+    assert sums == "sums: sum.1.0 move.1-1.0 move.1-0.0 move.1-2.0"
+    assert shares == "copies: share.1-2.0 share.1-0.0"
 
 
 def test_a_ring_takes_turns():

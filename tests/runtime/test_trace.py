@@ -36,7 +36,11 @@ def plan(name: str = "all_gather_matmul.push", m: int = 64) -> Plan:
 
 def tiles(times: list[tuple[int, int, int]], programs: int) -> list[Record]:
     """Of rank 0, whose first two tiles are of its own shard and whose other two wait for the peer's."""
-    return tile_records(plan(), 0, "tiles", torch.tensor(times) * US, programs)
+    return tile_records(plan(), 0, "tiles", without_addends(times), programs)
+
+
+def without_addends(times: list[tuple[int, int, int]]) -> torch.Tensor:
+    return torch.nn.functional.pad(torch.tensor(times) * US, (0, 2))
 
 
 def test_a_program_runs_one_tile_after_the_other():
@@ -79,6 +83,20 @@ def test_waits_are_gaps_before_what_has_something_to_wait_for():
     assert (wait.kind, wait.begin_ns, wait.end_ns) == (WAIT, 5 * US, 50 * US)
 
 
+def test_a_wait_for_addends_stands_inside_the_tile():
+    problem = Problem(operator="matmul_reduce_scatter", m=32, n=64, k=64, world_size=2, dtype="bfloat16")
+    options = {"pieces": 1, "block_m": 16, "block_n": 64, "sums": "epilogue"}
+    made = build("matmul_reduce_scatter.scatter", problem, options)
+    times = torch.tensor([(0, 0, 10, 0, 0), (10, 10, 50, 20, 45)]) * US
+    records = tile_records(made, 0, "tiles", times, 1)
+    assert [(each.kind, each.begin_ns // US, each.end_ns // US) for each in records] == [
+        (COMPUTE, 0, 10),
+        (COMPUTE, 10, 20),
+        (WAIT, 20, 45),
+        (COMPUTE, 45, 50),
+    ]
+
+
 def both_ranks() -> list[list[Record]]:
     """Rank 1 pushes from 100 to 200; rank 0 claims a tile of that shard at 150 and takes until 400 to see it."""
     made = plan()
@@ -88,7 +106,7 @@ def both_ranks() -> list[list[Record]]:
         push = next(index for index, operation in enumerate(operations) if operation.name.startswith("push"))
         begin = Record(HEAD, BEGIN, NOT_A_TILE, 0, 90 * US, 95 * US)
         records.append([begin, operation_record(push, operations[push], 100 * US, 200 * US)])
-    times = torch.tensor([(96, 96, 150), (150, 400, 500), (150, 400, 500), (150, 400, 500)]) * US
+    times = without_addends([(96, 96, 150), (150, 400, 500), (150, 400, 500), (150, 400, 500)])
     records[0] += tile_records(made, 0, "tiles", times, 4)
     return records
 

@@ -8,6 +8,8 @@ import pytest
 
 from overweave.errors import InputError
 from overweave.ir.plan import Plan, Problem
+from overweave.ir.schedule import Reduce
+from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import TEMPLATES, build, names, operators
 
@@ -110,9 +112,9 @@ def test_one_ranks_tables_are_those_of_the_whole_plan():
 
 
 def test_names_are_sorted_by_operator():
-    assert operators() == ("all_gather_matmul", "matmul_reduce_scatter")
+    assert operators() == ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
     assert names("all_gather_matmul") == tuple(
-        f"all_gather_matmul.{m}" for m in ("sequential", "per_shard", "push", "pull")
+        f"all_gather_matmul.{m}" for m in ("sequential", "per_shard", "push", "gather", "gather_pull", "pull")
     )
     with pytest.raises(InputError, match="Operators: all_gather_matmul"):
         names("all_to_all")
@@ -125,7 +127,7 @@ def test_names_are_sorted_by_operator():
         (
             "all_gather_matmul.push",
             {"peices": 2},
-            "Valid options: pieces=1..64, order=ring|all_peers, kernel=",
+            "Valid options: pieces=1..64, order=ring|all_peers, mover=",
         ),
         ("all_gather_matmul.push", {"pieces": 0}, "1..64"),
         ("all_gather_matmul.push", {"pieces": "9" * 50}, "1..64"),
@@ -133,7 +135,7 @@ def test_names_are_sorted_by_operator():
         ("all_gather_matmul.push", {"order": "random"}, "ring|all_peers"),
         ("all_gather_matmul.push", {"block_m": 48}, "16|32|64|128|256|auto"),
         ("all_gather_matmul.push", {"kernel": "cuda"}, "portable|hopper"),
-        ("all_gather_matmul.push", {"kernel": "hopper", "block_m": 64}, "128|256"),
+        ("all_gather_matmul.push", {"kernel": "hopper", "block_m": 32}, "64|128|256"),
         ("all_gather_matmul.sequential", {"pieces": 2}, "Valid options: none"),
     ],
 )
@@ -166,3 +168,20 @@ def test_numbers_may_come_as_text():
     name = "all_gather_matmul.push"
     as_text, as_numbers = {"pieces": "4", "block_m": "32", "warps": "auto"}, {"pieces": 4, "block_m": 32}
     assert build(name, problem(name), as_text) == build(name, problem(name), as_numbers)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_own_tiles_that_add_are_proven_whatever_the_shards(world_size: int):
+    """Empty shards, empty first and last pieces: every arrival is waited for by somebody."""
+    for m, pieces, order in itertools.product((0, 1, 2, 5, 100, 515), (1, 2, 4), ("ring", "all_peers")):
+        problem = Problem(operator="matmul_reduce_scatter", m=m, n=96, k=64, world_size=world_size, dtype="bfloat16")
+        options = {"sums": "epilogue", "pieces": pieces, "order": order, "block_m": 64, "block_n": 64}
+        plan = build("matmul_reduce_scatter.scatter", problem, options)
+        assert verify_plan(plan, MachineLimits()).refusals == ()
+        assert not any(isinstance(operation, Reduce) for operation in plan.schedule.operations)
+
+
+def test_own_tiles_that_add_may_not_keep_pushes_from_their_sms():
+    problem = Problem(operator="matmul_reduce_scatter", m=100, n=96, k=64, world_size=2, dtype="bfloat16")
+    with pytest.raises(InputError, match="copy_kernel"):
+        build("matmul_reduce_scatter.scatter", problem, {"sums": "epilogue", "mover": "copy_kernel"})

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, Plan, Problem
+from overweave.ir.plan import MULTIPLY, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, Plan, Problem
 from overweave.ir.schedule import Notify, Schedule, Wait
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
@@ -16,7 +16,7 @@ from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
 TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
 
 
-def plan(name: str, m: int = 100, **options: int) -> Plan:
+def plan(name: str, m: int = 100, **options: int | str) -> Plan:
     problem = Problem(operator=name.split(".")[0], m=m, n=50, k=8, world_size=2, dtype="bfloat16")
     return build(name, problem, {**TILES, "pieces": 2, **options})
 
@@ -53,6 +53,45 @@ def test_a_scatters_tables():
     # The second part starts at row 32 of the shard; its tiles count from the first row of its operands.
     assert {(tile.operation, tile.row - tile.source_row) for tile in sums} == {(0, 0), (1, 32)}
     assert sum(tile.row_end - tile.row for tile in sums if tile.col == 0) == 50
+
+
+def test_own_tiles_that_add_wait_late_for_their_own_piece():
+    both = plan("matmul_reduce_scatter.scatter", sums="epilogue")
+    assert [order.queue for order in both.tile_orders] == ["tiles", "tiles"]
+    rows = both.tile_order(1, "tiles").rows
+    own = [tile for tile in rows if tile.place != NO_ADDENDS]
+    # Signals: computed 0..3 (rank x piece), arrived 4..5. The own tiles come last, store `y` and tell nobody.
+    assert rows[-len(own) :] == tuple(own)
+    assert {(tile.place, tile.signal, tile.wait_lo, tile.wait_hi) for tile in own} == {(1, NO_SIGNAL, 0, 0)}
+    late = {(tile.row < 32, tile.late_lo, tile.late_hi, tile.late_count) for tile in own}
+    assert late == {(True, 4, 5, 1), (False, 5, 6, 1)}
+    assert {tile.source_row - tile.row for tile in own} == {50}
+    assert all((tile.late_lo, tile.late_hi) == (0, 0) for tile in rows[: -len(own)])
+
+
+def cut_plan(sms: int, n: int) -> Plan:
+    problem = Problem(operator="all_gather_matmul", m=96, n=n, k=8, world_size=2, dtype="bfloat16")
+    return build(
+        "all_gather_matmul.push", problem, {"block_m": 16, "block_n": 128, "group_m": 2, "split_n": 2, "sms": sms}
+    )
+
+
+def test_tiles_of_the_last_wave_are_cut():
+    plan = cut_plan(sms=8, n=256)
+    rows = plan.tile_order(0, "tiles").rows
+    # 12 tiles are a wave of 8 and 4 more, which become 8 halves.
+    assert [row.width for row in rows] == [0] * 8 + [64] * 8
+    assert [(row.row, row.col) for row in rows[-4:]] == [(64, 128), (64, 192), (80, 128), (80, 192)]
+    covered = [(row.row, col) for row in rows for col in range(row.col, row.col + (row.width or 128), 64)]
+    assert sorted(covered) == [(row, col) for row in range(0, 96, 16) for col in range(0, 256, 64)]
+    assert sum(op.instances for op in plan.schedule.of_rank(0) if op.queue == "tiles") == len(rows)
+    assert tile_count(plan.schedule, plan.realization) == 2 * len(rows)
+
+
+def test_a_last_column_that_half_a_tile_holds_has_half_tiles():
+    rows = cut_plan(sms=12, n=168).tile_order(0, "tiles").rows
+    assert {(row.col, row.width) for row in rows[:6]} == {(0, 0), (128, 64)}
+    assert {(row.col, row.width) for row in cut_plan(sms=12, n=200).tile_order(0, "tiles").rows} == {(0, 0), (128, 0)}
 
 
 def test_one_own_part_is_summed_behind_the_tiles():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overweave.errors import InputError
-from overweave.schedules.tile_shape import shapes, tile_shape
+from overweave.ir.plan import split_obstacle
+from overweave.schedules.tile_shape import count_tiles, shapes, tile_shape, tiles_to_cut
 
 
 def blocks(heights: tuple[int, ...], cols: int, sms: int = 132, dtype: str = "bfloat16") -> tuple[int, int]:
@@ -31,6 +32,29 @@ def test_a_smaller_gpu_chooses_for_itself():
     assert len({blocks((1024,), 4096, sms) for sms in range(8, 140, 4)}) > 1
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "whole", "half", "cut"),
+    [
+        (8192, 2752, 704, 0, 44),  # 5 waves and 44 tiles: 88 halves share the sixth
+        (8192, 7392, 1856, 0, 8),
+        (8192, 8192, 2048, 0, 0),  # 15 waves and 68 tiles: 136 halves are more than a wave
+        (8192, 8448, 2112, 0, 0),  # whole waves
+        (8192, 2688, 640, 64, 16),  # the last column is half a tile wide
+        (128, 4096, 16, 0, 16),
+    ],
+)
+def test_the_last_wave_is_cut_where_its_halves_fit_into_one(m: int, n: int, whole: int, half: int, cut: int):
+    config = shapes("bfloat16", "hopper")[0].config
+    count = count_tiles((m,), n, config)
+    assert (count.whole, count.half, tiles_to_cut(count, 132, config)) == (whole, half, cut)
+
+
+def test_a_cut_wave_is_counted_when_shapes_are_compared():
+    hopper = shapes("bfloat16", "hopper")
+    assert tile_shape((8192,), 2752, 132, hopper).block_n == 256
+    assert tile_shape((8192,), 2752, 132, hopper).split_n == 2
+
+
 def test_full_precision_has_shapes_of_its_own():
     assert blocks((4096,), 4096, dtype="float32") in {(s.config.block_m, s.config.block_n) for s in shapes("float32")}
     assert len(shapes("bfloat16")) >= 3
@@ -38,6 +62,8 @@ def test_full_precision_has_shapes_of_its_own():
 
 def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
     assert {shape.config.kernel for shape in shapes("float16", "hopper")} == {"hopper"}
-    assert all(shape.config.block_m >= 128 for shape in shapes("bfloat16", "hopper"))
+    assert all(shape.config.block_m >= 64 for shape in shapes("bfloat16", "hopper"))
+    assert not any(split_obstacle(shape.config) for shape in shapes("bfloat16", "hopper"))
+    assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
     with pytest.raises(InputError, match="kernel=portable"):
         shapes("float32", "hopper")

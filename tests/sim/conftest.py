@@ -9,11 +9,13 @@ from overweave.hardware.machine import (
     Bandwidth,
     CollectiveCurve,
     Curve,
+    ElementWise,
     Latencies,
     Latency,
     Machine,
     Share,
     Sharing,
+    SmCurve,
     TileRate,
     load,
 )
@@ -27,15 +29,16 @@ def paper() -> Machine:
         TileRate("portable", 16, 16, tflops=1e12, overhead_us=10.0, source="paper"),
         TileRate("library", 16, 16, tflops=1e12, overhead_us=10.0, source="paper"),
     )
+    push = SmCurve(points=((2.0, 2.0),), source="paper")
     machine = load("h200x4")
     return replace(
         machine,
         name="paper",
         processor=replace(machine.processor, sms=2),
         hbm=Bandwidth(1e9, "paper"),
-        elementwise=Bandwidth(1e9, "paper"),
+        element_wise=ElementWise(*[Bandwidth(1e9, "paper")] * 3),
         tiles=tiles,
-        links=replace(machine.links, push=line, pull=line, all_peers=line, strided=Share(2.0, "paper")),
+        links=replace(machine.links, push=line, pull=line, all_peers=line, strided=Share(2.0, "paper"), sm_push=push),
         collectives=(CollectiveCurve("all_gather", 2, ((1.0, 1.0), (1e6, 1.0)), "paper"),),
         latency=Latencies(**dict.fromkeys(Latencies.__struct_fields__, Latency(0.0, "paper"))),
         sharing=Sharing(copy_engine=Share(1.0, "paper"), collective=Share(1.0, "paper")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.hardware.machine import Bandwidth, Machine, load
+from overweave.hardware.machine import Bandwidth, ElementWise, Latency, Machine, SmCurve, load
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import Buffer, Compute, Put, Reduce, Region, Schedule
 from overweave.sim import cost
@@ -45,7 +45,7 @@ def test_a_matmul_of_few_rows_is_bound_by_its_weights():
 def test_the_library_takes_the_tile_shape_that_wastes_least():
     wide, narrow = (cost.library_work(H200, compute(8192, n, 4096), "bfloat16").count for n in (3584, 2752))
     assert wide == 64 * 14  # whole waves of 128 x 256
-    assert narrow == 64 * 18  # of 128 x 160
+    assert narrow == 43 * 15  # of 192 x 192, five waves of which cost less than six of 128 x 256
 
 
 def test_a_reduction_reads_every_operand_once(paper: Machine):
@@ -58,20 +58,37 @@ def test_a_reduction_reads_every_operand_once(paper: Machine):
     far = replace(block, rank=1)
     reduce = Reduce(name="r", rank=0, queue="q", operands=(far,), out=block)
     links = cost.reduce_work(
-        replace(machine, links=replace(machine.links, sm=Bandwidth(0.1, ""))), reduce, "bfloat16", 2
+        replace(machine, links=replace(machine.links, sm_pull=SmCurve(((2, 0.1),), ""))), reduce, "bfloat16", 2
     )
     assert links.tile_us == pytest.approx(11.0)
 
 
+def test_few_tiles_pull_faster_each_than_many():
+    whole = Region("x", 1, (0, 16), (0, 4096))
+    reduce = Reduce(name="r", rank=0, queue="q", operands=(whole,), out=replace(whole, rank=0))
+    few, many = (cost.reduce_work(H200, reduce, "bfloat16", count) for count in (4, 132))
+    assert many.tile_us < few.tile_us < 132 / 4 * many.tile_us
+
+
 def test_a_library_sum_passes_over_its_total_once_per_operand(paper: Machine):
-    machine = replace(paper, elementwise=Bandwidth(1.0, ""))
+    machine = replace(paper, element_wise=ElementWise(*(Bandwidth(rate, "") for rate in (1.0, 1.0, 2.0))))
     block = Region("x", 0, (0, 10), (0, 50))  # 500 elements
     reduce = Reduce(name="r", rank=0, queue="q", operands=(block,) * 3, out=block)
     half = [work.tile_us for work in cost.library_sum_works(machine, reduce, "bfloat16")]
-    assert half == pytest.approx([3.0, 5.0, 5.0, 3.0])  # 2 + 4, twice 4 + 2 + 4, 4 + 2 bytes of each
+    assert half == pytest.approx([3.0, 5.0, 5.0, 1.5])  # 2 + 4, twice 4 + 2 + 4, 4 + 2 bytes of each
     single = [work.tile_us for work in cost.library_sum_works(machine, reduce, "float32")]
-    assert single == pytest.approx([4.0, 6.0, 6.0, 4.0])
+    assert single == pytest.approx([4.0, 6.0, 6.0, 2.0])
     assert cost.library_sum_works(machine, replace(reduce, out=replace(block, rows=(3, 3))), "bfloat16") == ()
+
+
+def test_a_push_by_a_kernel_shares_its_rate_among_its_programs(paper: Machine):
+    """500 elements of 2 bytes in 5 tiles; one SM of two has half of what both reach."""
+    block = Region("x", 0, (0, 10), (0, 50))
+    move = Put(name="p", rank=0, queue="q", sources=(block,), destinations=(replace(block, rank=1),), tiles=5)
+    for programs in (1, 2):
+        assert cost.push_work(paper, move, programs, "bfloat16", 5) == cost.Work(5, pytest.approx(0.2))
+    late = replace(paper, latency=replace(paper.latency, copy_tile=Latency(3.0, "")))
+    assert cost.push_work(late, move, 1, "bfloat16", 5).tile_us == pytest.approx(3.2)
 
 
 def test_columns_of_a_matrix_travel_slower_than_rows(paper: Machine):

@@ -10,8 +10,18 @@ import torch.distributed as dist
 from overweave.errors import InputError
 from overweave.memory.group import resolve
 from overweave.runtime.processes import run_ranks
-from overweave.tuner import baselines, bench
-from overweave.tuner.baselines import METHODS, OURS, PER_SHARD, SEQUENTIAL, TORCH_FUSED, plan_methods
+from overweave.tuner import baselines
+from overweave.tuner.attempt import agrees
+from overweave.tuner.baselines import (
+    OURS,
+    PER_SHARD,
+    SEQUENTIAL,
+    SIDES,
+    TORCH_FUSED,
+    TORCH_ONE_SHOT,
+    TORCH_TWO_SHOT,
+    methods_of,
+)
 from overweave.tuner.bench import Request, Run, run
 from overweave.tuner.shapes import Case
 from overweave.tuner.summary import losses, middle, spread, summarize
@@ -31,13 +41,21 @@ def gather_then_matmul(x, w, group, *, m, plan):
     return torch.cat(shards)[:m] @ w + (1 if plan == WRONG else 0)
 
 
-def matmul_then_scatter(x, w, group, *, m, plan):
+def matmul_then_reduce(x, w, group, *, m, plan):
     total = x @ w
     dist.all_reduce(total, group=group)
-    return torch.chunk(total, group.size())[group.rank()]
+    return total
 
 
-OPERATORS = {"all_gather_matmul": gather_then_matmul, "matmul_reduce_scatter": matmul_then_scatter}
+def matmul_then_scatter(x, w, group, *, m, plan):
+    return torch.chunk(matmul_then_reduce(x, w, group, m=m, plan=plan), group.size())[group.rank()]
+
+
+OPERATORS = {
+    "all_gather_matmul": gather_then_matmul,
+    "matmul_reduce_scatter": matmul_then_scatter,
+    "matmul_all_reduce": matmul_then_reduce,
+}
 
 
 def compared(operator: str, plans: tuple[str, ...]) -> object:
@@ -57,9 +75,11 @@ def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> R
 def test_every_method_that_a_cpu_can_run(operator):
     result = compare_on(3, operator)
     assert result.world_size == 3
+    shards = [] if operator == "matmul_all_reduce" else [PER_SHARD]
+    torchs = {TORCH_ONE_SHOT, TORCH_TWO_SHOT} if operator == "matmul_all_reduce" else {TORCH_FUSED}
     for rows in result.cases:
-        assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, PER_SHARD, OURS]
-        assert set(rows.left_out) == {"copies", "ceiling", TORCH_FUSED}
+        assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *shards, OURS]
+        assert set(rows.left_out) == {"copies", "ceiling", *torchs}
         assert all(0 < row.median_us <= row.p90_us for row in rows.methods)
         sequential = rows.methods[2]
         assert sequential.speedups[SEQUENTIAL].value == 1.0
@@ -76,20 +96,27 @@ def test_wrong_and_failing_methods_are_left_out_with_the_reason():
 
 def test_results_are_compared_in_norm_and_not_a_number_never_agrees():
     expected = torch.ones(2, 2)
-    assert bench._agrees(expected * 1.01, expected)
-    assert not bench._agrees(expected * 1.05, expected)
-    assert not bench._agrees(torch.full((2, 2), float("nan")), expected)
-    assert not bench._agrees(torch.ones(2, 3), expected)
-    assert bench._agrees(torch.ones(0, 2), torch.ones(0, 2))
+    assert agrees(expected * 1.01, expected)
+    assert not agrees(expected * 1.05, expected)
+    assert not agrees(torch.full((2, 2), float("nan")), expected)
+    assert not agrees(torch.ones(2, 3), expected)
+    assert agrees(torch.ones(0, 2), torch.ones(0, 2))
 
 
 def test_named_plans_stand_in_for_our_choice():
-    names = [method.name for method in plan_methods(("push", "sequential", "push"))]
+    names = [method.name for method in methods_of("all_gather_matmul", ("push", "sequential", "push"))]
     assert names[-2:] == ["plan.push", "plan.sequential"]
     assert len(set(names)) == len(names)
     assert OURS not in names
     assert PER_SHARD not in names
-    assert plan_methods(()) == METHODS
+
+
+def test_each_operator_has_its_own_rows_of_torch():
+    for operator in SIDES:
+        names = [method.name for method in methods_of(operator)]
+        assert names[-1] == OURS
+        own = [TORCH_ONE_SHOT, TORCH_TWO_SHOT] if operator == "matmul_all_reduce" else [TORCH_FUSED]
+        assert [name for name in names if name.startswith("torch")] == own
 
 
 def test_an_unknown_operator_is_refused():

@@ -1,100 +1,108 @@
-"""The rule by size: which plan, and that every other candidate is rejected aloud."""
+"""The order in which an answer is looked for, and that it says where it found it."""
 
 from __future__ import annotations
-
-from itertools import product
 
 import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
-from overweave.tuner.choose import RULES, Target, choose, kernel_obstacle, tile_options, wire_bytes
+from overweave.tuner.cache import fingerprint, keep, path_of
+from overweave.tuner.choose import choose, explained, quickest
+from overweave.tuner.space import SEQUENTIAL, SPACE, TORCH_FUSED
+from overweave.tuner.table import Entry, Knowledge, Table, Time, bucketed
+from overweave.tuner.target import Target
 
 GPU, CPU = Target("cuda"), Target("cpu")
+PROBLEM = Problem(operator="all_gather_matmul", m=4096, n=3840, k=5120, world_size=4, dtype="bfloat16")
+NOTHING = Knowledge(Table(fingerprint=fingerprint(GPU, 4)), None)
 
 
-def problem_of(operator: str, **changes: object) -> Problem:
-    made = Problem(operator=operator, m=8192, n=3584, k=4096, world_size=4, dtype="bfloat16")
-    return replace(made, **changes)
+def knowing(*times: Time, problem: Problem = PROBLEM) -> Knowledge:
+    return Knowledge(NOTHING.own.with_entries((Entry(bucketed(problem), times),)), None)
 
 
-@pytest.fixture(params=RULES)
-def operator(request: pytest.FixtureRequest) -> str:
-    return request.param
+def test_measurements_come_before_the_model():
+    assert choose(PROBLEM, GPU, NOTHING).source == "model"
+    choice = choose(PROBLEM, GPU, knowing(Time("pull", {"pieces": 2}, 9.0), Time("sequential", {}, 10.0)))
+    assert (choice.source, choice.plan, choice.text) == ("cache", "all_gather_matmul.pull", "pull pieces=2")
+    assert choice.options == {"kernel": "hopper", "sms": 132, "pieces": 2}
+    assert "9.0 us" in choice.reason
+    near = choose(replace(PROBLEM, n=4096), GPU, knowing(Time("pull", {"pieces": 2}, 9.0)))
+    assert (near.source, near.text) == ("nearest", "pull pieces=2")
+    assert choose(replace(PROBLEM, n=8192), GPU, knowing(Time("pull", {"pieces": 2}, 9.0))).source == "model"
 
 
-def test_a_large_problem_overlaps_with_the_kernel_of_its_gpu(operator: str):
-    choice = choose(problem_of(operator), GPU)
-    assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
-    assert choice.options == {"kernel": "hopper", "sms": 132, "pieces": 1} | RULES[operator].options
-    assert choose(problem_of(operator), replace(GPU, is_hopper=False)).options["kernel"] == "portable"
-    assert choose(problem_of(operator), replace(GPU, sms=100)).options["sms"] == 100
+def test_a_winner_that_cannot_compute_this_problem_is_passed_over_aloud():
+    known = knowing(Time(TORCH_FUSED, {}, 8.0), Time("push", {"pieces": 1}, 9.0), Time("per_shard", {}, 10.0))
+    assert choose(PROBLEM, GPU, known).plan == TORCH_FUSED
+    ragged = choose(replace(PROBLEM, m=4095), GPU, known)
+    assert ragged.text == "push pieces=1"
+    assert "divide by 4" in dict(ragged.rejected)[TORCH_FUSED]
+    odd = choose(replace(PROBLEM, m=4095, n=3841), GPU, known)
+    assert odd.text == "per_shard"
+    assert choose(replace(PROBLEM, m=4095), GPU, knowing(Time(TORCH_FUSED, {}, 8.0))).source == "model"
 
 
-@pytest.mark.parametrize(
-    ("changes", "plan", "why"),
-    [
-        ({"m": 4}, "sequential", "overlap pays from"),
-        ({"n": 512, "k": 512}, "sequential", "the plain calls take about"),
-        ({"n": 3585}, "", "n=3585"),
-        ({"k": 4100}, "", "multiples of 8"),
-        ({"dtype": "float32"}, "", "outside the tensor cores"),
-        ({"m": 4, "dtype": "float32"}, "sequential", "overlap pays from"),
-    ],
-)
-def test_where_overlap_loses_or_cannot_run_it_says_so(operator: str, changes: dict[str, object], plan: str, why: str):
-    choice = choose(problem_of(operator, **changes), GPU)
-    assert choice.plan == f"{operator}.{plan or RULES[operator].without_kernel}"
-    ((rejected, reason),) = choice.rejected
-    assert rejected == f"{operator}.{RULES[operator].overlapped}"
-    assert why in reason
-    assert f"not {rejected}: {reason}" in str(choice)
+def test_a_new_number_of_rows_costs_nothing():
+    known = knowing(Time("push", {"pieces": 1}, 9.0))
+    assert choose(replace(PROBLEM, m=3500), GPU, known).source == "cache"
+    assert choose(replace(PROBLEM, m=3000), GPU, known).source == "nearest"
 
 
-def test_a_group_of_one_has_nothing_to_overlap(operator: str):
-    for target in (GPU, CPU):
-        assert choose(problem_of(operator, world_size=1), target).plan == f"{operator}.sequential"
-
-
-def test_a_cpu_emulates_the_overlapped_plan_whatever_the_size(operator: str):
-    for changes in ({"m": 1}, {"dtype": "float32"}, {}):
-        choice = choose(problem_of(operator, **changes), CPU)
-        assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
-        assert choice.options == {}
-    assert choose(problem_of(operator, n=7), CPU).plan == f"{operator}.{RULES[operator].without_kernel}"
-
-
-@pytest.mark.parametrize("target", [GPU, CPU, Target("cuda", is_hopper=False)])
+@pytest.mark.parametrize("operator", SPACE)
+@pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False), replace(GPU, name="NVIDIA Unheard")])
 def test_every_choice_can_be_built(operator: str, target: Target):
-    sizes = ({}, {"n": 33, "k": 9}, {"m": 0}, {"m": 3}, {"m": 1 << 16}, {"world_size": 1})
-    for dtype, changes in product(("bfloat16", "float16", "float32"), sizes):
-        problem = problem_of(operator, **{"dtype": dtype, "n": 256, "k": 128} | changes)
-        choice = choose(problem, target)
-        assert choice.reason
-        assert build(choice.plan, problem, choice.options, rank=0).name == choice.plan
+    for dtype in ("bfloat16", "float32"):
+        for changes in ({}, {"m": 0}, {"m": 1}, {"m": 3}, {"n": 33, "k": 9}, {"world_size": 1}, {"m": 1 << 14}):
+            problem = replace(PROBLEM, **({"operator": operator, "n": 256, "k": 128, "dtype": dtype} | changes))
+            choice = choose(problem, target)
+            assert choice.reason
+            if choice.plan != TORCH_FUSED:
+                assert build(choice.plan, problem, choice.options, rank=0).name == choice.plan
 
 
-def test_what_a_tile_kernel_takes():
-    problem = problem_of("all_gather_matmul", dtype="float32", n=4, k=12)
-    assert kernel_obstacle(problem, CPU) == ""
-    assert "multiples of 4" in kernel_obstacle(replace(problem, n=6), CPU)
-    assert tile_options(CPU) == {}
+def test_a_group_of_one_and_no_rows_take_the_library_path():
+    for changes, why in (({"world_size": 1}, "group of one"), ({"m": 0}, "no rows")):
+        choice = choose(replace(PROBLEM, **changes), GPU)
+        assert choice.plan == "all_gather_matmul.sequential"
+        assert why in choice.reason
 
 
-def test_the_rule_adds_one_matmul_and_one_collective(operator: str):
-    """In us: FLOP over TFLOP/s, bytes over GB/s; overlap is taken from the measured time on, to the microsecond."""
-    rule, problem = RULES[operator], problem_of(operator, n=4096)
-    matmul_us = 2 * 8192 * 4096 * 4096 / (rule.tflops * 1e12) * 1e6
-    wire_us = 8192 * 4096 * 2 * 0.75 / (rule.wire_gb_per_s * 1e9) * 1e6
-    assert rule.predicted_us(problem) == pytest.approx(matmul_us + wire_us)
-    last = next(m for m in range(8, 8192, 8) if rule.predicted_us(replace(problem, m=m)) >= rule.sequential_us)
-    assert choose(replace(problem, m=last), GPU).plan == f"{operator}.{rule.overlapped}"
-    assert choose(replace(problem, m=last - 8), GPU).plan == f"{operator}.sequential"
+def test_decoding_takes_the_library_path_cold():
+    for operator in SPACE:
+        choice = choose(replace(PROBLEM, operator=operator, m=8, n=512, k=512), GPU, NOTHING)
+        assert choice.plan == f"{operator}.sequential"
+        assert "too little gained" in choice.reason
 
 
-def test_bytes_on_the_wire():
-    """All rows but the own: of x for the gather, of the partial sums for the scatter."""
-    assert wire_bytes(problem_of("all_gather_matmul")) == 8192 * 4096 * 2 * 3 // 4
-    assert wire_bytes(problem_of("matmul_reduce_scatter")) == 8192 * 3584 * 2 * 3 // 4
-    assert wire_bytes(problem_of("all_gather_matmul", world_size=1)) == 0
+def test_on_a_cpu_the_overlapped_schedule_is_emulated_until_somebody_measures():
+    assert choose(PROBLEM, CPU, NOTHING).text == "push"
+    assert choose(PROBLEM, CPU, knowing(Time("sequential", {}, 1.0))).text == "sequential"
+
+
+def test_explained_weighs_every_candidate(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path))
+    own = fingerprint(GPU, 4)
+    keep((Entry(bucketed(PROBLEM), (Time("pull", {"pieces": 2}, 95.5), Time("sequential", {}, 100.5))),), own)
+    text = str(explained(PROBLEM, GPU))
+    assert path_of(own).exists()
+    assert "-> pull pieces=2" in text
+    assert "measured 95.5 us" in text
+    assert "measured 100.5 us" in text
+    assert text.count("predicted") > 5
+    assert "torch.fused" in text
+    ragged = str(explained(replace(PROBLEM, n=3841), GPU))
+    assert ragged.count("multiples of 8") == 4  # once for each of push, gather, gather_pull and pull
+    assert "on the nearest known problem" in ragged
+
+
+def test_of_times_that_a_run_cannot_tell_apart_the_least_host_work_wins():
+    two, one, library = (
+        Time("push", {"pieces": 2}, 100.0),
+        Time("push", {"pieces": 1}, 101.9),
+        Time(SEQUENTIAL, {}, 102.1),
+    )
+    assert quickest([two, one, library]) is one
+    assert quickest([two, library]) is two
+    assert quickest([Time(TORCH_FUSED, {}, 99.0), two]) is two

@@ -11,13 +11,15 @@ from tests.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks" / "shapes"
 PUBLISHED = {"mlp": 6, "gpt3": 6, "llm_layers": 120}
+OF_ALL_REDUCE = {"llm_layers": 32}
 
 
 @pytest.mark.parametrize("operator", SIDES)
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_sets_of_both_operators(name, operator):
+def test_the_sets_of_every_operator(name, operator):
     shapes = read_shapes(name, operator)
-    assert len(shapes.cases) == PUBLISHED[name]
+    own = OF_ALL_REDUCE if operator == "matmul_all_reduce" else {}
+    assert len(shapes.cases) == own.get(name, PUBLISHED[name])
     assert shapes.operator == operator
     assert shapes.source
     assert shapes.note

@@ -12,7 +12,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Range, Reduce, ReducePut, Region, Schedule
+from overweave.ir.schedule import (
+    Apply,
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Given,
+    Put,
+    Range,
+    Reduce,
+    ReducePut,
+    Region,
+    Schedule,
+)
 from overweave.ir.verify.contents import Contents, Fragment, value_of
 from overweave.ir.verify.goals import check_goal
 from overweave.ir.verify.graphs import Graph
@@ -67,12 +80,18 @@ class Follower:
             found = self.contents[instance] = Contents()
         return found
 
-    def read(self, position: int, region: Region) -> Value:
-        """What the operation finds there; unknown, and a refusal, if that is not certain."""
+    def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> Value:
+        """What the operation finds there; unknown, and a refusal, if that is not certain.
+
+        is_replaced: the operation itself updates the region next, which is no race with its own read.
+        is_late: it reads there once its late waits are over.
+        """
         before = self.past.before[position]
+        if is_late:
+            before = self.past.late.get(position, before)
         entry = self.known.get(region)
         if entry is None:
-            entry = self._look_up(region, self.past.bit[position])
+            entry = self._look_up(region, 0 if is_replaced else self.past.bit[position])
         if entry is not None and not entry[0] & ~before:
             return entry[1]
         report_read(self.graph, self.past, position, region, self.findings)
@@ -158,14 +177,20 @@ class Follower:
     def follow_collective(self, members: list[int]) -> None:
         """Every part reads its own sources; then every part writes its own destinations."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
-        sources = [[self.read(at, one) for one in part.sources] for at, part in zip(members, parts, strict=True)]
+        sources = [
+            [self.read(at, one, _is_in_place(part)) for one in part.sources]
+            for at, part in zip(members, parts, strict=True)
+        ]
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
             if part.function == "all_gather":
                 for source, destination in zip(sources, part.destinations, strict=True):
                     self.write(position, destination, source[0])
+                continue
+            out = part.destinations[0]
+            operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
+            if _is_in_place(part):
+                self.update(position, out, _replacing(operands))
             else:
-                out = part.destinations[0]
-                operands = [source[index] for source in sources]
                 self.write(position, out, self.attempt(position, out, partial(_sum, operands)))
 
 
@@ -179,11 +204,22 @@ def _accumulated(graph: Graph) -> set[tuple[str, int]]:
             added_to += operation.out
         elif isinstance(operation, Reduce) and operation.out in operation.operands:
             added_to.append(operation.out)
+        elif isinstance(operation, Collective) and _is_in_place(operation):
+            added_to += operation.destinations
     return {(region.buffer, region.rank) for region in added_to}
+
+
+def _is_in_place(part: Collective) -> bool:
+    return part.function == "all_reduce" and part.sources == part.destinations
 
 
 def _appending(value: Value) -> Callable[[Value], Value]:
     return lambda old: added(old, value)
+
+
+def _replacing(operands: list[Value]) -> Callable[[Value], Value]:
+    """For an update whose operands hold what was there before."""
+    return lambda old: _sum(operands)
 
 
 def _follow_move(follower: Follower, position: int, move: Put | Get | Copy) -> None:
@@ -208,6 +244,10 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
     result = follower.attempt(position, compute.out[0], lambda: multiplied(a, b, (height, depth, width)))
     if is_unknown(result):
         result = unknown((height, width))
+    if compute.addends:
+        values = [follower.read(position, addend, is_late=True) for addend in compute.addends]
+        values.insert(compute.place, result)
+        result = follower.attempt(position, compute.out[0], lambda: _sum(values))
     top = 0
     for out in compute.out:
         rows = out.shape[0]
@@ -229,6 +269,29 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
     else:
         known = [value for value in values if value is not None]
         follower.write(position, out, follower.attempt(position, out, lambda: _sum(known)))
+
+
+def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:
+    """What it needs must be there; then what it makes is taken on its word."""
+    for need in apply.needs:
+        _expect(follower, position, need, follower.read(position, need.region))
+    for need in apply.late_needs:
+        _expect(follower, position, need, follower.read(position, need.region, is_late=True))
+    for made in apply.makes:
+        if not made.region.is_empty:
+            piece = unknown(made.region.shape)[0]
+            made_piece = piece._replace(tensor=made.tensor, row=made.row, col=made.col, terms=made.terms)
+            follower.write(position, made.region, (made_piece,))
+
+
+def _expect(follower: Follower, position: int, need: Given, value: Value) -> None:
+    for piece in () if is_unknown(value) else value:
+        wanted = (need.tensor, need.row + piece.lo_i, need.col + piece.lo_j, ())
+        if (piece.tensor, piece.row, piece.col, piece.terms) != wanted:
+            found = f"{'a sum of ' if piece.terms else ''}{piece.tensor}[{piece.row},{piece.col}]"
+            said = f"finds {found} where it needs {wanted[0]}[{wanted[1]},{wanted[2]}]"
+            follower.findings.add("value", follower.graph.operations[position], said, need.region)
+            return
 
 
 def _sum(values: list[Value]) -> Value:
@@ -264,4 +327,5 @@ FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {
     ReducePut: _follow_reduce_put,
     Compute: _follow_compute,
     Reduce: _follow_reduce,
+    Apply: _follow_apply,
 }

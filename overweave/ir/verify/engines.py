@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    KERNELS,
+    LIBRARY,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    Plan,
+)
+from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.verdict import Findings
 
@@ -12,8 +21,10 @@ RUNS: dict[str, tuple[type[Operation], ...]] = {
     LIBRARY: (Compute, Copy, Reduce, Collective),
     TILE_KERNEL: (Compute,),
     REDUCE_KERNEL: (Reduce,),
+    COPY_KERNEL: (Put, Copy),
+    AUTHOR_KERNEL: (Apply,),
 }
-ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", TILE_KERNEL: "issue", REDUCE_KERNEL: "issue"}
+ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys(KERNELS, "issue")}
 
 
 def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
@@ -25,6 +36,9 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
         if assignment.queue in engines or assignment.queue not in queues:
             findings.add("engine", None, f"queue {assignment.queue} has two engines, or does not exist")
         engines[assignment.queue] = assignment.engine
+    for kernel in KERNELS:
+        if list(engines.values()).count(kernel) > 1:
+            findings.add("engine", None, f"two queues are a {kernel}; a plan launches one of each kind")
     for queue in queues.values():
         _check_queue(plan, queue, engines.get(queue.name), findings)
     for position, operation in enumerate(plan.schedule.operations):
@@ -41,9 +55,9 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
         return
     if queue.order != ORDER[engine]:
         findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
-    if (engine == TILE_KERNEL and plan.realization.matmul is None) or (
-        engine == REDUCE_KERNEL and plan.realization.reduction is None
-    ):
+    realization = plan.realization
+    configs = {TILE_KERNEL: realization.matmul, REDUCE_KERNEL: realization.reduction, COPY_KERNEL: realization.copy}
+    if engine in configs and configs[engine] is None:
         findings.add("engine", None, f"queue {queue.name} is a {engine}, which has no configuration")
 
 
@@ -53,6 +67,10 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
     elif engine == COPY_ENGINE and isinstance(operation, Copy) and operation.sources:
         # A local copy is a kernel: behind one that fills every SM and waits for it, it never starts.
         findings.add("engine", operation, "a copy within a rank needs SMs, which the copy engine has not")
+    elif engine == COPY_KERNEL and isinstance(operation, Copy) and (operation.sources or operation.delay_us):
+        findings.add("engine", operation, "the kernel copies to peers, at once")
+    elif engine == COPY_ENGINE and operation.instances != 1:
+        findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:
         findings.add("engine", operation, f"a library call is one instance, not {operation.instances}")
     elif engine == LIBRARY and any(region.rank != operation.rank for region in operation.reads):

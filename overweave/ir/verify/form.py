@@ -13,6 +13,7 @@ from overweave.ir.schedule import (
     LIMIT,
     LOCAL,
     OUTPUT,
+    Apply,
     Collective,
     Compute,
     Copy,
@@ -124,7 +125,7 @@ class _Form:
                     self.findings.add("ownership", operation, "an input is only read", region)
 
     def _check_signals(self, operation: Operation) -> None:
-        for wait in operation.waits:
+        for wait in operation.all_waits:
             size = self.pads.get(wait.pad)
             lo, hi = wait.signals
             if size is None:
@@ -180,6 +181,8 @@ def _check_push(form: _Form, operation: Put | ReducePut) -> None:
     form.all_on(operation, operation.sources, "what it pushes")
     form.none_on(operation, operation.destinations, "where it pushes to")
     form.same_shapes(operation, operation.sources, operation.destinations)
+    if not 1 <= operation.instances <= LIMIT:
+        form.findings.add("form", operation, f"it moves in {operation.instances} tiles")
 
 
 def _check_get(form: _Form, operation: Get) -> None:
@@ -205,15 +208,44 @@ def _check_compute(form: _Form, compute: Compute) -> None:
     if not fits or heights[0] != heights[1]:
         a, out = " + ".join(map(str, compute.a)), " + ".join(map(str, compute.out))
         form.findings.add("form", compute, f"{a} @ {compute.b} does not have the shape of {out}", compute.out[0])
+    _check_addends(form, compute)
+
+
+def _check_addends(form: _Form, compute: Compute) -> None:
+    if not 0 <= compute.place <= len(compute.addends):
+        found = f"{compute.place} of its {len(compute.addends)} addends stand before the product"
+        form.findings.add("form", compute, found, compute.out[0])
+    if compute.late_waits and not compute.addends:
+        form.findings.add("form", compute, "waits late, but has nothing to add", compute.out[0])
+    if not compute.addends:
+        return
+    if compute.accumulate or len(compute.out) != 1:
+        form.findings.add("form", compute, "with addends it must write one region, once", compute.out[0])
+    for addend in compute.addends:
+        if addend.shape != compute.out[0].shape:
+            form.findings.add("form", compute, f"addend {addend} does not fit {compute.out[0]}", addend)
 
 
 def _check_reduce(form: _Form, reduce: Reduce) -> None:
     form.all_on(reduce, (reduce.out,), "its sum")
     if not reduce.operands:
         form.findings.add("form", reduce, "has nothing to sum", reduce.out)
+    if not 1 <= reduce.tiles <= LIMIT:
+        form.findings.add("form", reduce, "needs at least one tile", reduce.out)
     for operand in reduce.operands:
         if operand.shape != reduce.out.shape:
             form.findings.add("form", reduce, f"operand {operand} does not fit {reduce.out}", operand)
+
+
+def _check_apply(form: _Form, apply: Apply) -> None:
+    form.all_on(apply, (*apply.reads, *apply.writes), "what its tiles touch")
+    ordered = [bound for tiles in apply.tiles for bound in tiles]
+    if not ordered or ordered != sorted(ordered) or not 1 <= apply.instances <= LIMIT:
+        form.findings.add("form", apply, "needs tiles, told as ranges in ascending order")
+    if bool(apply.late_waits) != bool(apply.late_needs):
+        form.findings.add("form", apply, "what it waits for late and what it reads late belong together")
+    if any(not 0 <= lo < hi for made in apply.makes for lo, hi in made.terms):
+        form.findings.add("form", apply, "the terms of what it makes are not ranges")
 
 
 def _check_collective(form: _Form, part: Collective) -> None:
@@ -222,8 +254,7 @@ def _check_collective(form: _Form, part: Collective) -> None:
     members = len(part.ranks)
     if part.rank not in part.ranks or len(set(part.ranks)) != members:
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")
-    gathers = part.function == "all_gather"
-    lengths = (1, members) if gathers else (members, 1)
+    lengths = {"all_gather": (1, members), "reduce_scatter": (members, 1), "all_reduce": (1, 1)}[part.function]
     if (len(part.sources), len(part.destinations)) != lengths:
         found = f"{len(part.sources)} sources and {len(part.destinations)} destinations"
         form.findings.add("form", part, f"{found}; a {part.function} of {members} has {lengths[0]} and {lengths[1]}")
@@ -242,5 +273,6 @@ CHECKS: dict[type[Operation], Callable[[_Form, Any], None]] = {
     ReducePut: _check_push,
     Compute: _check_compute,
     Reduce: _check_reduce,
+    Apply: _check_apply,
     Collective: _check_collective,
 }

@@ -21,6 +21,7 @@ class Graph:
 
     of_rank: positions of each rank's operations, in launch order.
     waited, notified: the signals of each operation.     full: the full count of every signal that is notified.
+    late: of an operation that waits late too, the last ones of `waited`, which hold up no more than its addends.
     members: positions of a collective's parts, by label, in the order of its ranks.
     """
 
@@ -29,6 +30,7 @@ class Graph:
         self.operations = schedule.operations
         self.of_rank: list[list[int]] = [[] for _ in range(schedule.world_size)]
         self.waited: list[tuple[Key, ...] | range] = []
+        self.late: dict[int, tuple[Key, ...]] = {}
         self.notified: list[tuple[Key, ...]] = []
         self.full: dict[Key, int] = {}
         self.members: dict[str, list[int]] = {}
@@ -77,9 +79,10 @@ def _add_waits(graph: Graph, findings: Findings) -> None:
     first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
     awaited: set[Key] = set()
     total = 0
-    for operation in graph.operations:
+    for position, operation in enumerate(graph.operations):
         keys: tuple[Key, ...] | range = ()
-        for wait in operation.waits:
+        early = sum(wait.signals[1] - wait.signals[0] for wait in operation.waits)
+        for wait in operation.all_waits:
             base = operation.rank * per_rank + first[wait.pad]
             lo, hi = wait.signals
             asked = range(base + lo, base + hi)
@@ -94,6 +97,8 @@ def _add_waits(graph: Graph, findings: Findings) -> None:
             keys = (*keys, *asked) if keys else asked
         awaited.update(keys)
         graph.waited.append(keys)
+        if len(keys) > early:
+            graph.late[position] = tuple(keys[early:])
     for key in full.keys() - awaited:
         sender = graph.contributors(key)[0]
         name, rank = graph.signal_name(key), key // per_rank
@@ -136,10 +141,10 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
         return
     for part in parts.values():
         for at, member in enumerate(parts[rank] for rank in some.ranks):
-            gathers = some.function == "all_gather"
-            source, destination = (
-                (member.sources[0], part.destinations[at]) if gathers else (part.sources[at], member.destinations[0])
-            )
+            source = part.sources[at] if some.function == "reduce_scatter" else member.sources[0]
+            destination = part.destinations[at] if some.function == "all_gather" else member.destinations[0]
+            if some.function == "all_reduce":
+                destination = part.destinations[0]
             if source.shape != destination.shape:
                 findings.add("form", part, f"{source} does not fit {destination}", destination)
     order = {rank: at for at, rank in enumerate(some.ranks)}

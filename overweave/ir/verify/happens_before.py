@@ -16,6 +16,7 @@ class Past(Struct):
     """Sets as bits: bit `r` of the lowest `world_size` for "some operation of rank r", then one for each operation.
 
     bit: each operation's own, rank bit excluded.     before: what has completed when it starts.
+    late: what has completed when it reads its addends, if it has any.
     ends: what has completed when all operations of a rank have.
     """
 
@@ -23,6 +24,7 @@ class Past(Struct):
     bit: list[int]
     before: list[int]
     ends: list[int]
+    late: dict[int, int]
 
     def ranks_before(self, position: int) -> int:
         """Ranks, as bits, of which some operation completed before this one starts."""
@@ -45,7 +47,7 @@ def past_of(graph: Graph, order: list[int]) -> Past:
     queues = {queue.name: _Queue(queue.order == "complete", size) for queue in schedule.queues}
     for declared in schedule.queues:
         queues[declared.name].after = [queues[name].completed for name in declared.after]
-    past = Past(size, [0] * len(operations), [0] * len(operations), [0] * size)
+    past = Past(size, [0] * len(operations), [0] * len(operations), [0] * size, {})
     before, bits, ends = past.before, past.bit, past.ends
     signals: dict[int, int] = {}
     joint: dict[str, int] = {}
@@ -62,6 +64,8 @@ def past_of(graph: Graph, order: list[int]) -> Past:
             completed = joint[operation.label] | bit | 1 << operation.rank
         else:
             start = before[position] = _start(graph, position, queues, signals)
+            if position in graph.late:
+                start = past.late[position] = start | _union([signals[key] for key in graph.late[position]])
             completed = start | bit | 1 << operation.rank
         queues[operation.queue].completed[operation.rank] |= completed
         ends[operation.rank] |= completed
@@ -77,7 +81,8 @@ def _start(graph: Graph, position: int, queues: dict[str, _Queue], signals: dict
     start = queue.completed[rank] if queue.is_complete else 0
     for completed in queue.after:
         start |= completed[rank]
-    for key in graph.waited[position]:
+    waited = graph.waited[position]
+    for key in waited[: len(waited) - len(graph.late.get(position, ()))]:
         start |= signals[key]
     return start
 

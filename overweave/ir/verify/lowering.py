@@ -6,28 +6,35 @@ from collections import Counter
 from collections.abc import Iterator
 
 from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    KERNELS,
     MULTIPLY,
     NO_SIGNAL,
     OWN_SHARD,
+    PART,
     REDUCE,
-    REDUCE_KERNEL,
     TILE_KERNEL,
     WORKSPACE,
+    MatmulConfig,
     Plan,
     TileOrder,
     TileRow,
+    split_obstacle,
 )
-from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, Region
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, Region
+from overweave.ir.verify.addends import check_addends
+from overweave.ir.verify.applied import check_applied, check_parts, note_places
+from overweave.ir.verify.copies import check_copy
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
 
-Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
+Placed = tuple[int, int, int, int, int, int]  # row, row_end, col, source, source_row, width
 
 
 def check_tables(plan: Plan, graph: Graph, rank: int | None, findings: Findings) -> None:
     """One table for each kernel queue of the rank (None: of every rank), and none for another."""
     ranks = range(plan.schedule.world_size) if rank is None else (rank,)
-    kernels = {one.queue for one in plan.realization.engines if one.engine in (TILE_KERNEL, REDUCE_KERNEL)}
+    kernels = {one.queue for one in plan.realization.engines if one.engine in KERNELS}
     tables = {(order.rank, order.queue): order for order in plan.tile_orders}
     if len(tables) != len(plan.tile_orders):
         findings.add("lowering", None, "a rank's queue has two tile tables")
@@ -51,13 +58,22 @@ class _Table:
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
         config = plan.realization.matmul if self.is_matmul else plan.realization.reduction
-        assert config is not None, "engines are checked first"
-        self.block_m, self.block_n = config.block_m, config.block_n
+        # Engines are checked first: what has no config here is a copy kernel, which has no blocks.
+        self.block_m, self.block_n = (config.block_m, config.block_n) if config else (0, 0)
+        split_n = config.split_n if isinstance(config, MatmulConfig) else 1
+        self.part_n = self.block_n // split_n if split_n > 1 else 0
 
     def check(self, positions: list[int]) -> None:
         tiles: list[list[TileRow]] = [[] for _ in positions]
         last = 0
-        for row in self.order.rows:
+        parts = [row for row in self.order.rows if row.kind == PART]
+        if any(row.kind == PART for row in self.order.rows[: len(self.order.rows) - len(parts)]):
+            self.findings.add("lowering", None, f"queue {self.order.queue}: a part stands before a tile")
+        if parts and self.plan.realization.engine_of(self.order.queue) != AUTHOR_KERNEL:
+            self.findings.add(
+                "lowering", None, f"queue {self.order.queue} has parts, which its kernel knows nothing of"
+            )
+        for row in self.order.rows[: len(self.order.rows) - len(parts)]:
             if not 0 <= row.operation < len(positions):
                 said = f"a tile of queue {self.order.queue} on rank {self.order.rank} belongs to operation"
                 self.findings.add("lowering", None, f"{said} {row.operation} of {len(positions)}")
@@ -73,11 +89,22 @@ class _Table:
         for position, rows in zip(positions, tiles, strict=True):
             operation = self.graph.operations[position]
             self._check_duties(position, rows, implied[position])
+            base = self.order.rank * self.graph.signals_per_rank
+            late = {key - base: self.graph.full[key] for key in self.graph.late.get(position, ())}
+            late = {} if isinstance(operation, Apply) else late
+            check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands)
                 self._check_compute(operation, rows)
+            elif isinstance(operation, Apply):
+                check_applied(operation, rows, {name: one.home for name, one in self.buffers.items()}, self.findings)
+                note_places(operation, self.buffers, operands)
+                check_parts(operation, parts, self.graph, self.findings)
             elif isinstance(operation, Reduce):
                 self._check_reduce(operation, rows)
+            elif isinstance(operation, Put | Copy):
+                operands.setdefault("source", set()).update(part.buffer for part in operation.sources)
+                check_copy(operation, rows, self.buffers, self.plan.realization.dtype, self.findings)
         for role, names in operands.items():
             if len(names) > 1:
                 said = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
@@ -87,11 +114,13 @@ class _Table:
         """Waits that the queue's `after` already implies may be left out; everything else must be there."""
         operation = self.graph.operations[position]
         base = self.order.rank * self.graph.signals_per_rank
-        asked = {key - base for key in self.graph.waited[position]}
+        waited = self.graph.waited[position]
+        asked = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
         needed = asked - {key - base for key in implied}
-        signals = [key - base for key in self.graph.notified[position]]
-        if len(signals) > 1 or any(notify.rank != self.order.rank for notify in operation.notifies):
-            self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank")
+        signals = [key % self.graph.signals_per_rank for key in self.graph.notified[position]]
+        told = operation.peer if isinstance(operation, Put) else self.order.rank
+        if len(signals) > 1 or any(notify.rank != told for notify in operation.notifies):
+            self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank or where it puts")
             return
         signal = signals[0] if signals else NO_SIGNAL
         for lo, hi, count, announced, also, also_count in {duties_of(row) for row in rows}:
@@ -127,7 +156,11 @@ class _Table:
     def _check_compute(self, compute: Compute, rows: list[TileRow]) -> None:
         if len(rows) != compute.tiles:
             self.findings.add("lowering", compute, f"the table has {len(rows)} tiles of {compute.tiles}")
-        whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in (*compute.a, *compute.out))
+        obstacle = split_obstacle(self.plan.realization.matmul) if self.plan.realization.matmul else ""
+        if obstacle:
+            self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
+        parts = (*compute.a, *compute.out, *compute.addends)
+        whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in parts)
         b = self.buffers[compute.b.buffer]
         if not whole or compute.b.shape != (b.rows, b.cols) or compute.accumulate:
             said = "the kernel multiplies whole rows by a whole `b`, and adds to nothing"
@@ -150,10 +183,11 @@ class _Table:
         self._check_rows(reduce, REDUCE, rows, [(WORKSPACE, 0, reduce.out)])
 
     def _tiles(self, source: int, source_row: int, out: Region) -> Iterator[Placed]:
-        """The tiles of a rectangle."""
+        """The tiles of a rectangle, none cut."""
         for row in range(*out.rows, self.block_m):
             for col in range(*out.cols, self.block_n):
-                yield row, min(row + self.block_m, out.rows[1]), col, source, source_row + row - out.rows[0]
+                width = self.part_n if col + self.part_n >= out.cols[1] else 0
+                yield row, min(row + self.block_m, out.rows[1]), col, source, source_row + row - out.rows[0], width
 
     def _check_rows(
         self, operation: Operation, kind: int, rows: list[TileRow], places: list[tuple[int, int, Region]]
@@ -166,19 +200,32 @@ class _Table:
             -(-height // self.block_m) * -(-width // self.block_n)
             for height, width in zip(heights, widths, strict=True)
         )
-        if len(rows) != count:
+        most = 2 * count if self.part_n else count
+        if not count <= len(rows) <= most:
             self.findings.add("lowering", operation, f"the table has {len(rows)} tiles; its result is {count}")
             return
-        expected = [tile for place in places for tile in self._tiles(*place)]
-        found = [(row.row, row.row_end, row.col, row.source, row.source_row) for row in rows]
-        wrong = set(found) ^ set(expected)
+        found = [(row.row, row.row_end, row.col, row.source, row.source_row, row.width) for row in rows]
+        expected = self._as_cut({tile for place in places for tile in self._tiles(*place)}, set(found))
+        wrong = set(found) ^ expected
         if wrong:
-            row, row_end, col, source, source_row = min(wrong)
+            row, row_end, col, source, source_row, _ = min(wrong)
             side = "lacks" if min(wrong) in expected else "has"
             where = f"rows [{row}:{row_end}] from column {col}, read from {'workspace' if source else 'own shard'}"
             self.findings.add("lowering", operation, f"the table {side} a tile of {where} row {source_row}")
         elif len(set(found)) != len(found):
             self.findings.add("lowering", operation, "the table has a tile twice")
+
+    def _as_cut(self, tiles: set[Placed], found: set[Placed]) -> set[Placed]:
+        """The tiles, those that are missing as two halves each, if they may be cut."""
+        if not self.part_n:
+            return tiles
+        cut = {tile for tile in tiles - found if not tile[5]}
+        halves = {
+            (row, row_end, start, source, source_row, self.part_n)
+            for row, row_end, col, source, source_row, _ in cut
+            for start in (col, col + self.part_n)
+        }
+        return tiles - cut | halves
 
 
 def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[str, set[str]]) -> None:
@@ -187,7 +234,9 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
         operands.setdefault(role, set()).add(part.buffer)
     operands.setdefault("b", set()).add(compute.b.buffer)
     for part in compute.out:
-        operands.setdefault("out", set()).add(part.buffer)
+        operands.setdefault("sum" if compute.addends else "out", set()).add(part.buffer)
+    if compute.addends:
+        operands.setdefault("number of addends", set()).add(str(len(compute.addends)))
 
 
 def duties_of(row: TileRow) -> tuple[int, int, int, int, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.plan import ITEMSIZE_BYTES, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import LIMIT, Compute, Name, Region
+from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines import check_engines
 from overweave.ir.verify.graphs import Graph, build_graph
 from overweave.ir.verify.lowering import check_tables
@@ -62,6 +62,7 @@ def verify_plan(
         _check_numbers(plan, graph, findings)
         if not findings.refusals:
             check_tables(plan, graph, rank, findings)
+            _check_room(plan, machine_limits, findings)
             check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
     except Enough:
         pass
@@ -95,11 +96,20 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
     return to_block_one_sm > most_per_sm or resident.programs // to_block_one_sm < limits.sms
 
 
+def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
+    """Pushes that wait for tiles beside them have SMs that the tile kernel leaves free, and so must leave it some."""
+    if plan.sms_beside >= limits.sms:
+        said = f"pushes take {plan.sms_beside} of {limits.sms} SMs and leave none to the tiles that they wait for"
+        findings.add("residency", None, said)
+
+
 def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     """World size and dtype as the problem has them; strides for bulk-tensor loads; 32-bit indices in the kernels."""
     schedule, realization = plan.schedule, plan.realization
     if (schedule.world_size, realization.dtype) != (plan.problem.world_size, plan.problem.dtype):
         findings.add("form", None, f"the problem has {plan.problem.world_size} ranks and {plan.problem.dtype}")
+    if plan.problem.epilogue.bits and any(len(goal.terms) > 1 for goal in schedule.goal):
+        findings.add("form", None, f"epilogue {plan.problem.epilogue} of a sum that no single Compute holds")
     if graph.signals_per_rank * SIGNAL_STRIDE_WORDS > LIMIT:
         findings.add("width", None, f"{graph.signals_per_rank} signals need more than 31 bits")
     blocks = [(config.block_m, config.block_n) for config in (realization.matmul, realization.reduction) if config]
@@ -121,6 +131,12 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                 if stride % BULK_ALIGNMENT_BYTES and (region.buffer, region.rank) not in seen:
                     seen.add((region.buffer, region.rank))
                     said = f"rows are {stride} bytes apart; bulk-tensor loads need a multiple of {BULK_ALIGNMENT_BYTES}"
+                    findings.add("alignment", operation, said, region)
+        if isinstance(operation, Reduce):
+            for region in operation.operands:
+                begin = region.rows[0] * strides[region.buffer] + region.cols[0] * itemsize
+                if begin % BULK_ALIGNMENT_BYTES:
+                    said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     findings.add("alignment", operation, said, region)
 
 

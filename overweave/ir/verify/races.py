@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.ir.schedule import Operation, Region
+from overweave.ir.schedule import Apply, Compute, Operation, Region
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.happens_before import Past
 from overweave.ir.verify.verdict import Findings
@@ -12,7 +12,7 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
     """Says why a read of `region` by the operation, or by the caller at the end, is not certain of what it finds."""
     reader = None if position is None else graph.operations[position]
     who = "the caller" if reader is None else reader.name
-    before = past.ends[region.rank] if position is None else past.before[position]
+    before = past.ends[region.rank] if position is None else _past_of_read(graph, past, position, region)
     writers = [at for at in _writers(graph, region) if at != position]
     concurrent = [at for at in writers if not before & past.bit[at]]
     if not concurrent:
@@ -26,6 +26,14 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
         return
     said = f"{who} reads what {writer.name} on rank {writer.rank} writes, and no path leads from one to the other"
     findings.add("race", reader, f"{said}: {_missing_path(graph, writer, reader)}", region)
+
+
+def _past_of_read(graph: Graph, past: Past, position: int, region: Region) -> int:
+    """What has completed when the operation reads the region: an addend is read late."""
+    operation = graph.operations[position]
+    is_late = isinstance(operation, Compute) and region in operation.addends
+    is_late |= isinstance(operation, Apply) and any(region == need.region for need in operation.late_needs)
+    return past.late.get(position, past.before[position]) if is_late else past.before[position]
 
 
 def report_write(graph: Graph, position: int, region: Region, other: int | None, findings: Findings) -> None:
@@ -76,7 +84,7 @@ def _missing_path(graph: Graph, first: Operation, second: Operation | None) -> s
     notifies = ", ".join(str(notify) for notify in first.notifies[:4]) or "nothing"
     if second is None:
         return f"{first.name} announces {notifies}, and no operation of the caller's rank waits for that"
-    waits = ", ".join(f"{wait.pad}@{second.rank}[{wait.signals[0]}:{wait.signals[1]}]" for wait in second.waits[:4])
+    waits = ", ".join(f"{wait.pad}@{second.rank}[{wait.signals[0]}:{wait.signals[1]}]" for wait in second.all_waits[:4])
     said = f"{first.name} announces {notifies}, {second.name} waits for {waits or 'nothing'}"
     if first.rank == second.rank and first.queue == second.queue:
         return f"{said}, and queue {first.queue} orders by issue, not by completion"

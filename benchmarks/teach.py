@@ -1,0 +1,67 @@
+"""Teaches a table of the tuner what benchmark runs found: every plan they timed beside the library becomes a candidate.
+
+    python -m benchmarks.teach overweave/tuner/tables/h200x4.json RESULTS.json ...
+
+For runs of `overweave bench --plan ... --json`, where tuning anew would cost GPU time. Of a case that several runs
+timed the last one stands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from overweave.ir.plan import Problem
+from overweave.schedules.catalog import TEMPLATES
+from overweave.tuner import cache
+from overweave.tuner.baselines import PER_SHARD, SEQUENTIAL, TORCH_FUSED
+from overweave.tuner.space import FUSED_BY_TORCH, is_member
+from overweave.tuner.space import TORCH_FUSED as FUSED_PLAN
+from overweave.tuner.table import Entry, Time, bucketed
+
+PLANS = {SEQUENTIAL: "sequential", PER_SHARD: "per_shard", TORCH_FUSED: FUSED_PLAN}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def entries(data: bytes) -> Iterator[Entry]:
+    """What the middle run of a result file says of each of its cases."""
+    runs = msgspec.json.decode(data)["runs"]
+    run = runs[len(runs) // 2]
+    size, operator = run["world_size"], run["operator"]
+    for row in run["cases"]:
+        m, n, k = (row["case"][extent] for extent in "mnk")
+        n, k = (-(-n // size), k) if operator == "all_gather_matmul" else (n, -(-k // size))
+        problem = Problem(operator=operator, m=m, n=n, k=k, world_size=size, dtype=DTYPES[run["dtype"]])
+        times = sorted(_times(operator, row["methods"]), key=lambda time: time.us)
+        if times:
+            yield Entry(bucketed(problem), tuple(times))
+
+
+def _times(operator: str, methods: list[dict[str, object]]) -> Iterator[Time]:
+    for method in methods:
+        name = str(method["name"])
+        text = PLANS.get(name, name.removeprefix("plan.") if name.startswith("plan.") else "")
+        plan, *pairs = text.split() or [""]
+        options = {key: int(value) if value.isdigit() else value for key, value in (p.split("=") for p in pairs)}
+        if f"{operator}.{plan}" in TEMPLATES and TEMPLATES[f"{operator}.{plan}"].is_fused:
+            options = {"pieces": 1} | options  # as a plan asked for by name runs on a GPU
+        time = Time(plan, options, float(str(method["median_us"])))
+        if (plan != FUSED_PLAN or operator in FUSED_BY_TORCH) and plan and is_member(operator, time.candidate):
+            yield time
+
+
+def main(arguments: list[str]) -> None:
+    path, *results = map(Path, arguments)
+    table = cache.decode(path.read_bytes())
+    for result in results:
+        found = tuple(entries(result.read_bytes()))
+        table = table.with_entries(found)
+        print(f"{result.name}: {len(found)} problems, winners {', '.join(str(e.times[0].candidate) for e in found)}")
+    cache.write(path, table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,221 @@
+"""Compiled kernels on GPUs: every annotated kernel of examples/kernels, every schedule, against torch.
+
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_authored [--only TEXT] [--calls 20]
+
+Inputs are small whole numbers where a product is exact, and change at every call; outputs start as NaN. The ordinary
+kernels are followed by the time of the compiled all-gather + matmul beside that of `ow.all_gather_matmul`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import overweave as ow
+from campaigns.authored_cases import AUTHORS, GATHERS, KERNELS, SCATTERS
+from campaigns.gpu_ranks import join, report
+from overweave.ops.compile import Fused, compile
+
+LAUNCH: dict[str, Any] = {"num_warps": 8, "num_stages": 3}
+BLOCKS: dict[str, Any] = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
+
+
+class Trial(NamedTuple):
+    """One call: runs the fused kernel with fresh inputs and returns (found, exact, tolerance)."""
+
+    name: str
+    schedule: Mapping[str, str]
+    run: Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]
+
+
+def integers(*shape: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(-1, 2, shape, generator=generator, device="cuda").bfloat16()
+
+
+def shard(whole: torch.Tensor) -> torch.Tensor:
+    return whole.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
+
+
+def empty(*shape: int) -> torch.Tensor:
+    return torch.full(shape, torch.nan, device="cuda", dtype=torch.bfloat16)
+
+
+def matmul(is_persistent: bool, side: str) -> Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]:
+    """side: `A`, gathered rows; `C`, summed rows; `AC`, both."""
+    m, n, k = 2048, 1024, 512
+
+    def run(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        a = integers(m, k, seed=seed if "A" in side else seed + 1000 * dist.get_rank())
+        b = integers(k, n, seed=seed + 500 * (1 + dist.get_rank()))
+        exact = a.float() @ b.float()
+        if "C" in side:
+            dist.all_reduce(exact)
+            exact = shard(exact)
+        out, sent = empty(*exact.shape), shard(a) if "A" in side else a
+        if is_persistent:
+            described = [TensorDescriptor.from_tensor(x, [128, 64]) for x in (sent, b.t().contiguous())]
+            c = TensorDescriptor.from_tensor(out, [128, 128])
+            fused(*described, c, m, n, k, **BLOCKS, GROUP_M=8, NUM_SMS=132, **LAUNCH)
+        else:
+            fused(sent, b, out, m, n, k, k, 1, n, 1, n, 1, **BLOCKS, GROUP_M=8, **LAUNCH)
+        return out, exact, 4.0 if "C" in side else 0.5  # bf16 rounds sums of 512 and more
+
+    return run
+
+
+def reduced(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    m, n, k = 2048, 1024, 512
+    a, b, out = (
+        integers(m, k, seed=seed + dist.get_rank()),
+        integers(k, n, seed=seed + 90 + dist.get_rank()),
+        empty(m, n),
+    )
+    exact = a.float() @ b.float()
+    dist.all_reduce(exact)
+    fused(a, b, out, m, n, k, k, 1, n, 1, n, 1, **BLOCKS, GROUP_M=8, **LAUNCH)
+    return out, exact, 4.0
+
+
+def exchanged(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """all-to-all, matmul, all-to-all; `b` is the same everywhere, so the blocks come home."""
+    m, n, k = 2048, 1024, 512
+    a, b, out = integers(m, k, seed=seed + dist.get_rank()), integers(k, n, seed=seed + 90), empty(m, n)
+    fused(a, b, out, m, n, k, k, 1, n, 1, n, 1, **BLOCKS, GROUP_M=8, **LAUNCH)
+    return out, a.float() @ b.float(), 0.5
+
+
+def gate_up(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    m, n, k = 2048, 1024, 512
+    x, gate, up = (integers(*shape, seed=seed + i) / 8 for i, shape in enumerate(((m, k), (k, n), (k, n))))
+    out = empty(m, n)
+    fused(shard(x), gate, up, out, m, n, k, **BLOCKS, **LAUNCH)
+    return out, torch.nn.functional.silu(x.float() @ gate.float()) * (x.float() @ up.float()), 0.02
+
+
+def batched(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    z, m, n, k = 8, 512, 512, 256
+    a, b, c = integers(z, m, k, seed=seed), integers(z, k, n, seed=seed + 1), empty(z, m, n)
+    fused(shard(a), b, c, z, m, n, k, **BLOCKS, **LAUNCH)
+    return c, torch.bmm(a.float(), b.float()), 0.5
+
+
+def norm(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    rows, cols, ranks = 512, 4096, dist.get_world_size()
+    sides = [[integers(rows, cols, seed=seed + 10 * rank + i) for i in range(2)] for rank in range(ranks)]
+    weight, out = integers(cols, seed=seed + 7), empty(ranks * rows, cols)
+    fused(*sides[dist.get_rank()], weight, out, rows, cols, 1e-5, BLOCK=4096, num_warps=8)
+    whole = torch.cat([x.float() + y.float() for x, y in sides])
+    return out, whole * torch.rsqrt(whole.square().mean(1, keepdim=True) + 1e-5) * weight.float(), 0.05
+
+
+def attention(is_causal: bool) -> Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]:
+    heads, dim = 8, 128
+
+    def run(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        length = 1024 * dist.get_world_size()
+        q, k, v = (integers(length, heads, dim, seed=seed + i) / 2 for i in range(3))
+        mine, start = shard(q), 1024 * dist.get_rank()
+        out = empty(*mine.shape)
+        constants: dict[str, Any] = {"BLOCK_Q": 128, "BLOCK_S": 64, "CAUSAL": is_causal}
+        fused(mine, shard(k), shard(v), out, 1024, length, heads, dim, start, dim**-0.5, **constants, **LAUNCH)
+        queries, keys, values = (x.float().transpose(0, 1) for x in (q, k, v))
+        mixed = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=is_causal)
+        exact = mixed.transpose(0, 1)
+        return out, exact[start : start + 1024], 0.05
+
+    return run
+
+
+def trials() -> Iterator[Trial]:
+    """Every kernel with every schedule."""
+    for name, is_persistent in (("matmul", False), ("persistent", True)):
+        yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in GATHERS)
+        yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)
+        yield Trial(name, {"A": GATHERS[0], "C": SCATTERS[0]}, matmul(is_persistent, "AC"))
+        yield Trial(name, {"A": "all_gather.push mover=copy_kernel"}, matmul(is_persistent, "A"))
+    yield from (
+        Trial("matmul", {"C": how}, reduced) for how in ("all_reduce.two_shot pieces=2", "all_reduce.collective")
+    )
+    yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, exchanged)
+    yield from (Trial("gate_up", {"X": how}, gate_up) for how in GATHERS)
+    yield from (Trial("batched", {"A": how}, batched) for how in GATHERS)
+    yield from (Trial("norm", {"OUT": how}, norm) for how in ("spread.push", "spread.push pieces=4"))
+    for is_causal in (False, True):
+        yield from (Trial("attention", {"K": how, "V": how}, attention(is_causal)) for how in GATHERS)
+
+
+def check(trial: Trial, calls: int) -> None:
+    started = time.monotonic()
+    fused = compile(f"{KERNELS / trial.name}.py:{AUTHORS[trial.name].name}", trial.schedule)
+    failures: list[str] = []
+    for call in range(calls):
+        found, exact, tolerance = trial.run(fused, 17 * call)
+        error = (found.float() - exact).abs().max()
+        if not error <= tolerance * max(1.0, float(exact.abs().max()) / 256):
+            failures.append(f"call {call}: off by {float(error)}")
+    words = " ".join(f"{tensor}={how}" for tensor, how in trial.schedule.items())
+    report.line(f"{trial.name} {words}"[:60], calls, failures, started)
+
+
+def compare(m: int, n: int, k: int) -> None:
+    """The compiled all-gather + matmul beside our own operator, milliseconds, the slowest rank's median."""
+    a, b, out = integers(m, k, seed=1), integers(k, n, seed=2), empty(m, n)
+    mine, blocks = shard(a), {**BLOCKS, "BLOCK_N": 256, "GROUP_M": 8}
+    plain = compile(f"{KERNELS / 'matmul'}.py:matmul_kernel", GATHERS[0])
+    bulk = compile(f"{KERNELS / 'persistent'}.py:persistent_kernel", GATHERS[0])
+    sides = [(mine, [128, 64]), (b.t().contiguous(), [256, 64]), (out, [128, 256])]
+    described = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in sides]
+    methods: dict[str, Callable[[], object]] = {
+        "compiled matmul": lambda: plain(mine, b, out, m, n, k, k, 1, n, 1, n, 1, **blocks, **LAUNCH),
+        "compiled persistent": lambda: bulk(*described, m, n, k, **blocks, NUM_SMS=132, **LAUNCH),
+        "push pieces=2 kernel=portable": lambda: ow.all_gather_matmul(mine, b, plan="push pieces=2 kernel=portable"),
+        "push": lambda: ow.all_gather_matmul(mine, b, plan="push"),
+    }
+    for name, call in methods.items():
+        milliseconds = median_ms(call)
+        if dist.get_rank() == 0:
+            print(f"{m}x{n}x{k} {name}: {milliseconds:.3f} ms", flush=True)
+
+
+def median_ms(call: Callable[[], object], rounds: int = 15) -> float:
+    samples = []
+    for turn in range(rounds + 3):
+        dist.barrier()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(2_000_000)
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        if turn >= 3:
+            samples.append(begin.elapsed_time(end))
+    median = torch.tensor([sorted(samples)[rounds // 2]], device="cuda")
+    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    return float(median)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="campaigns.gpu_authored", description=__doc__)
+    parser.add_argument("--only", default="", help="trials whose kernel and schedules contain this text")
+    parser.add_argument("--calls", type=int, default=20)
+    arguments = parser.parse_args()
+    join(timedelta(seconds=20))
+    for trial in trials():
+        if arguments.only in f"{trial.name} {' '.join(trial.schedule.values())}":
+            check(trial, arguments.calls)
+    if not arguments.only:
+        compare(8192, 14336 // dist.get_world_size(), 4096)
+    ow.check()
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

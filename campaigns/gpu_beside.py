@@ -1,0 +1,93 @@
+"""Do our kernels and another library's collectives get along on the same GPUs, whichever starts first?
+
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_beside --trials 1000
+
+NCCL all-reduces run on another stream, in a group of their own, while our operators run on the caller's. In each trial
+every rank draws for itself which of the two it starts first: kernels that fill every SM and wait for peers then meet
+NCCL kernels that hold SMs and wait for peers, in both orders at once. No call may fail or run out of time, and every
+result, theirs too, is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import overweave as ow
+from campaigns.gpu_exactness import ALL_GATHER, REDUCE_SCATTER, Case, expected, make_inputs, run
+from campaigns.gpu_ranks import join, report
+from overweave.errors import OverweaveError
+
+CASES = (
+    Case(ALL_GATHER, 4096, 1024, 2048, torch.bfloat16, False, "push"),
+    Case(ALL_GATHER, 4096, 1024, 2048, torch.bfloat16, False, "push mover=copy_kernel"),
+    Case(REDUCE_SCATTER, 4096, 2048, 1024, torch.bfloat16, False, "scatter"),
+    Case(REDUCE_SCATTER, 4096, 2048, 1024, torch.bfloat16, False, "scatter mover=copy_kernel"),
+    Case(REDUCE_SCATTER, 4096, 2048, 1024, torch.bfloat16, False, "scatter mover=copy_kernel sms=1"),
+)
+THEIRS = (1 << 10, 1 << 16, 1 << 22)  # numbers they sum: one SM's worth, a few, many
+
+
+class Neighbour:
+    """The other library: all-reduces of ones in its own group, on its own stream."""
+
+    def __init__(self) -> None:
+        self._group, self.stream = dist.new_group(backend="nccl"), torch.cuda.Stream()
+        self._tensors = [torch.empty(size, device="cuda") for size in THEIRS]
+        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def start(self, trial: int) -> None:
+        """One all-reduce, compared on its own stream."""
+        tensor = self._tensors[trial % len(self._tensors)]
+        with torch.cuda.stream(self.stream):
+            tensor.fill_(1)
+            dist.all_reduce(tensor, group=self._group)
+            self.wrong += (tensor != dist.get_world_size()).any()
+
+
+def trials(case: Case, count: int, neighbour: Neighbour) -> list[str]:
+    """Failures of `count` calls of ours beside theirs."""
+    own = random.Random(dist.get_rank())
+    inputs = make_inputs(case, 1, exact=True)
+    wanted = expected(case, inputs, torch.float32).to(case.dtype)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    try:
+        for trial in range(count):
+            theirs_first = own.random() < 0.5
+            if theirs_first:
+                neighbour.start(trial)
+            out = run(case, inputs)
+            if not theirs_first:
+                neighbour.start(trial)
+            wrong += (out != wanted).any()
+            if trial % 8 == 7:
+                torch.cuda.synchronize()  # else the host runs far ahead, and few trials start from idle GPUs
+        torch.cuda.synchronize()
+        ow.check()
+    except OverweaveError as error:
+        return [str(error)]
+    found = (("ours", int(wrong)), ("theirs", int(neighbour.wrong)))
+    return [f"{case}: {number} results of {whose} differ" for whose, number in found if number]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=1000)
+    arguments = parser.parse_args()
+    join(timedelta(seconds=20))
+    neighbour, started = Neighbour(), time.monotonic()
+    for case in CASES:
+        run(case, make_inputs(case, 0, exact=True))
+        failures = trials(case, arguments.trials, neighbour)
+        report.line(f"{case.operator}.{case.plan} beside NCCL", arguments.trials, failures, started)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

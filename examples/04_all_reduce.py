@@ -1,0 +1,66 @@
+"""A tensor-parallel MLP in which every rank has every row, as in decoding: its second half is one `matmul_all_reduce`.
+
+python examples/04_all_reduce.py                                   # four emulated ranks, no GPU needed
+torchrun --nproc-per-node 4 examples/04_all_reduce.py --cuda       # one rank per GPU
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+import overweave as ow
+from overweave.runtime.processes import run_ranks
+
+TOKENS, HIDDEN, INNER = (1, 64, 256), 64, 256
+PLANS = ("sequential", "one_shot", "one_shot_pull", "two_shot", "two_shot_pull")
+
+
+def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, plan: str | None = None) -> torch.Tensor:
+    """`relu(x @ up) @ down`, of which each rank has its columns of `up` and its rows of `down`: x, y `[m, hidden]`."""
+    return ow.matmul_all_reduce(torch.relu(x @ up), down, plan=plan)
+
+
+def try_plans() -> list[str]:
+    """One rank: what differs between plans, ranks or from plain torch. Every rank of the world runs it.
+
+    The numbers are small integers, which bf16 adds exactly in any order: there must be no difference.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", torch.cuda.current_device()) if "--cuda" in sys.argv else torch.device("cpu")
+    torch.manual_seed(rank)
+    up = torch.randint(-1, 2, (HIDDEN, INNER // world_size), device=device).bfloat16()
+    down = (torch.rand((INNER // world_size, HIDDEN), device=device) < 1 / 64).bfloat16()
+    wrong = []
+    for tokens in TOKENS:
+        torch.manual_seed(tokens)  # every rank has the same rows
+        x = (torch.rand((tokens, HIDDEN), device=device) < 1 / 8).bfloat16()
+        wanted = torch.relu(x @ up) @ down
+        dist.all_reduce(wanted)
+        wrong += [f"{plan} m={tokens}" for plan in (None, *PLANS) if not torch.equal(mlp(x, up, down, plan), wanted)]
+    ow.check()  # on a GPU calls return before they have ended: this waits, and raises what went wrong
+    if rank == 0:
+        print(f"{len(TOKENS)} numbers of tokens, {len(PLANS)} plans and our choice: {wrong or 'all equal plain torch'}")
+        print(ow.explain("matmul_all_reduce", m=64, n=4096, k=4096 // world_size, world_size=world_size))
+    return wrong
+
+
+def main() -> None:
+    if "RANK" not in os.environ:
+        run_ranks(try_plans, 4)
+        return
+    if "--cuda" in sys.argv:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    try_plans()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

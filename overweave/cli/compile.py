@@ -1,0 +1,39 @@
+"""`overweave compile FILE.py:KERNEL --schedule NAME`: the fused kernel's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from overweave.errors import InputError
+from overweave.ops.compile import compile as fuse
+
+
+def compile(
+    kernel: Annotated[str, typer.Argument(metavar="FILE.py:KERNEL", help="An annotated @triton.jit function.")],
+    schedule: Annotated[
+        list[str], typer.Option(help="`all_gather.push pieces=2`, or `TENSOR:SCHEDULE`, once for each tensor.")
+    ],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write it; else it is printed.")] = None,
+) -> None:
+    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
+    text = fuse(kernel, _schedules(schedule)).source()
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise InputError(f"write {out.name}", str(error), "Name a file that can be written") from None
+    typer.echo(f"{out}: {len(text.splitlines())} lines")
+
+
+def _schedules(words: list[str]) -> str | dict[str, str]:
+    if len(words) == 1 and ":" not in words[0]:
+        return words[0]
+    named = dict(word.partition(":")[::2] for word in words)
+    if len(named) != len(words) or not all(named.values()):
+        raise InputError(f"schedules {words}", "not one for each tensor", "Write TENSOR:SCHEDULE, each tensor once")
+    return named

@@ -1,0 +1,126 @@
+"""`overweave tune`: measures the candidates for a set of shapes and keeps the quickest, as every later call finds them.
+
+Without torchrun's variables in the environment it starts its own ranks through torchrun; with them it is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, where
+from overweave.errors import InputError
+from overweave.ir.plan import Dtype, Problem
+from overweave.ops.dispatch import target_of
+from overweave.ops.tune import own_device, tune_and_learn
+from overweave.tuner.bench import joined_world
+from overweave.tuner.cache import fingerprint, load, path_of, write
+from overweave.tuner.search import SPLIT_COLUMNS, Tuned
+from overweave.tuner.shapes import Case, read_shapes
+from overweave.tuner.space import SEQUENTIAL, SPACE
+from overweave.tuner.table import Fingerprint, Table, bucketed
+
+DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def tune(
+    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(SPACE))],
+    shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as mlp")] = "mlp",
+    shape: Annotated[str | None, typer.Option(help="M,N,K of one global matmul, in place of a set")] = None,
+    world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    dtype: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option()] = "bf16",
+    json: Annotated[Path | None, typer.Option(help="Add what was measured to this table, beside the cache")] = None,
+) -> None:
+    """Measure the candidates for a set of shapes, keep the quickest, and print it as code."""
+    cases = _cases(operator, shapes, shape)
+    place = where(device)
+    if not is_one_of_the_ranks():
+        words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
+        words.append(f"--shapes={shapes}" if shape is None else f"--shape={shape}")
+        start_ranks(words + ([f"--json={json}"] if json else []), how_many(place, world))
+        return
+    with joined_world(place) as group:
+        own = own_device("cpu" if place == "cpu" else None)
+        problems = {bucketed(_problem(operator, case, group.world_size, DTYPES[dtype])): case for case in cases}
+        results = _tuned(problems, partial(tune_and_learn, group=group, device=own), group.rank == 0)
+        if group.rank == 0:
+            _tell(results, fingerprint(target_of(own), group.world_size), json)
+
+
+def _tuned(problems: dict[Problem, Case], measure: Callable[..., Tuned], is_first: bool) -> dict[str, Tuned]:
+    """What came out, by the name of the case; the first rank draws the progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total}"))
+    results: dict[str, Tuned] = {}
+    with Progress(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=not is_first
+    ) as progress:
+        task = progress.add_task("tune", total=len(problems))
+        for done, (problem, case) in enumerate(problems.items()):
+
+            def on_round(part: float, done: int = done, name: str = case.name) -> None:
+                progress.update(task, completed=done + part, description=f"tune {name}")
+
+            results[case.name] = measure(problem, on_round=on_round)
+    return results
+
+
+def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> None:
+    for name, tuned in results.items():
+        typer.echo(_line(name, tuned))
+        typer.echo(f"    {code(tuned.entry.problem.operator, str(tuned.winner))}")
+        for text, why in tuned.left_out.items():
+            typer.echo(f"    left out: {text}: {why}")
+    typer.echo(f"kept in {path_of(own)}")
+    if json is not None:
+        table = load(json, own) or Table(fingerprint=own)
+        try:
+            write(json, table.with_entries(tuple(tuned.entry for tuned in results.values())))
+        except OSError as error:
+            raise InputError(f"write {json}", str(error), "Name a file that can be written") from None
+        typer.echo(f"added to {json}")
+
+
+def code(operator: str, plan: str) -> str:
+    """The winner as code to paste."""
+    return f'ow.{operator}(x, w, group, plan="{plan}")'
+
+
+def _line(name: str, tuned: Tuned) -> str:
+    entry = tuned.entry
+    problem, best_us = entry.problem, entry.times[0].us
+    line = f"{name}: m={problem.m} n={problem.n} k={problem.k} a rank, {best_us:.1f} us"
+    library = next((time.us for time in entry.times if time.plan == SEQUENTIAL), None)
+    if library is not None:
+        line += f", library {library:.1f} us, {library / best_us:.2f} times"
+    share = tuned.cold_share
+    return line if share is None else f"{line}; the model's choice has {share:.2f} of its speed"
+
+
+def _cases(operator: str, shapes: str, shape: str | None) -> tuple[Case, ...]:
+    """Raises InputError."""
+    if operator not in SPACE:
+        raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
+    if shape is None:
+        return read_shapes(shapes, operator).cases
+    words = shape.split(",")
+    if len(words) != 3 or not all(word.strip().isdecimal() and 0 < int(word) < 2**31 for word in words):
+        raise InputError(f"shape {shape[:60]!r}", "not three numbers", "Write for example --shape 8192,14336,4096")
+    m, n, k = map(int, words)
+    return (Case(f"{m}x{n}x{k}", m, n, k),)
+
+
+def _problem(operator: str, case: Case, world_size: int, dtype: Dtype) -> Problem:
+    """One rank's part of a global matmul, as `overweave bench` splits it."""
+    n, k = case.n, case.k
+    if operator in SPLIT_COLUMNS:
+        n = -(-n // world_size)
+    else:
+        k = -(-k // world_size)
+    return Problem(operator=operator, m=case.m, n=n, k=k, world_size=world_size, dtype=dtype)

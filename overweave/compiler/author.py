@@ -1,0 +1,137 @@
+"""An author's kernel as the compiler knows it: its source tree, its directives, and which statement each speaks of.
+
+The kernel is read from its file with LibCST, so that all the author wrote survives. Nothing of it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import CodePosition, MetadataWrapper, PositionProvider
+from msgspec import Struct
+
+from overweave.compiler.directives import Directive, Place, is_directive, parse_directive
+from overweave.errors import InputError
+
+Statement = cst.BaseStatement
+MOST_BYTES = 1 << 20
+
+
+class Marked(Struct, frozen=True):
+    """A directive, the statement below it, and its path: indices from block to block, from the function's body on."""
+
+    directive: Directive
+    statement: Statement
+    path: tuple[int, ...]
+
+
+class Source(Struct, frozen=True):
+    """A kernel's file and function, and all that is marked in it, in the order of the text."""
+
+    path: Path
+    module: cst.Module
+    function: cst.FunctionDef
+    marks: tuple[Marked, ...]
+    line: int
+
+    @property
+    def name(self) -> str:
+        return self.function.name.value
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        params = self.function.params
+        return tuple(param.name.value for param in (*params.posonly_params, *params.params, *params.kwonly_params))
+
+    @property
+    def defaults(self) -> frozenset[str]:
+        """The parameters that have a default."""
+        params = self.function.params
+        listed = (*params.posonly_params, *params.params, *params.kwonly_params)
+        return frozenset(param.name.value for param in listed if param.default is not None)
+
+    def of_kind(self, kind: type[Struct]) -> list[Marked]:
+        return [mark for mark in self.marks if isinstance(mark.directive, kind)]
+
+    def place(self) -> Place:
+        """The function itself, for what is wrong with all of it."""
+        return Place(self.path.name, self.line, f"def {self.name}")
+
+
+def read_source(path: Path, name: str) -> Source:
+    """The kernel `name` of a file, with its directives.
+
+    Raises InputError for a file that cannot be read or parsed or has no such function, DirectiveError for a directive
+    that cannot be read or stands where it speaks of nothing.
+    """
+    asked = f"read kernel {name[:80]} of {path.name}"
+    try:
+        data = path.read_bytes()
+        if len(data) > MOST_BYTES:
+            raise InputError(asked, f"{len(data)} bytes", f"Put the kernel into a file of at most {MOST_BYTES} bytes")
+        wrapper = MetadataWrapper(cst.parse_module(data.decode()))
+    except (OSError, cst.ParserSyntaxError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(asked, str(error).splitlines()[0][:200], "Give a Python file that can be parsed") from None
+    functions = [node for node in wrapper.module.body if isinstance(node, cst.FunctionDef) and node.name.value == name]
+    if len(functions) != 1 or not isinstance(functions[0].body, cst.IndentedBlock):
+        found = f"it has {len(functions)} functions of that name at its top level"
+        raise InputError(asked, found, "Define the kernel once, at the top level of a file")
+    lines = wrapper.resolve(PositionProvider)
+    function, body = functions[0], functions[0].body
+    reader = _Reader(path.name, lines)
+    marks = tuple(reader.block(body, ()))
+    return Source(path, wrapper.module, function, marks, lines[function].start.line)
+
+
+class _Reader:
+    """Walks the blocks of a function."""
+
+    def __init__(self, file: str, lines: object) -> None:
+        self.file, self.lines = file, lines
+
+    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked]:
+        for index, statement in enumerate(block.body):
+            here = (*path, index)
+            for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
+                if line.comment and is_directive(line.comment.value):
+                    yield Marked(self.parsed(line.comment), statement, here)
+            self.refuse(_trailing(statement), "it stands behind a statement", "Give it a line of its own, above it")
+            for inner in _blocks(statement):
+                yield from self.block(inner, here)
+        footer = [line.comment for line in block.footer if line.comment]
+        self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
+
+    def parsed(self, comment: cst.Comment) -> Directive:
+        return parse_directive(comment.value, self.file, self._line(comment))
+
+    def refuse(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
+        for comment in comments:
+            if is_directive(comment.value):
+                raise Place(self.file, self._line(comment), comment.value).error(found, cure)
+
+    def _line(self, comment: cst.Comment) -> int:
+        start: CodePosition = self.lines[comment].start  # type: ignore[index]
+        return int(start.line)
+
+
+def _blocks(statement: Statement) -> Iterator[cst.IndentedBlock]:
+    """The blocks inside a statement, in the order of the text; not those of functions defined inside."""
+    if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+        return
+    part: object = statement
+    while part is not None:
+        body = getattr(part, "body", None)
+        if isinstance(body, cst.IndentedBlock):
+            yield body
+        part = getattr(part, "orelse", None)
+
+
+def _trailing(statement: Statement) -> list[cst.Comment]:
+    comments: list[cst.Comment | None] = []
+    if isinstance(statement, cst.SimpleStatementLine):
+        comments.append(statement.trailing_whitespace.comment)
+    for block in _blocks(statement):
+        comments.append(block.header.comment)
+    return [comment for comment in comments if comment is not None]

@@ -1,0 +1,260 @@
+"""The fused kernel as source text: the author's, with a tile table in place of its own order, waits and signals.
+
+What changes, and nothing else does: parameters of the protocol; the tile's number, which is claimed from the table;
+the dispatch region, which the number replaces; one wait above the first load of what arrives; each annotated store,
+which writes NaN if the wait was void; one signal behind the last store. A loop over a streamed axis becomes a loop over
+its parts around the same loop, with one wait for each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+from msgspec import Struct
+
+from overweave.compiler.author import Statement
+from overweave.compiler.expressions import Polynomial
+from overweave.compiler.kernel import Access, Kernel, Stream
+from overweave.compiler.module import fused_module
+from overweave.compiler.names import memory_calls, receiver
+
+LANG = "overweave_lang"
+PROTOCOL = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
+PARAMETERS = tuple(f"overweave_{name}" for name in PROTOCOL)
+_WAITED = "overweave_signals, overweave_words, overweave_limits, overweave_world_size"
+
+
+class Weaving(Struct, frozen=True):
+    """What a schedule asks of the kernel. waits: tensors whose rows a tile waits for before its first load of them.
+    chosen: the tensor of which a tile reads the caller's shard or what has arrived, by its row of the table.
+
+    streams: whether parts are waited for in the loop. signals: whether a tile is announced when it is stored.
+    exchanges: tensor and schedule, for the reader.
+    """
+
+    waits: frozenset[str]
+    chosen: str | None
+    streams: bool
+    signals: bool
+    exchanges: tuple[tuple[str, str], ...]
+
+    @property
+    def has_verdict(self) -> bool:
+        return bool(self.waits) or self.streams
+
+
+def emit(kernel: Kernel, weaving: Weaving) -> str:
+    """The text of a module that holds the fused kernel under its author's name, and all it needs."""
+    body = _Tile(kernel, weaving).statements()
+    function = kernel.source.function
+    statements: list[cst.CSTNode] = list(function.body.body)
+    if kernel.loop is None:
+        statements = list(body)
+    else:
+        statements[kernel.loop : kernel.loop + 1] = _persistent(kernel, body)
+    fused = function.with_changes(
+        params=_with_protocol(function.params, parameters_of(kernel, weaving)),
+        body=function.body.with_changes(body=statements),
+    )
+    return fused_module(kernel.source, fused, weaving.exchanges)
+
+
+class _Tile:
+    """The statements of one tile, rewritten."""
+
+    def __init__(self, kernel: Kernel, weaving: Weaving) -> None:
+        self.kernel, self.weaving = kernel, weaving
+        guarded = [load.index for load in kernel.loads if load.directive.tensor in weaving.waits]
+        self.wait_at = min(guarded, default=-1)
+        self.stored_at = max(store.index for store in kernel.stores)
+        self.number = kernel.number or "overweave_tile"
+
+    def statements(self) -> list[cst.CSTNode]:
+        kernel, made = self.kernel, list[cst.CSTNode]()
+        lo, hi = kernel.dispatch or (-1, -1)
+        for index, statement in enumerate(kernel.body):
+            begun = self._claimed() if kernel.loop is None and index == kernel.first else []
+            begun += self._blocks() if index == lo else []
+            made += _led(begun, statement) if begun else []
+            if index == self.wait_at:
+                made += self._waited()
+            if (kernel.loop is None and index == kernel.first) or lo <= index < hi:
+                continue
+            made += self._rewritten(index, statement)
+            if index == self.stored_at:
+                made += self._announced()
+        return made
+
+    def _claimed(self) -> list[cst.CSTNode]:
+        claim = _parse(f"overweave_row = {LANG}.claim_tile(overweave_claims)")
+        return [claim, self._numbered(), *self._chosen()]
+
+    def _chosen(self) -> list[cst.CSTNode]:
+        """The pointer to a tensor that lies in two places, for the tile's rows of it."""
+        access = next((one.directive for one in self.kernel.loads if one.directive.tensor == self.weaving.chosen), None)
+        if access is None:
+            return []
+        axes = {axis.name: axis.extent for axis in self.kernel.axes}
+        extents = [_factor(axes.get(str(dim), dim)) for dim in access.dims[1:]] or ["1"]
+        own, arrived, row = access.parameter, f"overweave_{access.parameter}", "overweave_table, overweave_row"
+        return [_parse(f"{own} = {LANG}.chosen_side({row}, {own}, {arrived}, {' * '.join(extents)})")]
+
+    def _numbered(self) -> cst.CSTNode:
+        return _parse(f"{self.number} = {LANG}.tile_number(overweave_table, overweave_row)")
+
+    def _blocks(self) -> list[cst.CSTNode]:
+        """The tile's block along each axis, from its number: row-major over the grid."""
+        counts = [f"{LANG}.blocks({axis.extent}, {axis.block})" for axis in self.kernel.grid]
+        made: list[cst.CSTNode] = []
+        for place, axis in enumerate(self.kernel.grid):
+            text = self.number + "".join(f" // {count}" for count in reversed(counts[place + 1 :]))
+            text += f" % {counts[place]}" if place else ""
+            made.append(_parse(f"{self.kernel.blocks[axis.name]} = {text}"))
+        return made
+
+    def _waited(self) -> list[cst.CSTNode]:
+        return [_parse(f"overweave_verdict = {_waited('overweave_row')}")]
+
+    def _rewritten(self, index: int, statement: Statement) -> list[cst.CSTNode]:
+        stores = [store for store in self.kernel.stores if store.index == index]
+        if stores and self.weaving.has_verdict:
+            statement = statement.visit(_Voiding(stores))  # type: ignore[assignment]
+        for stream in self.kernel.streams if self.weaving.streams else ():
+            if stream.index == index:
+                return self._streamed(stream, statement)
+        return [statement]
+
+    def _streamed(self, stream: Stream, statement: Statement) -> list[cst.CSTNode]:
+        """The loop over parts around the author's loop, which keeps to the rows of one part."""
+        assert isinstance(statement, cst.For)
+        outer = _parse("for overweave_part in range(overweave_parts):\n    pass\n")
+        assert isinstance(statement.iter, cst.Call)
+        low, high, *rest = statement.iter.args
+        waited = [
+            _parse("overweave_here = overweave_tiles + overweave_part"),
+            _parse(f"overweave_arrived = {_waited('overweave_here')}"),
+            _parse("overweave_verdict = overweave_verdict & overweave_arrived"),
+            _bounded("low", low),
+            _bounded("high", high),
+        ]
+        assert isinstance(outer, cst.For)
+        bounds = [arg.with_changes(value=cst.Name(f"overweave_{end}")) for arg, end in ((low, "low"), (high, "high"))]
+        inner = statement.with_changes(
+            leading_lines=(),
+            iter=statement.iter.with_changes(args=(*bounds, *rest)),
+        )
+        body = outer.body.with_changes(body=(*waited, inner))
+        begun = [] if self.wait_at >= 0 else [_parse("overweave_verdict = 1")]
+        return _led([*begun, outer.with_changes(body=body)], statement)
+
+    def _announced(self) -> list[cst.CSTNode]:
+        complete = [_parse(f"{LANG}.complete_bulk_stores()")] if stores_in_bulk(self.kernel) else []
+        if not self.weaving.signals:
+            return complete if self.weaving.has_verdict else []
+        tile = "overweave_table, overweave_row, overweave_signals"
+        waited = f"{LANG}.finish_tile({tile}, overweave_verdict)"
+        made = [_parse(waited if self.weaving.has_verdict else f"{LANG}.announce_tile({tile})")]
+        return complete + made
+
+
+def parameters_of(kernel: Kernel, weaving: Weaving) -> tuple[str, ...]:
+    """What the fused kernel takes beside the author's: where the chosen tensor arrives, and the protocol's."""
+    arrived = [f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.chosen]
+    return (*dict.fromkeys(arrived), *PARAMETERS)
+
+
+def can_choose(kernel: Kernel, tensor: str) -> bool:
+    """Whether every load of a tensor is `tl.load` through a pointer that is made anew in each tile."""
+    accesses = [load for load in kernel.loads if load.directive.tensor == tensor]
+    calls = [call for load in accesses for call in memory_calls(load.statement, "load")]
+    written = any(store.directive.parameter == one.directive.parameter for store in kernel.stores for one in accesses)
+    return kernel.loop is None and bool(calls) and all(receiver(call) == "tl" for call in calls) and not written
+
+
+def stores_in_bulk(kernel: Kernel) -> bool:
+    """Whether a tile is stored through a descriptor: such stores must be complete before anything is announced, be it
+    only the alarm."""
+    return any(receiver(call) != "tl" for store in kernel.stores for call in memory_calls(store.statement, "store"))
+
+
+def _factor(extent: Polynomial) -> str:
+    return str(extent) if len(extent.terms) == 1 else f"({extent})"
+
+
+def _waited(row: str) -> str:
+    return f"{LANG}.wait_for_tile(\n    overweave_table, {row}, {_WAITED}\n)"
+
+
+def _bounded(end: str, bound: cst.Arg) -> cst.CSTNode:
+    """`overweave_low = part_low(..., LOW)`, where LOW is what the author's loop begins with; or its end."""
+    line = cst.parse_statement(f"overweave_{end} = {LANG}.part_{end}(overweave_table, overweave_here, 0)")
+    assert isinstance(line, cst.SimpleStatementLine)
+    assigned = line.body[0]
+    assert isinstance(assigned, cst.Assign)
+    assert isinstance(assigned.value, cst.Call)
+    call = assigned.value.with_changes(args=(*assigned.value.args[:2], cst.Arg(bound.value)))
+    return line.with_changes(body=(assigned.with_changes(value=call),))
+
+
+class _Voiding(cst.CSTTransformer):
+    """Replaces what annotated stores write by `voided(...)` of it."""
+
+    def __init__(self, stores: Sequence[Access]) -> None:
+        super().__init__()
+        self.calls = [call for store in stores for call in memory_calls(store.statement, "store")]
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        if not any(original_node is call for call in self.calls):
+            return updated_node
+        args = list(updated_node.args)
+        at = next((i for i, arg in enumerate(args) if arg.keyword and arg.keyword.value == "value"), 1)
+        voided = cst.Call(
+            func=cst.parse_expression(f"{LANG}.voided"),
+            args=(
+                cst.Arg(args[at].value, comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))),
+                cst.Arg(cst.Name("overweave_verdict")),
+            ),
+        )
+        args[at] = args[at].with_changes(value=voided)
+        return updated_node.with_changes(args=args)
+
+
+def _persistent(kernel: Kernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:
+    """The author's loop over tiles as one that claims them."""
+    assert kernel.loop is not None
+    loop = kernel.source.function.body.body[kernel.loop]
+    claim = _parse(f"overweave_row = {LANG}.claim_tile(overweave_claims)")
+    turn = _parse("while overweave_row < overweave_tiles:\n    pass\n")
+    assert isinstance(turn, cst.While)
+    assert isinstance(loop, cst.For)
+    numbered = _parse(f"{kernel.number} = {LANG}.tile_number(overweave_table, overweave_row)")
+    block = loop.body.with_changes(body=(numbered, *body, claim))
+    return _led([claim, turn.with_changes(body=block)], loop)
+
+
+def _with_protocol(params: cst.Parameters, added: tuple[str, ...]) -> cst.Parameters:
+    """The protocol's parameters stand before the first constant, or the first that has a default."""
+    listed = list(params.params)
+    at = next((i for i, one in enumerate(listed) if one.default or _is_constant(one)), len(listed))
+    style = listed[0].comma if listed and isinstance(listed[0].comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
+    listed[at:at] = [cst.Param(cst.Name(name), comma=style) for name in added]
+    return params.with_changes(params=listed)
+
+
+def _is_constant(param: cst.Param) -> bool:
+    annotation = param.annotation.annotation if param.annotation else None
+    return (
+        isinstance(annotation, cst.Attribute | cst.Name)
+        and (annotation.attr.value if isinstance(annotation, cst.Attribute) else annotation.value) == "constexpr"
+    )
+
+
+def _led(made: list[cst.CSTNode], by: Statement) -> list[cst.CSTNode]:
+    """The statements, the first of which takes over the comments above the one that they replace."""
+    lines = by.leading_lines if isinstance(by, cst.SimpleStatementLine | cst.For) else ()
+    return [made[0].with_changes(leading_lines=lines), *made[1:]]
+
+
+def _parse(text: str) -> cst.CSTNode:
+    return cst.parse_statement(text)

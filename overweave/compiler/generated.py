@@ -1,0 +1,50 @@
+"""Fused kernels as files: written once under the digest of their text, and imported from there.
+
+Triton reads a kernel's source from its file, so a fused kernel must have one. The file is only trusted if it holds
+exactly the text that was emitted now; anything else is written over.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from overweave.errors import MachineError
+
+_LOADED: dict[Path, Any] = {}
+
+
+def generated_path(folder: Path, name: str, text: str) -> Path:
+    """Where the fused kernel `name` stands: the same text in the same file, another text in another."""
+    return folder / f"{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}.py"
+
+
+def write_generated(folder: Path, name: str, text: str) -> Path:
+    """Writes the file unless it stands there already, whole or not at all. Raises MachineError."""
+    path = generated_path(folder, name, text)
+    try:
+        if not path.is_file() or path.read_bytes() != text.encode():
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{os.getpid()}.draft")
+            draft.write_bytes(text.encode())
+            draft.replace(path)
+    except OSError as error:
+        cure = "Set OVERWEAVE_CACHE_DIR to a folder that can be written"
+        raise MachineError(f"write the fused kernel {path.name}", str(error), cure) from error
+    return path
+
+
+def load_generated(folder: Path, name: str, text: str) -> Any:
+    """The fused kernel `name`, imported from its file. Raises MachineError."""
+    path = write_generated(folder, name, text)
+    if path not in _LOADED:
+        spec = spec_from_file_location(f"overweave_generated_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise MachineError(f"import {path.name}", "Python has no loader for it", "Report this")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _LOADED[path] = module
+    return getattr(_LOADED[path], name)

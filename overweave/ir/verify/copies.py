@@ -1,0 +1,52 @@
+"""Whether the table of a copy kernel moves what its Puts say, and in the 16-byte words that the kernel moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from overweave.ir.plan import COPY, ITEMSIZE_BYTES, OWN_SHARD, WORKSPACE, Dtype, TileRow
+from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, Region
+from overweave.ir.shards import tile_parts
+from overweave.ir.verify.verdict import Findings
+
+WORD_BYTES = 16
+
+Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
+
+
+def check_copy(
+    move: Put | Copy, rows: list[TileRow], buffers: Mapping[str, Buffer], dtype: Dtype, findings: Findings
+) -> None:
+    """Adds a refusal for whatever the kernel would move otherwise than the operation says."""
+    if any(row.kind != COPY or row.width for row in rows):
+        findings.add("lowering", move, "a tile is of another kernel")
+    if len(move.sources) > 1:
+        findings.add("lowering", move, f"the kernel moves one rectangle, not {len(move.sources)}")
+        return
+    for region in (*move.sources, *move.destinations):
+        _check_region(move, region, buffers[region.buffer], dtype, findings)
+    expected = list(_tiles(move, buffers))
+    found = [(row.row, row.row_end, row.col, row.source, row.source_row) for row in rows]
+    if sorted(found) != sorted(expected):
+        said = f"the table moves {len(found)} tiles {sorted(found)[:2]}, not {len(expected)} {sorted(expected)[:2]}"
+        findings.add("lowering", move, said)
+
+
+def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype, findings: Findings) -> None:
+    row_bytes = buffer.cols * ITEMSIZE_BYTES[dtype]
+    if region.cols != (0, buffer.cols):
+        findings.add("lowering", move, "the kernel moves whole rows", region)
+    elif row_bytes % WORD_BYTES:
+        said = f"rows are {row_bytes} bytes; the kernel moves words of {WORD_BYTES}"
+        findings.add("alignment", move, said, region)
+    elif region.shape[0] * row_bytes > LIMIT:
+        findings.add("width", move, "a tile's words need more than 31 bits", region)
+
+
+def _tiles(move: Put | Copy, buffers: Mapping[str, Buffer]) -> Iterator[Placed]:
+    if not move.sources:
+        yield 0, 0, 0, WORKSPACE, 0
+    for source, target in zip(move.sources, move.destinations, strict=True):
+        place = OWN_SHARD if buffers[source.buffer].home == INPUT else WORKSPACE
+        for lo, hi in tile_parts(target.rows, move.instances):
+            yield lo, hi, target.cols[0], place, lo + source.rows[0] - target.rows[0]

@@ -1,0 +1,77 @@
+"""Pushes chunks to peers by plain loads and stores, on few SMs: quick to start where a copy engine is not.
+
+`targets` has one row per operation of the table: where its buffer lies on the peer, and where the peer's signals do.
+Programs claim rows of the table in order, wait for the signals it names, move whole rows of the source in words of 16
+bytes, and add one to the peer's signal once all of a tile is there. The release of a tile is on its way while the
+next one is read: what it covers was stored before the barrier in front of it.
+SOURCE: TileLink (arXiv 2503.20313) for communication on SMs of its own; mscclpp for pushes with a flag behind them.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.lang import (
+    CLAIMED,
+    OPERATION,
+    READY,
+    ROW,
+    ROW_END,
+    SIGNAL,
+    SIGNALS_NOBODY,
+    SOURCE_ROW,
+    STORED,
+    claim_tile,
+    notify,
+    read_column,
+    record_time,
+    wait_for_tile,
+)
+from overweave.memory.device import STRIDE
+
+WORD = tl.constexpr(4)  # int32 elements in 16 bytes: what a thread loads and stores at once
+TARGET = tl.constexpr(0)
+PEER_SIGNALS = tl.constexpr(1)
+TARGET_COLUMNS = tl.constexpr(2)
+
+
+@triton.jit
+def copy_kernel(
+    targets,
+    source,
+    table,
+    claims,
+    signals,
+    words,
+    limits,
+    trace,
+    tiles,
+    row_words,
+    world_size,
+    BLOCK: tl.constexpr,
+    TRACED: tl.constexpr,
+):
+    """source: the buffer that all operations read, as int32. row_words: 16-byte words in a row of it."""
+    tile = claim_tile(claims)
+    while tile < tiles:
+        record_time(trace, tile, CLAIMED, TRACED)
+        verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+        record_time(trace, tile, READY, TRACED)
+        row = read_column(table, tile, ROW)
+        count = (read_column(table, tile, ROW_END) - row) * row_words * WORD
+        addresses = targets + read_column(table, tile, OPERATION) * TARGET_COLUMNS
+        base = tl.multiple_of(tl.load(addresses + TARGET).to(source.dtype), 16)
+        target = base + row.to(tl.int64) * row_words * WORD
+        origin = source + read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_words * WORD
+        for start in range(0, count, BLOCK):
+            offsets = start + tl.arange(0, BLOCK)
+            inside = offsets < count
+            tl.store(target + offsets, tl.load(origin + offsets, mask=inside), mask=inside)
+
+        # The next tile is claimed first: its number is known to all threads before thread 0 stays behind to release.
+        following = claim_tile(claims)
+        signal = read_column(table, tile, SIGNAL)
+        if signal != SIGNALS_NOBODY:
+            peer_signals = tl.load(addresses + PEER_SIGNALS).to(tl.pointer_type(tl.int32))
+            notify(peer_signals + signal * STRIDE, verdict == 1)
+        record_time(trace, tile, STORED, TRACED)
+        tile = following

@@ -1,0 +1,269 @@
+"""`compile`: an annotated single-GPU Triton kernel and a schedule -> the fused distributed kernel, ready to call."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from overweave.compiler.emit import Weaving, can_choose, emit
+from overweave.compiler.fuse import kernel_of, weaving_of
+from overweave.compiler.generated import load_generated
+from overweave.compiler.kernel import Kernel
+from overweave.errors import InputError, OverweaveError
+from overweave.ir.footprint import Operand, TileSpace
+from overweave.ir.plan import Dtype, Plan
+from overweave.ir.shards import shard_rows
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.memory.board import Board
+from overweave.memory.group import Group
+from overweave.ops.arguments import DTYPES
+from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
+from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
+from overweave.runtime.backends import load
+from overweave.schedules.author_plan import author_plan
+from overweave.schedules.exchange import GATHER, SPREAD, transport_of, wanted_of
+from overweave.tuner.caches import cache_folders
+
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
+Schedules = str | Mapping[str, str]
+
+
+def compile(kernel: Any, schedule: Schedules) -> Fused:
+    """Fuses an annotated Triton kernel with the communication of its tensors.
+
+    kernel: a `@triton.jit` function whose file holds directives (docs/directives.md), or `"FILE.py:NAME"`.
+    schedule: how tensors are exchanged, `{"A": "all_gather.push pieces=2", "C": "reduce_scatter.ring"}`; one schedule
+    alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension.
+
+    Returns a callable with the kernel's own parameters, and `group`. Its numbers are those of the whole problem; an
+    exchanged tensor is this rank's shard of rows, as torch.chunk deals them. Every rank calls it.
+    Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
+    SOURCE: AutoOverlap, sections 4 and 5.
+    """
+    path, name = _where(kernel)
+    return Fused(kernel_of(path, name), schedule)
+
+
+class Fused:
+    """A kernel with its schedule. A call plans, proves, writes and binds once for each combination of numbers."""
+
+    def __init__(self, kernel: Kernel, schedule: Schedules) -> None:
+        self.kernel = kernel
+        loads = [load.directive.tensor for load in kernel.loads]
+        self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
+        self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
+
+    def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
+        """Runs the fused kernel on this rank.
+
+        Raises RankMismatch where ranks call differently, ScheduleError for tiles that no table can tell, PeerError.
+        """
+        resolved = group_of(group)
+        try:
+            given, options = _by_name(self.kernel, arguments, named)
+            key = (*(_signature_of(value) for value in given.values()), *options.items())
+        except InputError as error:
+            raise refuse(resolved, error) from None
+        calls = self._calls.setdefault(resolved.process_group, OrderedDict())
+        call = calls.get(key)
+        if call is None:
+            call = calls[key] = _Call(self, resolved, given, options)
+            if len(calls) > MOST_CALLS and _device(given).type == "cuda":
+                torch.cuda.synchronize()  # what is forgotten must not be under way
+            while len(calls) > MOST_CALLS:
+                calls.popitem(last=False)
+        else:
+            calls.move_to_end(key)
+            Board.of(resolved).post(call.signature)
+        call.run(given)
+
+    def plan(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", rank: int | None = None
+    ) -> Plan:
+        """The proven plan of a call. numbers: the kernel's integer arguments by name. Raises ScheduleError."""
+        space = self.kernel.space(numbers)
+        plan = author_plan(space, self.wanted, world_size, dtype, rank, self.chosen)
+        verify_plan(plan, MachineLimits(), rank=rank).raise_if_refused()
+        return plan
+
+    @property
+    def chosen(self) -> str | None:
+        """The tensor whose own shard tiles can read where the caller has it; what lies elsewhere is copied first."""
+        streamed = {axis.name for axis in self.kernel.axes if axis.is_streamed}
+        for said in (access.directive for access in self.kernel.loads):
+            is_woven = said.tensor in self.wanted and transport_of(self.wanted[said.tensor]).is_woven
+            if is_woven and not said.dims[0].names & streamed and can_choose(self.kernel, said.tensor):
+                return said.tensor
+        return None
+
+    def source(self) -> str:
+        """The text of the fused kernel's module, as `weaving` says. It imports and runs by itself."""
+        return emit(self.kernel, self.weaving())
+
+    def weaving(self) -> Weaving:
+        """What tiles wait for and announce, for two ranks or more whose shards are whole tiles."""
+        streamed = {axis.name for axis in self.kernel.axes if axis.is_streamed}
+        woven = {tensor for tensor, words in self.wanted.items() if transport_of(words).is_woven}
+        loads = [load.directive for load in self.kernel.loads if load.directive.tensor in woven]
+        late = {load.tensor for load in loads if load.dims[0].names & streamed}
+        return Weaving(
+            waits=frozenset(load.tensor for load in loads) - late,
+            chosen=self.chosen,
+            streams=bool(late),
+            signals=any(store.directive.tensor in woven for store in self.kernel.stores),
+            exchanges=tuple(self.wanted.items()),
+        )
+
+
+class _Call:
+    """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
+
+    def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
+        self.group = group
+        try:
+            numbers = {name: value for name, value in given.items() if type(value) is int}
+            space = fused.kernel.space(numbers)
+            wanted = fused.wanted
+            self.operands = _exchanged(space, wanted)
+            rows = {one.tensor: _own_rows(one, wanted, group) for one, _ in self.operands}
+            dtype = _check_tensors(fused.kernel, self.operands, given, rows)
+            self.plan = fused.plan(numbers, group.world_size, dtype, group.rank)
+            weaving = weaving_of(self.plan, space, wanted)
+            text = emit(fused.kernel, weaving)
+            folder = cache_folders()["overweave"] / "kernels"
+            function = load_generated(folder, fused.kernel.source.name, text)
+        except OverweaveError as error:
+            raise refuse(group, error) from None
+        self.signature = _shared(self.plan, space, wanted, text)
+        Board.of(group).agree(self.signature)
+        places = places_of(self.plan, space, wanted)
+        chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
+        kernel = AuthoredKernel(function, space, places, chosen, fused.kernel.loop is not None, options)
+        device = _device(given)
+        make = load("gpu author") if device.type == "cuda" else load("host author")
+        self._bound = make.bind(self.plan, group, kernel, given)
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """Runs it. Exchanged tensors go by their names, as the matrices that the schedule knows."""
+        inputs: dict[str, torch.Tensor] = {}
+        outputs: dict[str, torch.Tensor] = {}
+        for operand, is_store in self.operands:
+            tensor = tensor_of(given[operand.parameter])
+            assert tensor is not None
+            (outputs if is_store else inputs)[operand.tensor] = tensor.view(-1, operand.cols)
+        self._bound(given, inputs, outputs)
+
+
+def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, str], text: str) -> bytes:
+    """Readable, and different for calls that differ in anything that all ranks share; other numbers may differ."""
+    words = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())
+    sizes = " ".join(f"{axis.name}={axis.extent}/{axis.block}" for axis in space.axes)
+    digest = blake2b(msgspec.json.encode(plan.schedule) + text.encode(), digest_size=6).hexdigest()
+    return f"compiled {space.kernel} {words} {sizes} {plan.realization.dtype} #{digest}".encode()
+
+
+def _where(kernel: Any) -> tuple[Path, str]:
+    """File and name of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
+    if isinstance(kernel, str):
+        path, colon, name = kernel.rpartition(":")
+        if not colon or not name.isidentifier():
+            raise InputError(f"compile {kernel[:80]!r}", "it names no kernel", "Write FILE.py:NAME")
+        return Path(path), name
+    function = kernel
+    while hasattr(function, "fn"):
+        function = function.fn
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        found = f"{type(kernel).__name__} has no source file"
+        raise InputError("compile a kernel", found, "Pass a @triton.jit function that stands in a file")
+    return Path(file), str(function.__name__)
+
+
+def _by_name(
+    kernel: Kernel, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The kernel's arguments in the order of its parameters, and the options of the launch. Raises InputError."""
+    names = kernel.source.parameters
+    asked = f"call {kernel.source.name}({', '.join(names)})"
+    options = {name: value for name, value in named.items() if name in OPTIONS and name not in names}
+    given = dict(zip(names, arguments, strict=False))
+    for name, value in named.items():
+        if name in options:
+            continue
+        if name not in names or name in given:
+            raise InputError(
+                asked, f"{name} is {'given twice' if name in given else 'unknown'}", f"Options: {', '.join(OPTIONS)}"
+            )
+        given[name] = value
+    if len(arguments) > len(names):
+        raise InputError(asked, f"{len(arguments)} arguments", f"Pass at most {len(names)}")
+    missing = [name for name in names if name not in given and name not in kernel.source.defaults]
+    if missing:
+        raise InputError(asked, f"{', '.join(missing)} is missing", "Pass every parameter that has no default")
+    return {name: given[name] for name in names if name in given}, options
+
+
+def _exchanged(space: TileSpace, wanted: Mapping[str, str]) -> list[tuple[Operand, bool]]:
+    sides = {tensor: transport_of(words).side for tensor, words in wanted.items()}
+    loads = [(one, False) for one in space.loads if sides.get(one.tensor) == GATHER]
+    return loads + [(one, True) for one in space.stores if sides.get(one.tensor, GATHER) != GATHER]
+
+
+def _own_rows(operand: Operand, wanted: Mapping[str, str], group: Group) -> int:
+    """Rows of an exchanged tensor that this rank passes: its shard, or all that it exchanges or gets."""
+    transport = transport_of(wanted[operand.tensor])
+    if transport.method in ("receive", "send") or transport.gathers_sums:
+        return operand.rows
+    if transport.side == SPREAD:
+        return group.world_size * operand.rows
+    lo, hi = shard_rows(operand.rows, group.world_size, group.rank)
+    return hi - lo
+
+
+def _check_tensors(
+    kernel: Kernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], rows: Mapping[str, int]
+) -> Dtype:
+    """Every exchanged tensor has the rows that this rank should pass, row-major, all of one dtype. Or InputError."""
+    dtypes = set()
+    for operand, _ in operands:
+        own, tensor = rows[operand.tensor], tensor_of(given.get(operand.parameter))
+        asked = f"{kernel.source.name}: {operand.parameter}, this rank's [{own}, {operand.cols}] of {operand.tensor}"
+        if tensor is None:
+            raise InputError(asked, f"got {type(given.get(operand.parameter)).__name__}", "Pass a tensor")
+        if tensor.numel() != own * operand.cols or not tensor.is_contiguous():
+            found = f"got {list(tensor.shape)} with strides {tensor.stride()}"
+            raise InputError(asked, found, "Pass its rows as torch.chunk deals them, contiguous")
+        if tensor.data_ptr() % ALIGNED_BYTES:
+            found = f"it begins {tensor.data_ptr() % ALIGNED_BYTES} bytes behind a multiple of {ALIGNED_BYTES}"
+            raise InputError(asked, found, "Pass a copy of it")
+        dtypes.add(tensor.dtype)
+    if len(dtypes) != 1 or dtypes - DTYPES.keys():
+        found, known = ", ".join(sorted(map(str, dtypes))), ", ".join(map(str, DTYPES))
+        raise InputError(f"{kernel.source.name}: exchanged tensors of one dtype", f"got {found}", f"Use one of {known}")
+    return DTYPES[dtypes.pop()]  # type: ignore[return-value]
+
+
+def _signature_of(value: Any) -> Any:
+    """What of an argument decides how it is bound."""
+    tensor = tensor_of(value)
+    if tensor is None:
+        return type(value), value
+    blocks = tuple(getattr(value, "block_shape", ()))
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0, blocks
+
+
+def _device(given: Mapping[str, Any]) -> torch.device:
+    return next(tensor.device for tensor in map(tensor_of, given.values()) if tensor is not None)

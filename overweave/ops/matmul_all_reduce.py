@@ -1,0 +1,56 @@
+"""`all_reduce(x @ w)`, the network busy while the tensor cores are."""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.memory.group import Group
+from overweave.ops.arguments import DTYPES, check_operands
+from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse
+
+OPERATOR = "matmul_all_reduce"
+
+
+def matmul_all_reduce(
+    x: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, plan: str | None = None
+) -> torch.Tensor:
+    """y = the sum over ranks of x @ w, on every rank. Sums of finished pieces travel while later tiles are computed.
+
+    Plain torch:  y = x @ w; dist.all_reduce(y)
+
+    x: `[m, k]`, bf16, fp16 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k, n]`, in
+    either memory layout. Returns y `[m, n]`, the same bits on every rank. Each rank waits for its peers' partials of
+    what it sums, and for their sums.
+    Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once: the same bits every time;
+    the plan `sequential` leaves both to the library.
+    group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
+    short name (`two_shot pieces=2`); None: chosen, see `overweave.explain`.
+
+    Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
+    for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
+    """
+    resolved = group_of(group)
+    key = key_of(resolved, OPERATOR, x, w, {"plan": plan})
+    prepared = prepared_call(resolved, key)
+    problem = prepared.problem if prepared else _checked(x, w, resolved)
+    tensors = {"x": x, "w": w, "y": x.new_empty((problem.m, problem.n))}
+    (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
+    return tensors["y"]
+
+
+def _checked(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
+    try:
+        check_operands(OPERATOR, x, w)
+    except InputError as error:
+        raise refuse(group, error) from None
+    return Problem(
+        operator=OPERATOR,
+        m=x.shape[0],
+        n=w.shape[1],
+        k=x.shape[1],
+        world_size=group.world_size,
+        dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
+        b_is_transposed=not w.is_contiguous(),
+    )

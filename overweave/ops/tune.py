@@ -1,0 +1,88 @@
+"""Tuning by measurement: which plan an operator takes for a problem from now on, on this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.memory.board import Board
+from overweave.memory.group import Group
+from overweave.ops.arguments import DTYPES
+from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse, target_of
+from overweave.ops.operators import OPERATORS
+from overweave.tuner.agreement import agreed_knowledge, learn
+from overweave.tuner.baselines import Setting
+from overweave.tuner.cache import fingerprint, keep
+from overweave.tuner.choice import Choice
+from overweave.tuner.choose import choose
+from overweave.tuner.search import EFFORT, OnRound, Tuned, tune_problem
+from overweave.tuner.space import SPACE
+from overweave.tuner.timer import Effort
+
+
+def tune(
+    operator: str,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    group: GroupLike = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str | None = None,
+) -> Choice:
+    """Measures the candidates for `[m, k] @ [k, n]` on each rank and keeps the quickest. Collective; takes seconds.
+
+    m: rows after the gather or before the scatter, rounded up to its bucket (tuner/table.py); n and k: as one rank's
+    matmul has them. group: as the operators take it. device: this rank's; by default its GPU, or the CPU without one.
+
+    From then on calls of this group choose by it, and every process of this user on such a machine does. Returns the
+    choice; print it, or `overweave explain` it. Ranks wait for each other throughout. Raises InputError for what is no
+    problem, RankMismatch on every rank where they differ, PeerError, and MachineError if nothing runs.
+    """
+    resolved = group_of(group)
+    where = own_device(device)
+    try:
+        problem = _problem(operator, (m, n, k), resolved.world_size, dtype)
+    except InputError as error:
+        raise refuse(resolved, error) from None
+    tune_and_learn(problem, resolved, where)
+    target = target_of(where)
+    return choose(problem, target, agreed_knowledge(resolved, target))
+
+
+def tune_and_learn(
+    problem: Problem, group: Group, device: torch.device, effort: Effort = EFFORT, on_round: OnRound | None = None
+) -> Tuned:
+    """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
+    target = target_of(device)
+    agreed_knowledge(group, target)
+    setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator])
+    tuned = tune_problem(problem, setting, target, effort, on_round)
+    learn(group, target, (tuned.entry,))
+    forget_choices(group, problem.operator)
+    if group.rank == 0:
+        keep((tuned.entry,), fingerprint(target, group.world_size))
+    # A rank that goes on to another group reads the file again: not before it is written.
+    board = Board.of(group)
+    board.agree(b"go on after tuning")
+    board.finish()
+    return tuned
+
+
+def _problem(operator: str, sizes: tuple[int, int, int], world_size: int, dtype: torch.dtype) -> Problem:
+    if operator not in SPACE or operator not in OPERATORS:
+        raise InputError(f"tune {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
+    if dtype not in DTYPES:
+        raise InputError(f"tune {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
+    m, n, k = sizes
+    if not all(isinstance(extent, int) and extent > 0 for extent in sizes):
+        raise InputError(f"tune {operator}", f"m={m} n={n} k={k}", "Pass ints of at least 1")
+    return Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])  # type: ignore[arg-type]
+
+
+def own_device(device: torch.device | str | None) -> torch.device:
+    """A device by name; None: this process's GPU, or the CPU of a machine without one."""
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,264 @@
+"""Author's kernels on GPUs: the fused kernel beside copies and library calls, bound once to each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Reduce, Region
+from overweave.memory import driver
+from overweave.memory.copy_engine import CopyQueue
+from overweave.memory.group import Group
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS, lay_out
+from overweave.memory.lower import SlotAddresses, copy_steps, copy_targets, reduction_operands, wait_steps, write_steps
+from overweave.memory.steps import WaitStep
+from overweave.memory.workspace import Slot, Workspace
+from overweave.runtime.authored import AuthoredKernel, protocol_arguments, tensor_of, tiles_and_parts
+from overweave.runtime.kernels import (
+    Launch,
+    Moving,
+    begin_launch,
+    copy_launch,
+    descriptor,
+    moving,
+    reduction_launch,
+    table_tensor,
+)
+from overweave.runtime.launch import is_beside
+from overweave.runtime.library import run_operation
+from overweave.runtime.order import Action, launch_order
+
+WORD_BYTES = 16  # what the copy kernel moves at once
+
+Tensors = Mapping[str, torch.Tensor]
+Enqueue = Callable[[torch.cuda.Stream, Tensors, Mapping[str, Any]], None]
+
+
+class AuthoredSlot:
+    """A plan and its kernel bound to one slot. begin: the head of a call; enqueue: what each action does."""
+
+    def __init__(
+        self, plan: Plan, workspace: Workspace, slot: Slot, kernel: AuthoredKernel, given: Mapping[str, Any]
+    ) -> None:
+        self._plan, self._workspace, self._slot, self._kernel = plan, workspace, slot, kernel
+        self._rank = workspace.group.rank
+        self._dtype = getattr(torch, plan.realization.dtype)
+        self._layout = lay_out(plan.schedule, plan.realization.dtype)
+        self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
+        words = max(self._layout.signals, 1) * SIGNAL_STRIDE_WORDS
+        self._signals = slot.view(0, (words,), torch.int32)
+        self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        self.begin = begin_launch(
+            [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
+            [slot.number, self._layout.signals, self._rank, workspace.group.world_size],
+        )
+        self._queues: list[tuple[int, CopyQueue]] = []
+        self._started: WaitStep | None = None  # that a kernel which pushes has all its programs on their SMs
+        self.enqueue = tuple(self._bound(action, given) for action in launch_order(plan, self._rank))
+
+    def prepare(self, tensors: Tensors) -> None:
+        """Has the copy queues ready for these tensors: nothing of a call may be made once it has begun."""
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        for side, copies in self._queues:
+            copies.prepare(side, addresses)
+
+    def _bound(self, action: Action, given: Mapping[str, Any]) -> Enqueue:
+        if action.engine == COPY_ENGINE:
+            return self._copies(action)
+        if action.engine == LIBRARY:
+            return self._library(action.operations[0])
+        if action.engine == REDUCE_KERNEL:
+            return self._sums(action)
+        if action.engine == COPY_KERNEL:
+            return self._pushes(action)
+        return self._author(action.queue, given)
+
+    def _sums(self, action: Action) -> Enqueue:
+        """The ordered sums: behind the author's kernel, or beside its last tiles once the first own ones are stored,
+        so that blocks of sums which wait keep none of its blocks from starting."""
+        config, workspace = self._plan.realization.reduction, self._workspace
+        assert config is not None
+        rows = self._plan.tile_order(self._rank, action.queue).rows
+        reduces = [operation for operation in action.operations if isinstance(operation, Reduce)]
+        if not rows:
+            return lambda stream, tensors, given: None
+        addresses = reduction_operands(self._addresses, self._rank, action.queue)
+        operands = torch.tensor(addresses, dtype=torch.int64, device=workspace.device)
+        schedule = self._plan.schedule
+        stored = (reduce.out.buffer for reduce in reduces if schedule.buffer(reduce.out.buffer).home == OUTPUT)
+        target, cols = next(stored, None), schedule.buffer(reduces[0].out.buffer).cols
+        out = Moving(operands.data_ptr(), self._dtype)  # nobody looks there if no sum is the caller's
+        arrays = [table_tensor(rows, workspace.device), workspace.claims[1:], self._signals, self._words]
+        trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
+        arguments = [operands, out, *arrays, workspace.limits, trace, len(rows), cols, workspace.group.world_size]
+        launch = reduction_launch(config, arguments, len(rows), operands.shape[1] - 1, False)
+        gate = self._gate(reduces[0]) if is_beside(self._plan, action) else None
+        side = workspace.stream(action.queue).cuda_stream
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
+            if target is not None:
+                out.address = tensors[target].data_ptr()
+            for step in gate or ():
+                driver.wait_value(side, step.address, step.value)
+            launch(stream.cuda_stream if gate is None else side)
+
+        return enqueue
+
+    def _pushes(self, action: Action) -> Enqueue:
+        """Puts by a kernel, on a stream of its own. Tiles wait for peers, and peers for these: so they have their SMs
+        first."""
+        config, workspace = self._plan.realization.copy, self._workspace
+        assert config is not None
+        rows = self._plan.tile_order(self._rank, action.queue).rows
+        read = next((part.buffer for operation in action.operations for part in operation.reads), None)
+        if not rows or read is None:
+            raise ScheduleError(f"push queue {action.queue}", "it moves nothing", "Use mover=copy_engine")
+        addresses = copy_targets(self._addresses, self._rank, action.queue)
+        targets = torch.tensor(addresses, dtype=torch.int64, device=workspace.device)
+        source, cols = Moving(0, torch.int32), self._plan.schedule.buffer(read).cols
+        claims = workspace.claims[2:]
+        self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
+        arrays = [table_tensor(rows, workspace.device), claims, self._signals, self._words, workspace.limits]
+        trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
+        words = cols * self._dtype.itemsize // WORD_BYTES
+        arguments = [targets, source, *arrays, trace, len(rows), words, workspace.group.world_size]
+        launch, side = copy_launch(config, arguments, len(rows), False), workspace.stream(action.queue).cuda_stream
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
+            source.address = tensors[read].data_ptr()
+            launch(side)
+
+        return enqueue
+
+    def _gate(self, first: Reduce) -> list[WaitStep]:
+        """What the first sum waits for of its own rank's tiles."""
+        tiles = (operation for operation in self._plan.schedule.of_rank(self._rank) if isinstance(operation, Apply))
+        announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies}
+        waits = [wait for wait in first.waits if (wait.pad, wait.signals[0]) in announced]
+        if not waits:
+            asked, cure = "sum beside the tiles", "Give the queue `after`, or let it wait for own tiles"
+            raise ScheduleError(asked, f"{first.name} waits for none: it could take the SMs they need", cure)
+        return [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
+
+    def _author(self, queue: str, given: Mapping[str, Any]) -> Enqueue:
+        """The fused kernel, compiled for the arguments that it is bound with."""
+        kernel, workspace = self._kernel, self._workspace
+        rows = self._plan.tile_order(self._rank, queue).rows
+        tiles, parts = tiles_and_parts(rows)
+        if not tiles:
+            return lambda stream, tensors, given: None
+        arrays = [table_tensor(rows, workspace.device), workspace.claims, self._signals, self._words, workspace.limits]
+        arguments = kernel.arguments(given, lambda name: self._own(name) if name in self._layout.buffers else None)
+        stands: dict[str, Moving] = {}
+        for name, value in arguments.items():
+            tensor = tensor_of(value)
+            if tensor is not None and value is given.get(name):  # the caller's own
+                stands[name] = moving(tensor)
+                arguments[name] = _standing(value, stands[name])
+        arguments |= protocol_arguments(arrays, tiles, parts, workspace.group.world_size)
+        sms = torch.cuda.get_device_properties(workspace.device).multi_processor_count
+        copy = self._plan.realization.copy
+        programs = max(1, min(sms - (copy.programs if copy else 0), tiles)) if kernel.is_persistent else tiles
+        launch = Launch(kernel.function, programs, _in_order(kernel.function, arguments), dict(kernel.options))
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
+            for name, stand in stands.items():
+                stand.address = tensor_of(given[name]).data_ptr()  # type: ignore[union-attr]
+            if self._started is not None:
+                driver.wait_value(stream.cuda_stream, self._started.address, self._started.value)
+            launch(stream.cuda_stream)
+
+        return enqueue
+
+    def _copies(self, action: Action) -> Enqueue:
+        copies = CopyQueue(copy_steps(self._addresses, action.operations))
+        side = self._workspace.stream(action.queue).cuda_stream
+        self._queues.append((side, copies))
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
+            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+            if torch.cuda.is_current_stream_capturing():
+                copies.issue(side, addresses)
+            else:
+                copies.launch(side, addresses)
+
+        return enqueue
+
+    def _library(self, operation: Operation) -> Enqueue:
+        waits, writes = tuple(wait_steps(self._addresses, operation)), tuple(write_steps(self._addresses, operation))
+        group = self._workspace.group
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
+            for wait in waits:
+                driver.wait_value(stream.cuda_stream, wait.address, wait.value)
+            run_operation(operation, lambda region: self._view(tensors, region), group)
+            for write in writes:
+                driver.write_value(stream.cuda_stream, write.address, write.value)
+
+        return enqueue
+
+    def _own(self, name: str) -> torch.Tensor:
+        """The own instance of a workspace buffer; a caller's tensor stays what it is."""
+        buffer = self._plan.schedule.buffer(name)
+        return self._slot.view(self._layout.buffers[name], (buffer.rows, buffer.cols), self._dtype)
+
+    def _view(self, tensors: Tensors, region: Region) -> torch.Tensor:
+        buffer = self._plan.schedule.buffer(region.buffer)
+        whole = tensors[buffer.name] if buffer.home in (INPUT, OUTPUT) else self._own(buffer.name)
+        return whole[slice(*region.rows), slice(*region.cols)]
+
+
+class AuthoredRun:
+    """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
+
+    def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
+        self._workspace = workspace
+        slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
+        self._slots = [AuthoredSlot(plan, workspace, slot, kernel, given) for slot in slots]
+        actions = launch_order(plan, workspace.group.rank)
+        queues = dict.fromkeys(action.queue for action in actions if is_beside(plan, action))
+        self._sides = [workspace.stream(queue) for queue in queues]
+        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+
+    @classmethod
+    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> AuthoredRun:
+        """Ready to run; `given`: arguments as it will be called with. Collective: all compile before any spins."""
+        tensor = next(tensor for tensor in map(tensor_of, given.values()) if tensor is not None)
+        workspace = Workspace.of(group, tensor.device)
+        return cls(plan, workspace, kernel, given)
+
+    def __call__(self, given: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> None:
+        """inputs, outputs: what is exchanged, by tensor. Raises PeerError for what went wrong in an earlier call."""
+        workspace, stream = self._workspace, self._workspace.current_stream()
+        is_captured = torch.cuda.is_current_stream_capturing()
+        if not is_captured:
+            workspace.enter(stream)
+        slot, tensors = self._slots[workspace.take_turn()], {**inputs, **outputs}
+        if not is_captured:
+            slot.prepare(tensors)
+        slot.begin(stream.cuda_stream)
+        self._begun.record(stream)
+        for side in self._sides:
+            side.wait_event(self._begun)
+        for enqueue in slot.enqueue:
+            enqueue(stream, tensors, given)
+        for side in self._sides:
+            self._done.record(side)
+            stream.wait_event(self._done)
+        if not is_captured:
+            workspace.leave(stream)
+
+
+def _standing(value: Any, stand: Moving) -> Any:
+    """A tensor argument that may move from call to call."""
+    return stand if isinstance(value, torch.Tensor) else descriptor(value.base, list(value.block_shape), stand)
+
+
+def _in_order(function: Any, arguments: Mapping[str, Any]) -> list[Any]:
+    """In the order of the kernel's parameters, defaults filled in."""
+    known = function.signature.parameters
+    return [arguments[name] if name in arguments else known[name].default for name in function.arg_names]

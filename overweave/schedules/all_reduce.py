@@ -1,0 +1,178 @@
+"""All-reduce of partials: a partial `[m, n]` on every rank -> their sum `y [m, n]` on every rank, the same bits on all.
+
+One-shot moves every partial to every rank, which adds them all: few messages, for small outputs. Two-shot
+(schedules/two_shot.py) is a reduce-scatter and an all-gather, piece by piece.
+SOURCE: the one- and two-shot all-reduce of TensorRT-LLM and of torch's symmetric memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from overweave.ir.schedule import (
+    Buffer,
+    Collective,
+    Goal,
+    Notify,
+    Operation,
+    Put,
+    Queue,
+    Range,
+    Reduce,
+    SignalPad,
+    Wait,
+    product,
+)
+from overweave.schedules.communication import (
+    ARRIVED,
+    COMPLETE,
+    COMPUTED,
+    COPIES,
+    ISSUE,
+    MAIN,
+    READY,
+    SUMS,
+    A,
+    B,
+    Chunk,
+    Communication,
+    Split,
+    Y,
+    one,
+    region,
+    used,
+)
+from overweave.schedules.reduced import PARTIAL, SLOTS, TOTAL, Reduced, Summing
+from overweave.schedules.two_shot import (
+    two_shot,
+    two_shot_pads,
+    two_shot_pull,
+    two_shot_pull_pads,
+    two_shot_pull_queues,
+    two_shot_queues,
+)
+
+Steps = Iterator[Operation | Chunk]
+
+
+def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], summing: Summing) -> Communication:
+    """The moves of an all-reduce of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
+
+    collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
+    peers' partials while it adds. Either way every rank adds the same numbers in rank order. two_shot, two_shot_pull:
+    see schedules/two_shot.py. held: the range of the reduced axis that each rank's partial holds.
+    """
+    ranks, rows = range(split.world_size), split.rows
+    slots = rows if method == "one_shot" else split.shard_size
+    reduced = Reduced(
+        split,
+        Buffer(PARTIAL, rows, cols, "symmetric" if method.endswith("pull") else "local"),
+        Buffer(SLOTS, split.world_size * slots, cols, "symmetric"),
+        Buffer(TOTAL, rows, cols, "symmetric"),
+        Buffer(Y, rows, cols, "output"),
+        summing,
+    )
+    is_alone = split.world_size == 1
+    of_rank = _alone if is_alone else METHODS[method]
+    steps = [step for rank in ranks for step in of_rank(reduced, rank)] if rows else []
+    return Communication(
+        world_size=split.world_size,
+        buffers=used((reduced.partial, reduced.slots, reduced.total, reduced.y), steps),
+        pads=() if is_alone or not rows else PADS[method](split),
+        queues=() if is_alone else QUEUES[method](reduced),
+        given=(),
+        goal=tuple(Goal(region(reduced.y, rank, (0, rows)), product(A, B), 0, 0, held) for rank in ranks if rows),
+        steps=tuple(steps),
+    )
+
+
+def _alone(reduced: Reduced, rank: int) -> Steps:
+    """A group of one: the product is the result."""
+    yield reduced.multiplied(rank, reduced.y)
+
+
+def _collective(reduced: Reduced, rank: int) -> Steps:
+    yield from _alone(reduced, rank)
+    whole = (region(reduced.y, rank, reduced.rows),)
+    yield Collective(
+        name=f"all_reduce.{rank}",
+        rank=rank,
+        queue=MAIN,
+        function="all_reduce",
+        label="all_reduce",
+        ranks=tuple(range(reduced.size)),
+        sources=whole,
+        destinations=whole,
+    )
+
+
+def _one_shot(reduced: Reduced, rank: int) -> Steps:
+    own = reduced.multiplied(rank, reduced.partial, (Notify(COMPUTED, rank, 0),))
+    yield own
+    for step, peer in enumerate(reduced.peers(rank), 1):
+        yield Put(
+            name=f"push.{rank}-{peer}",
+            rank=rank,
+            queue=reduced.split.copy_queue(step),
+            waits=one(COMPUTED, 0),
+            notifies=(Notify(ARRIVED, peer, reduced.place(rank, peer)),),
+            sources=(own.region,),
+            destinations=(reduced.slot(peer, rank, reduced.rows),),
+            tiles=reduced.split.put_tiles(reduced.split.rows),
+        )
+    slots = [reduced.slot(rank, source, reduced.rows) for source in range(reduced.size)]
+    yield Reduce(
+        name=f"sum.{rank}",
+        rank=rank,
+        queue=SUMS,
+        waits=(Wait(ARRIVED, (0, reduced.size - 1), 1),),
+        operands=tuple(own.region if source == rank else slot for source, slot in enumerate(slots)),
+        out=region(reduced.y, rank, reduced.rows),
+    )
+
+
+def _one_shot_pull(reduced: Reduced, rank: int) -> Steps:
+    yield reduced.multiplied(rank, reduced.partial, reduced.tell_ready(rank))
+    yield Reduce(
+        name=f"sum.{rank}",
+        rank=rank,
+        queue=SUMS,
+        waits=(Wait(READY, (0, reduced.size - 1), 1),),
+        operands=tuple(region(reduced.partial, source, reduced.rows) for source in range(reduced.size)),
+        out=region(reduced.y, rank, reduced.rows),
+    )
+
+
+def _one_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
+    # Sums that wait for peers must not hold the SMs that a kernel's own pushes need.
+    return (
+        *reduced.split.copy_queues((MAIN,)),
+        Queue(SUMS, ISSUE, after=(MAIN, COPIES) if _is_kernel(reduced) else (MAIN,)),
+    )
+
+
+def _is_kernel(reduced: Reduced) -> bool:
+    return reduced.split.mover == "copy_kernel"
+
+
+METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
+    "collective": _collective,
+    "one_shot": _one_shot,
+    "one_shot_pull": _one_shot_pull,
+    "two_shot": two_shot,
+    "two_shot_pull": two_shot_pull,
+}
+PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
+    "collective": lambda split: (),
+    "one_shot": lambda split: (SignalPad(COMPUTED, 1), SignalPad(ARRIVED, split.world_size - 1)),
+    "one_shot_pull": lambda split: (SignalPad(READY, split.world_size - 1),),
+    "two_shot": two_shot_pads,
+    "two_shot_pull": two_shot_pull_pads,
+}
+QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
+    "collective": lambda reduced: (Queue(MAIN, COMPLETE),),
+    "one_shot": _one_shot_queues,
+    "one_shot_pull": lambda reduced: (Queue(SUMS, ISSUE, after=(MAIN,)),),
+    "two_shot": two_shot_queues,
+    "two_shot_pull": two_shot_pull_queues,
+}

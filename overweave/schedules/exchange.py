@@ -1,0 +1,278 @@
+"""How one tensor of an author's kernel is exchanged: a template of this room, under the tensor's own name.
+
+`all_gather.push pieces=2` moves what every rank holds of a tensor that the kernel reads; `reduce_scatter.scatter` sums
+what every rank's kernel writes. Rows are those of the tensor's first dimension. Templates speak of `x`, `y`, `a`; here
+every buffer, pad and operation gets the tensor's name in front, so that several can stand in one schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.footprint import Operand, TileSpace
+from overweave.ir.schedule import (
+    Collective,
+    Notify,
+    Operation,
+    Range,
+    Region,
+    SignalPad,
+    Wait,
+    product,
+)
+from overweave.schedules.all_gather import all_gather
+from overweave.schedules.all_reduce import all_reduce
+from overweave.schedules.all_to_all import receive, received, send
+from overweave.schedules.communication import COPIES, MAIN, SUMS, A, B, Chunk, Communication, Mover, Split, X, Y
+from overweave.schedules.options import COPY_PROGRAMS, MOVER, ORDER, OWN_PIECES, PIECES, Option, Settings, settle
+from overweave.schedules.reduce_scatter import reduce_scatter
+from overweave.schedules.reduced import Summing
+from overweave.schedules.spread import Spread, spread
+
+Side = Literal["gather", "scatter", "spread"]
+MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
+PUSHES = f"{COPIES}.kernel"
+KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes; other rows the library sums
+GATHER: Final = "gather"
+SCATTER: Final = "scatter"
+SPREAD: Final = "spread"
+
+
+class Transport(Struct, frozen=True):
+    """A way to exchange a tensor.
+
+    side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
+    ranks get as it is. gathers_sums: every rank gets all of the sum.
+    """
+
+    side: Side
+    method: str
+    summary: str
+    options: tuple[Option, ...] = ()
+    gathers_sums: bool = False
+
+    @property
+    def is_woven(self) -> bool:
+        """Whether chunks move beside tiles, which then wait or signal; else all moves before the kernel, or behind."""
+        return self.method != "collective"
+
+
+TRANSPORTS: dict[str, Transport] = {
+    "all_gather.push": Transport(
+        GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, MOVER, COPY_PROGRAMS)
+    ),
+    "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER)),
+    "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
+    "reduce_scatter.scatter": Transport(
+        SCATTER, "scatter", "pieces are put to their owner, who sums in rank order", (PIECES, ORDER, OWN_PIECES)
+    ),
+    "reduce_scatter.ring": Transport(SCATTER, "ring", "pieces travel round the ring, summed on the way", (PIECES,)),
+    "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
+    "all_reduce.two_shot": Transport(
+        SCATTER, "two_shot", "owners sum pieces in rank order and put them to all", (PIECES,), gathers_sums=True
+    ),
+    "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
+    "all_to_all.receive": Transport(
+        GATHER, "receive", "block p of each rank is put to rank p, piece by piece", (PIECES, ORDER)
+    ),
+    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES,)),
+    "spread.push": Transport(SPREAD, "push", "what tiles store is put to every peer, piece by piece", (PIECES,)),
+}
+
+
+class Exchange(Struct, frozen=True, kw_only=True):
+    """A tensor of a kernel and the communication that brings it here or takes it away."""
+
+    operand: Operand
+    method: str
+    side: Side
+    communication: Communication
+    copy_programs: int | None = None  # SMs of the kernel that moves it, if one does
+
+    def read(self, rank: int) -> str:
+        """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
+        return received(self.operand.tensor, rank) if self.method == "receive" else self.operand.tensor
+
+    def made(self, rank: int, row: int) -> tuple[str, int, tuple[Range, ...]]:
+        """What a rank's tiles write at a row: of which tensor, how many rows further there, its terms of a sum."""
+        name = self.operand.tensor
+        if self.method == "send":
+            block = self.operand.rows // self.communication.world_size
+            return received(name, row // block), (rank - row // block) * block, ()
+        return (name, rank * self.operand.rows, ()) if self.side == SPREAD else (name, 0, ((rank, rank + 1),))
+
+
+def exchange(space: TileSpace, tensor: str, words: str, world_size: int) -> Exchange:
+    """The exchange that `words` ask for, such as `all_gather.push pieces=2`.
+
+    Raises InputError for an unknown transport, option or tensor, and for a tensor whose first dimension no axis cuts.
+    """
+    transport = transport_of(words)
+    name, *pairs = words.split()
+    operand = _operand(space, tensor, transport)
+    settings = settle(name, transport.options, _options(name, pairs))
+    axis = operand.dims[0].axis
+    split = Split(
+        rows=operand.rows,
+        world_size=world_size,
+        order=settings.order,
+        pieces=settings.pieces,
+        alignment=space.axis(axis).block if axis else 1,
+        mover=settings.mover,
+        tile_rows=max(1, MOVED_TILE // max(1, operand.cols)),
+    )
+    return Exchange(
+        operand=operand,
+        method=transport.method,
+        side=transport.side,
+        communication=_carried(_communication(split, operand, transport, settings), settings.mover),
+        copy_programs=settings.copy_programs if settings.mover == "copy_kernel" else None,
+    )
+
+
+def transport_of(words: str) -> Transport:
+    """What a schedule's first word names. Raises InputError."""
+    name = words.split(maxsplit=1)[0] if words.strip() else ""
+    if name not in TRANSPORTS:
+        raise InputError(f"schedule {name[:40]!r}", "unknown", f"Schedules: {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[name]
+
+
+def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: str | Mapping[str, str]) -> dict[str, str]:
+    """tensor -> schedule, all of it checked and written anew. Raises InputError.
+
+    One schedule alone stands for the first tensor that is read, or written.
+    """
+    if isinstance(schedule, str):
+        side = loads if transport_of(schedule).side == GATHER else stores
+        if not side:
+            raise InputError(f"schedule {schedule[:40]!r}", "the kernel reads no tensor", "Annotate a load")
+        schedule = {side[0]: schedule}
+    for tensor, words in schedule.items():
+        known = loads if transport_of(words).side == GATHER else stores
+        if tensor not in known:
+            found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
+            raise InputError(f"schedule {words[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+    return {tensor: _rewritten(words) for tensor, words in schedule.items()}
+
+
+def _rewritten(words: str) -> str:
+    """The same schedule from what was parsed: nothing of a caller's text is kept."""
+    name, *pairs = words.split()
+    asked = _options(name, pairs)
+    settings = settle(name, TRANSPORTS[name].options, asked)
+    return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
+
+
+def _options(name: str, pairs: list[str]) -> dict[str, str | int]:
+    options: dict[str, str | int] = {}
+    for pair in pairs:
+        option, separator, value = pair.partition("=")
+        if not separator or option in options:
+            raise InputError(f"schedule {name}", f"{pair[:40]!r} is no option, or stands twice", "Write option=value")
+        options[option] = value
+    return options
+
+
+def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
+    side, word = (space.loads, "loads") if transport.side == GATHER else (space.stores, "stores")
+    for operand in side:
+        if operand.tensor == tensor:
+            return operand
+    known = ", ".join(operand.tensor for operand in side) or "none"
+    raise InputError(f"exchange {tensor[:40]}", f"{space.kernel} {word} {known}", f"Name a tensor that it {word}")
+
+
+def _communication(split: Split, operand: Operand, transport: Transport, settings: Settings) -> Communication:
+    name, ranks = operand.tensor, range(split.world_size)
+    if transport.method in ("receive", "send"):
+        made = (receive if transport.method == "receive" else send)(split, operand.cols)
+        tensors = {received(A, rank): received(name, rank) for rank in ranks}
+        return _renamed(made, name, {X: name, Y: name}, tensors)
+    if transport.side == GATHER:
+        made = all_gather(split, operand.cols, transport.method)
+        return _renamed(made, operand.tensor, {X: operand.tensor}, {A: operand.tensor})
+    if transport.side == SPREAD:
+        how = Spread(
+            rows=split.rows,
+            cols=operand.cols,
+            world_size=split.world_size,
+            pieces=split.pieces,
+            alignment=split.alignment,
+        )
+        return _renamed(spread(how), operand.tensor, {Y: operand.tensor}, {A: operand.tensor})
+    held = tuple((rank, rank + 1) for rank in range(split.world_size))
+    if transport.gathers_sums:
+        reduced = all_reduce(split, operand.cols, transport.method, held, Summing())
+        return _renamed(reduced, name, {Y: name}, {product(A, B): name})
+    by_kernel = transport.method == "scatter" and operand.cols % KERNEL_COLS == 0
+    sums, own_pieces = (SUMS, settings.own_pieces) if by_kernel else (MAIN, 1)
+    made = reduce_scatter(split, operand.cols, transport.method, held, sums, own_pieces)
+    return _renamed(made, operand.tensor, {Y: operand.tensor}, {product(A, B): operand.tensor})
+
+
+def _carried(made: Communication, mover: Mover) -> Communication:
+    """What a kernel carries has a queue of its own, beside those of the copy engine."""
+    if mover == "copy_engine":
+        return made
+    return replace(
+        made,
+        queues=tuple(replace(queue, name=PUSHES) if queue.name == COPIES else queue for queue in made.queues),
+        steps=tuple(
+            step if isinstance(step, Chunk) or step.queue != COPIES else replace(step, queue=PUSHES)
+            for step in made.steps
+        ),
+    )
+
+
+def _renamed(made: Communication, prefix: str, buffers: dict[str, str], tensors: dict[str, str]) -> Communication:
+    """The same communication with every name its own. Queues keep their names: they are shared."""
+    names = _Names(prefix, buffers, tensors)
+    return Communication(
+        world_size=made.world_size,
+        buffers=tuple(replace(buffer, name=names.buffer(buffer.name)) for buffer in made.buffers),
+        pads=tuple(SignalPad(names.own(pad.name), pad.size) for pad in made.pads),
+        queues=made.queues,
+        given=tuple(replace(g, region=names.region(g.region), tensor=names.tensor(g.tensor)) for g in made.given),
+        goal=tuple(replace(g, region=names.region(g.region), tensor=names.tensor(g.tensor)) for g in made.goal),
+        steps=tuple(names.step(step) for step in made.steps),
+    )
+
+
+class _Names(Struct, frozen=True):
+    prefix: str
+    buffers: dict[str, str]
+    tensors: dict[str, str]
+
+    def own(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    def buffer(self, name: str) -> str:
+        return self.buffers.get(name, self.own(name))
+
+    def tensor(self, name: str) -> str:
+        return self.tensors.get(name, name)
+
+    def region(self, region: Region) -> Region:
+        return replace(region, buffer=self.buffer(region.buffer))
+
+    def step(self, step: Operation | Chunk) -> Any:
+        """Every field that holds regions, waits or notifies, whatever kind of step it is."""
+        changed: dict[str, Any] = {"name": self.own(step.name)}
+        if isinstance(step, Collective):
+            changed["label"] = self.own(step.label)
+        for field in step.__struct_fields__:
+            value = getattr(step, field)
+            if isinstance(value, Region):
+                changed[field] = self.region(value)
+            elif isinstance(value, tuple) and value and isinstance(value[0], Region | Wait | Notify):
+                changed[field] = tuple(self._part(part) for part in value)
+        return replace(step, **changed)
+
+    def _part(self, part: Region | Wait | Notify) -> Region | Wait | Notify:
+        return self.region(part) if isinstance(part, Region) else replace(part, pad=self.own(part.pad))

@@ -1,0 +1,109 @@
+"""The fewest waits: a signal that another one implies is not waited for.
+
+What a stream or a copy engine announces in order arrives in order: who waits for the later piece has the earlier one.
+Every signal must still be waited for somewhere, so that it can be used again. Where the fewest leave gaps that a tile's
+row cannot tell, all of them stay, and those in the gaps join them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from overweave.ir.schedule import Apply, Operation, Queue, Wait
+from overweave.schedules.communication import COMPLETE, Chunk, Communication
+
+Signal = tuple[str, int]  # pad and number, on the waiter's own rank
+Sender = tuple[int, str, int]  # rank, queue, place in the launch order
+
+
+def fewest(applies: list[Apply], communications: Iterable[Communication]) -> Iterator[Apply]:
+    """The same operations of one rank, without the waits that others of theirs imply; the rest as ranges."""
+    if not applies:
+        return
+    known = list(communications)
+    senders = _senders(known, applies[0].rank)
+    pads = [pad.name for communication in known for pad in communication.pads]
+    asked = [_expanded(apply.waits) for apply in applies]
+    left = [_without_implied(waits, senders) for waits in asked]
+    late = {signal for apply in applies for signal in _expanded(apply.late_waits)}
+    awaited = late.union(*left)
+    for waits, kept in zip(asked, left, strict=True):
+        kept |= {signal: count for signal, count in waits.items() if signal not in awaited}
+        awaited |= kept.keys()
+    for apply, waits, everything in zip(applies, left, asked, strict=True):
+        ranges = _as_ranges(waits, pads)
+        yield replace(apply, waits=ranges if is_tellable(ranges) else _as_ranges(_filled(everything, senders), pads))
+
+
+def not_twice(operations: Iterable[Operation], queues: Iterable[Queue]) -> Iterator[Operation]:
+    """The same operations, without waits for what their predecessors in a queue have waited for: those are complete."""
+    ordered = {queue.name for queue in queues if queue.order == COMPLETE}
+    seen: dict[tuple[int, str], set[Signal]] = {}
+    for operation in operations:
+        if operation.queue not in ordered or not operation.waits:
+            yield operation
+            continue
+        known = seen.setdefault((operation.rank, operation.queue), set())
+        waits = tuple(wait for wait in operation.waits if not _expanded((wait,)).keys() <= known)
+        known.update(_expanded(operation.waits))
+        yield replace(operation, waits=waits)
+
+
+def is_tellable(waits: tuple[Wait, ...]) -> bool:
+    """Whether a row of a table can say it: a range of signals, and one more signal."""
+    lengths = sorted((wait.signals[1] - wait.signals[0] for wait in waits), reverse=True)
+    return len(lengths) <= 2 and all(length <= 1 for length in lengths[1:])
+
+
+def _senders(communications: list[Communication], rank: int) -> dict[Signal, list[Sender]]:
+    senders: dict[Signal, list[Sender]] = {}
+    for communication in communications:
+        ordered = {queue.name for queue in communication.queues if queue.order == COMPLETE}
+        for place, step in enumerate(communication.steps):
+            queue = "" if isinstance(step, Chunk) or step.queue not in ordered else step.queue
+            for notify in step.notifies:
+                if notify.rank == rank:
+                    senders.setdefault((notify.pad, notify.signal), []).append((step.rank, queue, place))
+    return senders
+
+
+def _without_implied(waits: dict[Signal, int], senders: dict[Signal, list[Sender]]) -> dict[Signal, int]:
+    latest: dict[tuple[int, str], int] = {}
+    for signal in waits:
+        for rank, queue, place in senders.get(signal, []):
+            latest[rank, queue] = max(latest.get((rank, queue), -1), place)
+
+    def is_implied(signal: Signal) -> bool:
+        one = senders.get(signal, [])
+        return len(one) == 1 and bool(one[0][1]) and latest[one[0][0], one[0][1]] > one[0][2]
+
+    return {signal: count for signal, count in waits.items() if not is_implied(signal)}
+
+
+def _filled(waits: dict[Signal, int], senders: dict[Signal, list[Sender]]) -> dict[Signal, int]:
+    """All waits, and those for signals between them that somebody announces too: pieces without rows, for instance."""
+    filled = dict(waits)
+    for pad in {pad for pad, _ in waits}:
+        numbers = [signal for one, signal in waits if one == pad]
+        between = [(pad, signal) for signal in range(min(numbers), max(numbers))]
+        if len({waits[pad, signal] for signal in numbers}) == 1 and all(signal in senders for signal in between):
+            filled |= dict.fromkeys(between, waits[pad, numbers[0]])
+    return filled
+
+
+def _expanded(waits: Iterable[Wait]) -> dict[Signal, int]:
+    return {(wait.pad, signal): wait.count for wait in waits for signal in range(*wait.signals)}
+
+
+def _as_ranges(waits: dict[Signal, int], pads: list[str]) -> tuple[Wait, ...]:
+    ranges: list[Wait] = []
+    for pad, signal in sorted(waits, key=lambda one: (pads.index(one[0]), one[1])):
+        count = waits[pad, signal]
+        last = ranges[-1] if ranges else None
+        if last and (last.pad, last.signals[1], last.count) == (pad, signal, count):
+            ranges[-1] = Wait(pad, (last.signals[0], signal + 1), count)
+        else:
+            ranges.append(Wait(pad, (signal, signal + 1), count))
+    return tuple(ranges)

@@ -1,0 +1,28 @@
+"""What changes in a split when a kernel carries its Puts: how large its tiles are, and behind what it is launched."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
+from overweave.schedules.communication import Split
+from overweave.schedules.options import Settings
+from overweave.schedules.tile_shape import count_tiles
+
+# A tile ends in a release to its peer, whose way there and back should be short beside its bytes; and every program
+# should have a few, so that all end together.
+LEAST_TILE_BYTES, MOST_TILE_BYTES = 16 << 10, 128 << 10
+TILES_PER_PROGRAM = 2
+
+
+def carried(split: Split, problem: Problem, cols: int, settings: Settings, config: MatmulConfig | None) -> Split:
+    """The split as `settings.mover` carries it. cols: of the rows that move."""
+    if settings.mover == "copy_engine":
+        return split
+    row_bytes = cols * ITEMSIZE_BYTES[problem.dtype]
+    moved_bytes = (split.world_size - 1) * split.shard_size * row_bytes
+    tile_bytes = moved_bytes // (TILES_PER_PROGRAM * settings.copy_programs)
+    tile_bytes = min(max(tile_bytes, LEAST_TILE_BYTES), MOST_TILE_BYTES)
+    heights = (hi - lo for lo, hi in map(split.shard, range(split.world_size)))
+    is_one_wave = config is None or sum(count_tiles(heights, problem.n, config)) <= settings.sms
+    return replace(split, mover=settings.mover, tile_rows=max(1, tile_bytes // row_bytes), is_one_wave=is_one_wave)

@@ -1,0 +1,70 @@
+"""What one-shot and two-shot all-reduces share: their buffers, and where each rank's part lies in them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from overweave.ir.plan import ReduceConfig
+from overweave.ir.schedule import Buffer, Notify, Range, Region
+from overweave.schedules.communication import READY, Chunk, Sharing, Split, Sums, region, shifted
+
+PARTIAL, SLOTS, TOTAL = "partial", "slots", "total"
+
+
+class Summing(Struct, frozen=True):
+    """How an all-reduce adds: who does, how a two-shot's sums travel, and the tiles of sums, which are counted."""
+
+    sums: Sums = "kernel"
+    sharing: Sharing = "put"
+    blocks: ReduceConfig = ReduceConfig()
+
+
+class Reduced(Struct, frozen=True):
+    """partial: a rank's own product. slots: what peers put there, a part for each source. total: sums that peers read,
+    or put there.
+    """
+
+    split: Split
+    partial: Buffer
+    slots: Buffer
+    total: Buffer
+    y: Buffer
+    summing: Summing
+
+    @property
+    def size(self) -> int:
+        return self.split.world_size
+
+    @property
+    def rows(self) -> Range:
+        return 0, self.split.rows
+
+    def peers(self, rank: int) -> list[int]:
+        """In ring order, the next rank first."""
+        return [(rank + step) % self.size for step in range(1, self.size)]
+
+    def place(self, sender: int, receiver: int) -> int:
+        """Where a sender stands among the peers of a receiver: its own signals leave no gap."""
+        return (sender - receiver - 1) % self.size
+
+    def multiplied(self, rank: int, out: Buffer, notifies: tuple[Notify, ...] = ()) -> Chunk:
+        """The whole partial, by one matmul."""
+        part = region(out, rank, self.rows)
+        return Chunk(name=f"multiply.{rank}", rank=rank, rows=self.rows, region=part, notifies=notifies)
+
+    def tell_ready(self, rank: int) -> tuple[Notify, ...]:
+        """Tells all peers that the whole partial may be read."""
+        return tuple(Notify(READY, peer, self.place(rank, peer)) for peer in self.peers(rank))
+
+    def slot(self, rank: int, source: int, rows: Range) -> Region:
+        """Where rows from a source lie in the slots of a rank; they count from the first one it is sent."""
+        return region(self.slots, rank, shifted(rows, source * (self.slots.rows // self.size)))
+
+    def in_slot(self, rank: int, source: int, rows: Range) -> Region:
+        """Where rows of a rank's own shard lie in its slots, from a source."""
+        return self.slot(rank, source, shifted(rows, -self.split.shard(rank)[0]))
+
+    def sum_tiles(self, rows: Range) -> int:
+        """How many tiles sum so many rows."""
+        blocks = self.summing.blocks
+        return -(-(rows[1] - rows[0]) // blocks.block_m) * -(-self.total.cols // blocks.block_n)

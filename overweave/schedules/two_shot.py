@@ -1,0 +1,247 @@
+"""Two-shot all-reduce: each rank sums its shard of all partials, and its peers get that sum, piece by piece.
+
+two_shot: finished parts are put to their owners while later tiles are computed, own rows last; so that the link is busy
+from the first part on. two_shot_pull: after one library matmul, kernels read what they need from peers, with no copies.
+SOURCE: the two-shot all-reduce of torch's symmetric memory; own rows last and rotation as in Flux (arXiv 2406.06858).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from overweave.ir.schedule import Copy, Get, Notify, Operation, Put, Queue, Range, Reduce, Region, SignalPad, Wait
+from overweave.schedules.communication import (
+    ARRIVED,
+    COMPLETE,
+    COMPUTED,
+    COPIES,
+    ISSUE,
+    MAIN,
+    READY,
+    SUMMED,
+    SUMS,
+    Chunk,
+    Split,
+    is_empty,
+    one,
+    region,
+)
+from overweave.schedules.reduced import Reduced
+
+SHARED = "shared"  # pad: a summed piece of a peer is here, or may be got
+TOLD = f"{COPIES}.told"  # the queue that tells peers what they may get: it must not stand behind own copies
+
+
+def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
+    """The peers' parts, piece by piece; then the own ones, to which the peers' parts meanwhile travel.
+
+    All first shots stand before the second ones: a sum needs every peer's first shot of its piece.
+    """
+    pieces = [piece for piece in range(reduced.split.pieces) if not is_empty(reduced.split.piece(rank, piece))]
+    for piece in range(reduced.split.pieces):
+        for peer in reduced.peers(rank):
+            yield from _multiplied(reduced, rank, peer, piece)
+    if reduced.summing.sums == "kernel":
+        for piece in pieces:
+            yield from _multiplied(reduced, rank, rank, piece)
+    for piece in range(reduced.split.pieces):
+        yield from _scattered(reduced, rank, piece)
+    for piece in pieces:
+        yield _own_tiles(reduced, rank, piece) if reduced.summing.sums == "epilogue" else _sum(reduced, rank, piece)
+    for piece in range(reduced.split.pieces):
+        if piece in pieces:
+            yield from (
+                _put(reduced, rank, piece) if reduced.summing.sharing == "put" else (_tell(reduced, rank, piece, TOLD),)
+            )
+            yield _move(reduced, rank, rank, piece)
+        yield from _received(reduced, rank, piece)
+
+
+def two_shot_pads(split: Split) -> tuple[SignalPad, ...]:
+    every, peers = split.world_size * split.pieces, split.world_size - 1
+    arrived, summed = SignalPad(ARRIVED, peers * split.pieces), SignalPad(SUMMED, split.pieces)
+    return SignalPad(COMPUTED, every), arrived, summed, SignalPad(SHARED, every)
+
+
+def two_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
+    told = (Queue(TOLD, COMPLETE),) if reduced.summing.sharing == "get" else ()
+    return (*reduced.split.copy_queues(), *told, Queue(SUMS, ISSUE))
+
+
+def two_shot_pull(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
+    """One matmul; sums read the peers' partials of the own shard; moves read the peers' sums."""
+    split = reduced.split
+    yield reduced.multiplied(rank, reduced.partial, reduced.tell_ready(rank))
+    pieces = [piece for piece in range(split.pieces) if not is_empty(split.piece(rank, piece))]
+    for piece in pieces:
+        rows, ready = split.piece(rank, piece), Wait(READY, (0, reduced.size - 1), 1)
+        operands = tuple(region(reduced.partial, source, rows) for source in range(reduced.size))
+        yield _sum_of(reduced, (rank, piece), operands, (ready,))
+    if not pieces:  # it only takes note that its peers are ready
+        ready = Wait(READY, (0, reduced.size - 1), 1)
+        yield Copy(name=f"idle.{rank}", rank=rank, queue=COPIES, waits=(ready,), sources=(), destinations=())
+    for piece in range(split.pieces):
+        if piece in pieces:
+            yield _tell(reduced, rank, piece, COPIES)
+            yield _move(reduced, rank, rank, piece)
+        for owner in reduced.peers(rank):
+            if not is_empty(split.piece(owner, piece)):
+                yield _move(reduced, rank, owner, piece)
+
+
+def two_shot_pull_pads(split: Split) -> tuple[SignalPad, ...]:
+    shared = SignalPad(SHARED, split.world_size * split.pieces)
+    return SignalPad(READY, split.world_size - 1), SignalPad(SUMMED, split.pieces), shared
+
+
+def two_shot_pull_queues(reduced: Reduced) -> tuple[Queue, ...]:
+    return Queue(COPIES, COMPLETE), Queue(SUMS, ISSUE, after=(MAIN,))
+
+
+def _multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
+    rows = reduced.split.piece(owner, piece)
+    if not is_empty(rows):
+        yield Chunk(
+            name=f"multiply.{rank}-{owner}.{piece}",
+            rank=rank,
+            rows=rows,
+            region=region(reduced.partial, rank, rows),
+            notifies=(Notify(COMPUTED, rank, reduced.split.signal(owner, piece)),),
+        )
+
+
+def _scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
+    split = reduced.split
+    for step, peer in enumerate(reduced.peers(rank), 1):
+        rows = split.piece(peer, piece)
+        if not is_empty(rows):
+            yield Put(
+                name=f"scatter.{rank}-{peer}.{piece}",
+                rank=rank,
+                queue=split.copy_queue(step),
+                waits=one(COMPUTED, split.signal(peer, piece)),
+                notifies=(Notify(ARRIVED, peer, piece * (reduced.size - 1) + reduced.place(rank, peer)),),
+                sources=(region(reduced.partial, rank, rows),),
+                destinations=(reduced.in_slot(peer, rank, rows),),
+            )
+
+
+def _arrived(reduced: Reduced, piece: int) -> Wait:
+    return Wait(ARRIVED, (piece * (reduced.size - 1), (piece + 1) * (reduced.size - 1)), 1)
+
+
+def _own_tiles(reduced: Reduced, rank: int, piece: int) -> Chunk:
+    """An own piece whose tiles add what the peers sent for it, in rank order."""
+    rows = reduced.split.piece(rank, piece)
+    peers = (source for source in range(reduced.size) if source != rank)
+    return Chunk(
+        name=f"multiply.{rank}-{rank}.{piece}",
+        rank=rank,
+        rows=rows,
+        region=region(reduced.total, rank, rows),
+        notifies=(Notify(SUMMED, rank, piece),),
+        addends=tuple(reduced.in_slot(rank, source, rows) for source in peers),
+        place=rank,
+        late_waits=(_arrived(reduced, piece),),
+    )
+
+
+def _sum(reduced: Reduced, rank: int, piece: int) -> Reduce:
+    """The ordered sum of an own piece, once it is computed and the peers' parts are here."""
+    rows = reduced.split.piece(rank, piece)
+    own = region(reduced.partial, rank, rows)
+    operands = tuple(own if source == rank else reduced.in_slot(rank, source, rows) for source in range(reduced.size))
+    computed = one(COMPUTED, reduced.split.signal(rank, piece))
+    return _sum_of(reduced, (rank, piece), operands, (_arrived(reduced, piece), *computed))
+
+
+def _sum_of(reduced: Reduced, which: tuple[int, int], operands: tuple[Region, ...], waits: tuple[Wait, ...]) -> Reduce:
+    """which: the rank and the piece of its shard."""
+    rank, piece = which
+    rows: Range = reduced.split.piece(rank, piece)
+    return Reduce(
+        name=f"sum.{rank}.{piece}",
+        rank=rank,
+        queue=SUMS,
+        waits=waits,
+        notifies=(Notify(SUMMED, rank, piece),),
+        operands=operands,
+        out=region(reduced.total, rank, rows),
+        tiles=reduced.sum_tiles(rows),
+    )
+
+
+def _put(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
+    """The sum of an own piece to all peers: the first copy of a queue waits for it."""
+    split = reduced.split
+    rows = split.piece(rank, piece)
+    queues = [split.copy_queue(step) for step in range(1, reduced.size)]
+    for step, peer in enumerate(reduced.peers(rank)):
+        yield Put(
+            name=f"share.{rank}-{peer}.{piece}",
+            rank=rank,
+            queue=queues[step],
+            waits=() if queues[step] in queues[:step] else one(SUMMED, piece),
+            notifies=(Notify(SHARED, peer, split.signal(rank, piece)),),
+            sources=(region(reduced.total, rank, rows),),
+            destinations=(region(reduced.total, peer, rows),),
+        )
+
+
+def _tell(reduced: Reduced, rank: int, piece: int, queue: str) -> Copy:
+    """Tells all peers that the sum of an own piece may be read."""
+    signal = reduced.split.signal(rank, piece)
+    return Copy(
+        name=f"tell.{rank}.{piece}",
+        rank=rank,
+        queue=queue,
+        waits=one(SUMMED, piece),
+        notifies=tuple(Notify(SHARED, peer, signal) for peer in reduced.peers(rank)),
+        sources=(),
+        destinations=(),
+    )
+
+
+def _received(reduced: Reduced, rank: int, piece: int) -> Iterator[Operation]:
+    """The peers' sums of a piece to `y`: got there, or moved in the order in which they arrive."""
+    gets = reduced.summing.sharing == "get"
+    for owner in reduced.peers(rank) if gets else reversed(reduced.peers(rank)):
+        if not is_empty(reduced.split.piece(owner, piece)):
+            yield _got(reduced, rank, owner, piece) if gets else _moved(reduced, rank, owner, piece)
+
+
+def _moved(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
+    """A peer's sum, from where it was put. A rank without a shard waits for its own part of that sum too, so that its
+    moves are not launched before its tiles run.
+    """
+    move = _move(reduced, rank, owner, piece, is_here=True)
+    has_shard = not is_empty(reduced.split.shard(rank))
+    own = () if has_shard else one(COMPUTED, reduced.split.signal(owner, piece))
+    return replace(move, waits=move.waits + own)
+
+
+def _got(reduced: Reduced, rank: int, owner: int, piece: int) -> Get:
+    rows = reduced.split.piece(owner, piece)
+    return Get(
+        name=f"get.{rank}-{owner}.{piece}",
+        rank=rank,
+        queue=reduced.split.copy_queue((owner - rank) % reduced.size),
+        waits=one(SHARED, reduced.split.signal(owner, piece)),
+        sources=(region(reduced.total, owner, rows),),
+        destinations=(region(reduced.y, rank, rows),),
+    )
+
+
+def _move(reduced: Reduced, rank: int, owner: int, piece: int, is_here: bool = False) -> Reduce:
+    """An owner's sum of a piece to the caller's `y`: from where it was put, or from where it was summed."""
+    rows, split = reduced.split.piece(owner, piece), reduced.split
+    return Reduce(
+        name=f"move.{rank}-{owner}.{piece}",
+        rank=rank,
+        queue=SUMS,
+        waits=one(SUMMED, piece) if owner == rank else one(SHARED, split.signal(owner, piece)),
+        operands=(region(reduced.total, rank if is_here else owner, rows),),
+        out=region(reduced.y, rank, rows),
+    )

@@ -1,0 +1,306 @@
+"""Weaves the tiles of an author's kernel into the exchanges of its tensors.
+
+Tiles that touch the same chunks are one `Apply`: it waits for the chunks that it reads, and announces those that it
+writes. Applies stand in the order in which their chunks arrive, or, where nothing arrives, in which they are sent.
+The kernel has one pointer for a tensor: where a template leaves the own shard with the caller, it is copied beside
+what arrives, unless the kernel can choose between two pointers and no tile needs both.
+SOURCE: AutoOverlap 5.2 (dependences between chunks and tiles, waves in the order of arrival).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import ScheduleError
+from overweave.ir.footprint import Dim, Operand, TileSpace
+from overweave.ir.schedule import (
+    Apply,
+    Buffer,
+    Copy,
+    Given,
+    Goal,
+    Notify,
+    Operation,
+    Range,
+    Region,
+    Schedule,
+    Wait,
+)
+from overweave.schedules.communication import MAIN, TILES, Chunk, shifted
+from overweave.schedules.exchange import GATHER, Exchange
+from overweave.schedules.fewest_waits import fewest, not_twice
+from overweave.schedules.woven_frame import check_stores, counted, credits, goals, output, queues
+
+Key = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches
+
+
+class Bound(Struct, frozen=True):
+    """An exchange whose chunks all lie in one buffer, at the rows that the kernel knows. steps: without the chunks."""
+
+    exchange: Exchange
+    buffer: Buffer
+    chunks: dict[int, list[Chunk]]
+    before: dict[int, list[Operation]]
+    behind: dict[int, list[Operation]]
+
+    @property
+    def operand(self) -> Operand:
+        return self.exchange.operand
+
+
+class Group(Struct, frozen=True):
+    """The tiles of a rank that touch the same chunks. blocks: of every grid axis, those that its tiles are made of."""
+
+    key: Key
+    numbers: tuple[int, ...]
+    blocks: dict[str, tuple[int, ...]]
+
+
+def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> Schedule:
+    """The schedule in which the tiles of `space` compute between the exchanges. Prove it before you use it.
+
+    Raises ScheduleError for tiles that straddle chunks which are announced apart, and for tiles that write the same.
+    """
+    check_stores(space)
+    woven = _Weaver(space, bounds)
+    operations: list[Operation] = []
+    for rank in range(world_size):
+        operations += woven.rank(rank)
+    ordered = queues(chain.from_iterable(bound.exchange.communication.queues for bound in bounds), operations)
+    communications = [bound.exchange.communication for bound in bounds]
+    moved = {bound.operand.tensor for bound in bounds}
+    outputs = [store for store in space.stores if store.tensor not in moved]
+    buffers = tuple(buffer for one in communications for buffer in one.buffers)
+    pads = tuple(pad for one in communications for pad in one.pads)
+    return Schedule(
+        name=name,
+        world_size=world_size,
+        buffers=(*buffers, *map(output, outputs)),
+        pads=pads,
+        queues=ordered,
+        credits=credits(world_size, buffers, pads),
+        given=tuple(given for one in communications for given in one.given),
+        goal=(*(goal for one in communications for goal in one.goal), *goals(outputs, world_size)),
+        operations=counted(list(not_twice(operations, ordered))),
+    )
+
+
+def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group]:
+    """The tiles of a rank by the chunks that they touch, in the order in which they should run."""
+    tellers = [(bound, _chunks_by_block(bound, space, rank)) for bound in bounds if _tells_apart(bound, space)]
+    members: dict[Key, list[tuple[int, dict[str, int]]]] = {}
+    for number, tile in enumerate(space.coordinates()):
+        key = tuple(chunks[tile[str(bound.operand.dims[0].axis)]] for bound, chunks in tellers)
+        members.setdefault(key, []).append((number, tile))
+    sides = [bound.exchange.side for bound, _ in tellers]
+
+    def turn(key: Key) -> tuple[int, int]:
+        arrived = [chunks[-1] for side, chunks in zip(sides, key, strict=True) if side == GATHER and chunks]
+        sent = [chunks[0] for side, chunks in zip(sides, key, strict=True) if side != GATHER and chunks]
+        return max(arrived, default=0), min(sent, default=0)
+
+    return [_group(key, members[key], space) for key in sorted(members, key=turn)]
+
+
+def _group(key: Key, tiles: list[tuple[int, dict[str, int]]], space: TileSpace) -> Group:
+    blocks = {axis.name: tuple(sorted({tile[axis.name] for _, tile in tiles})) for axis in space.grid}
+    return Group(key, tuple(number for number, _ in tiles), blocks)
+
+
+class _Weaver:
+    """Makes the operations of one rank after the other."""
+
+    def __init__(self, space: TileSpace, bounds: tuple[Bound, ...]) -> None:
+        self.space, self.bounds = space, bounds
+        self.tellers = [bound for bound in bounds if _tells_apart(bound, space)]
+        self.wholes = [bound for bound in bounds if not _tells_apart(bound, space)]
+
+    def rank(self, rank: int) -> Iterator[Operation]:
+        """What prepares, then all tiles, which are one launch, then what they announce."""
+        before = [bound.before.get(rank, []) for bound in self.bounds]
+        yield from (step for steps in zip_longest(*before) for step in steps if step is not None)
+        applies = [self.apply(rank, place, group) for place, group in enumerate(groups(self.space, self.bounds, rank))]
+        yield from fewest(applies, [bound.exchange.communication for bound in self.bounds])
+        for bound in self.bounds:
+            yield from bound.behind.get(rank, [])
+
+    def apply(self, rank: int, place: int, group: Group) -> Apply:
+        waits: list[Wait] = []
+        notifies: list[Notify] = []
+        for bound, touched in zip(self.tellers, group.key, strict=True):
+            for chunk in (bound.chunks[rank][at] for at in touched):
+                waits += chunk.waits
+                notifies += chunk.notifies
+        if len(notifies) > 1:
+            found = f"tiles straddle the chunks announced by {notifies[0]} and {notifies[1]}"
+            raise ScheduleError(f"weave {self.space.kernel}", found, "Let every shard be whole blocks of the axis")
+        late = [(bound, chunk) for bound in self.wholes for chunk in bound.chunks.get(rank, [])]
+        streamed = [pair for pair in late if is_streamed(pair[0], self.space)]
+        whole = [pair for pair in late if not is_streamed(pair[0], self.space)]
+        waits += [wait for _, chunk in whole for wait in chunk.waits]
+        late_waits = tuple(wait for _, chunk in streamed for wait in chunk.waits)
+        return Apply(
+            name=f"{self.space.kernel}.{rank}.{place}",
+            rank=rank,
+            queue=TILES,
+            waits=tuple(dict.fromkeys(waits)),
+            notifies=tuple(notifies),
+            function=self.space.kernel,
+            needs=(
+                *(
+                    need
+                    for bound in self.tellers
+                    if bound.exchange.side == GATHER
+                    for need in self._needs(bound, rank, group)
+                ),
+                *(_need(bound, chunk) for bound, chunk in (whole if late_waits else late)),
+            ),
+            late_needs=tuple(_need(bound, chunk) for bound, chunk in streamed) if late_waits else (),
+            makes=tuple(self._makes(rank, group)),
+            late_waits=late_waits,
+            tiles=_runs(group.numbers),
+        )
+
+    def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:
+        first = bound.chunks[rank][group.key[self.tellers.index(bound)][0]]
+        offset = first.region.rows[0] - first.rows[0]
+        for rows in self._touched(bound.operand.dims[0], group):
+            region = Region(first.region.buffer, rank, shifted(rows, offset), (0, bound.operand.cols))
+            yield Given(region, bound.exchange.read(rank), rows[0], 0)
+
+    def _makes(self, rank: int, group: Group) -> Iterator[Goal]:
+        moved = {bound.operand.tensor: bound for bound in self.bounds}
+        for store in self.space.stores:
+            bound = moved.get(store.tensor)
+            buffer = bound.buffer.name if bound else store.tensor
+            for cols in self._columns(store, group):
+                for rows in self._touched(store.dims[0], group):
+                    made = bound.exchange.made(rank, rows[0]) if bound else (store.tensor, 0, ())
+                    yield Goal(Region(buffer, rank, rows, cols), made[0], rows[0] + made[1], cols[0], made[2])
+
+    def _columns(self, store: Operand, group: Group) -> tuple[Range, ...]:
+        """Of a matrix, those that the group's tiles write; of more dimensions, all or none."""
+        if len(store.dims) == 2:
+            return self._touched(store.dims[1], group)
+        touched = [self._touched(dim, group) for dim in store.dims[1:]]
+        if any(ranges != ((0, dim.extent),) for ranges, dim in zip(touched, store.dims[1:], strict=True)):
+            found = (
+                f"some tiles write only a part of the rows of {store.tensor}, which has {len(store.dims)} dimensions"
+            )
+            raise ScheduleError(f"weave {self.space.kernel}", found, "Exchange tensors along their first axis only")
+        return ((0, store.cols),)
+
+    def _touched(self, dim: Dim, group: Group) -> tuple[Range, ...]:
+        """Elements of a dimension that the group's tiles touch, as ranges that leave gaps between them."""
+        if dim.axis is None or dim.axis not in group.blocks:
+            return ((0, dim.extent),)
+        ranges = [self.space.touched(dim, {dim.axis: block}) for block in group.blocks[dim.axis]]
+        return _joined(ranges)
+
+
+def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
+    """Brings all chunks into one buffer, at the rows of the whole tensor. Raises ScheduleError where they lie apart.
+
+    chooses: the kernel can read the own shard where the caller has it.
+    """
+    communication = exchange.communication
+    chunks = [step for step in communication.steps if isinstance(step, Chunk)]
+    known = {buffer.name: buffer for buffer in communication.buffers}
+    moved = [chunk for chunk in chunks if not _stays_with_caller(chunk, known)]
+    targets = dict.fromkeys(chunk.region.buffer for chunk in moved or chunks)
+    if len(targets) != 1 or any(chunk.region.rows != chunk.rows for chunk in moved or chunks):
+        found = f"its chunks lie in {', '.join(targets)}, at other rows than the tensor's"
+        raise ScheduleError(
+            f"give {space.kernel} one pointer to {exchange.operand.tensor}", found, "Use another schedule"
+        )
+    (target,) = targets
+    made = Bound(exchange, known[target], {}, {}, {})
+    stays = chooses and _are_blocks([chunk for chunk in chunks if chunk not in moved], exchange.operand, space)
+    for step in communication.steps:
+        if isinstance(step, Chunk):
+            made.chunks.setdefault(step.rank, []).append(step if stays else _in_place(step, made))
+        else:
+            side = made.behind if step.rank in made.chunks or exchange.side != GATHER else made.before
+            side.setdefault(step.rank, []).append(step)
+    return made
+
+
+def _in_place(chunk: Chunk, bound: Bound) -> Chunk:
+    """The chunk in the bound buffer; what the caller holds is copied there before anything else."""
+    if chunk.region.buffer == bound.buffer.name:
+        return chunk
+    region = Region(bound.buffer.name, chunk.rank, chunk.rows, chunk.region.cols)
+    own = Copy(
+        name=f"{bound.operand.tensor}.own.{chunk.rank}",
+        rank=chunk.rank,
+        queue=MAIN,
+        sources=(chunk.region,),
+        destinations=(region,),
+    )
+    bound.before.setdefault(chunk.rank, []).insert(0, own)
+    return replace(chunk, region=region)
+
+
+def _are_blocks(chunks: list[Chunk], operand: Operand, space: TileSpace) -> bool:
+    """Whether chunks are made of whole blocks of the operand's axis, so that no tile has rows of two, or none at all.
+
+    A tile that reaches beyond the last row may wrap round to the first, which the caller's shard does not have.
+    """
+    dim = operand.dims[0]
+    if dim.axis is None or space.axis(dim.axis).is_streamed or (dim.scale, dim.shift) != (1, 0):
+        return False
+    block = space.axis(dim.axis).block
+    return all(lo % block == 0 and hi % block == 0 for lo, hi in (chunk.rows for chunk in chunks))
+
+
+def _stays_with_caller(chunk: Chunk, known: dict[str, Buffer]) -> bool:
+    return known[chunk.region.buffer].home == "input"
+
+
+def _need(bound: Bound, chunk: Chunk) -> Given:
+    return Given(chunk.region, bound.exchange.read(chunk.rank), chunk.rows[0], 0)
+
+
+def _tells_apart(bound: Bound, space: TileSpace) -> bool:
+    """Whether tiles differ in the chunks they touch: not if each tile reads all of them."""
+    axis = bound.operand.dims[0].axis
+    return axis is not None and not space.axis(axis).is_streamed
+
+
+def is_streamed(bound: Bound, space: TileSpace) -> bool:
+    """Whether a loop inside every tile walks the rows, chunk after chunk."""
+    axis = bound.operand.dims[0].axis
+    return axis is not None and space.axis(axis).is_streamed
+
+
+def _chunks_by_block(bound: Bound, space: TileSpace, rank: int) -> list[tuple[int, ...]]:
+    """For each block of the exchange's axis, the chunks of the rank that it touches, by their place in the order."""
+    dim = bound.operand.dims[0]
+    chunks = bound.chunks.get(rank, [])
+    touched = (space.touched(dim, {str(dim.axis): block}) for block in range(space.axis(str(dim.axis)).count))
+    return [tuple(at for at, chunk in enumerate(chunks) if _meet(rows, chunk.rows)) for rows in touched]
+
+
+def _meet(one: Range, other: Range) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
+def _runs(numbers: Iterable[int]) -> tuple[Range, ...]:
+    return _joined((number, number + 1) for number in sorted(numbers))
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Ascending ranges, those that touch or overlap as one."""
+    joined: list[Range] = []
+    for lo, hi in ranges:
+        if lo >= hi:
+            continue
+        if joined and lo <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
+        else:
+            joined.append((lo, hi))
+    return tuple(joined)

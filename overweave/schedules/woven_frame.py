@@ -1,0 +1,76 @@
+"""What stands around the operations of a woven schedule: outputs, queues, credits and full counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from overweave.errors import ScheduleError
+from overweave.ir.footprint import Operand, TileSpace
+from overweave.ir.schedule import Buffer, Credit, Goal, Operation, Queue, Region, SignalPad, Wait
+from overweave.schedules.communication import ISSUE, MAIN, TILES
+
+
+def check_stores(space: TileSpace) -> None:
+    """Raises ScheduleError where tiles would write the same element."""
+    for store in space.stores:
+        cut = {dim.axis for dim in store.dims}
+        for axis in space.grid:
+            if axis.count > 1 and axis.name not in cut:
+                found = f"its {axis.count} tiles along {axis.name} all write {store.tensor}"
+                raise ScheduleError(
+                    f"weave {space.kernel}", found, f"Give {store.tensor} a dimension along {axis.name}"
+                )
+
+
+def output(store: Operand) -> Buffer:
+    """The caller's tensor, as a matrix."""
+    return Buffer(store.tensor, store.rows, store.cols, "output")
+
+
+def goals(stores: Iterable[Operand], world_size: int) -> tuple[Goal, ...]:
+    """What is not exchanged is the kernel's result on every rank, all of it."""
+    return tuple(
+        Goal(Region(store.tensor, rank, (0, store.rows), (0, store.cols)), store.tensor, 0, 0)
+        for store in stores
+        for rank in range(world_size)
+    )
+
+
+def queues(given: Iterable[Queue], operations: Iterable[Operation]) -> tuple[Queue, ...]:
+    """The tiles' queue and those that are in use. All work of the caller's stream runs in launch order, kernels too."""
+    used = {operation.queue for operation in operations}
+    known = {queue.name: queue for queue in given}
+    if MAIN in used:
+        main = known.get(MAIN, Queue(MAIN, "complete"))
+        known[MAIN] = replace(main, after=tuple(dict.fromkeys((TILES, *main.after))))
+    found = {TILES: Queue(TILES, ISSUE, after=(MAIN,))} | {name: queue for name, queue in known.items() if name in used}
+    return tuple(
+        replace(queue, after=tuple(name for name in queue.after if name in found and name != queue.name))
+        for queue in found.values()
+    )
+
+
+def credits(world_size: int, buffers: Iterable[Buffer], pads: Iterable[SignalPad]) -> tuple[Credit, ...]:
+    """Between every two ranks, if peers touch the workspace at all."""
+    is_shared = any(True for _ in pads) or any(buffer.home == "symmetric" for buffer in buffers)
+    ranks = range(world_size) if is_shared else ()
+    return tuple(Credit(giver, taker) for giver in ranks for taker in ranks if giver != taker)
+
+
+def counted(operations: list[Operation]) -> tuple[Operation, ...]:
+    """Waits for what tiles announce, raised from one to the number of those tiles."""
+    tiles: Counter[tuple[str, int, int]] = Counter()
+    for operation in operations:
+        for notify in operation.notifies:
+            tiles[notify.pad, notify.rank, notify.signal] += operation.instances
+    return tuple(_raised(operation, tiles) for operation in operations)
+
+
+def _raised(operation: Operation, tiles: Counter[tuple[str, int, int]]) -> Operation:
+    def raised(wait: Wait) -> Wait:
+        return replace(wait, count=tiles.get((wait.pad, operation.rank, wait.signals[0]), wait.count))
+
+    return replace(operation, waits=tuple(map(raised, operation.waits))) if operation.waits else operation

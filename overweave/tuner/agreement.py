@@ -1,0 +1,54 @@
+"""One knowledge for all ranks of a group: they compare what they know before they first choose by it.
+
+Each group keeps what its ranks agreed on, so that a cache which changes on disk, or a tuning in another group, cannot
+make them choose differently later on.
+"""
+
+from __future__ import annotations
+
+import atexit
+from weakref import WeakKeyDictionary
+
+from torch.distributed import ProcessGroup
+
+from overweave.errors import RankMismatch
+from overweave.memory.board import Board
+from overweave.memory.group import Group
+from overweave.tuner.cache import knowledge, path_of
+from overweave.tuner.table import Entry, Knowledge
+from overweave.tuner.target import Target
+
+_AGREED: WeakKeyDictionary[ProcessGroup, dict[Target, Knowledge]] = WeakKeyDictionary()
+atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
+_SUBJECT = "tuner cache"
+
+
+def agreed_knowledge(group: Group, target: Target) -> Knowledge:
+    """What the ranks of a group know together. The first call is collective; later ones look nowhere.
+
+    Raises RankMismatch on every rank if one knows other measurements, and PeerError.
+    """
+    known = _AGREED.setdefault(group.process_group, {})
+    if target not in known:
+        own = knowledge(target, group.world_size)
+        _agree(group, own)
+        known[target] = own
+    return known[target]
+
+
+def learn(group: Group, target: Target, entries: tuple[Entry, ...]) -> None:
+    """From now on the group knows these too. Every rank calls it with the same entries."""
+    known = agreed_knowledge(group, target)
+    _AGREED[group.process_group][target] = Knowledge(known.own.with_entries(entries), known.shipped)
+
+
+def _agree(group: Group, own: Knowledge) -> None:
+    path = path_of(own.own.fingerprint)
+    signature = f"{_SUBJECT} #{own.digest} of {len(own.own.entries)} entries, {path.name}"
+    try:
+        Board.of(group).agree(signature.encode())
+    except RankMismatch as error:
+        if error.found.count(_SUBJECT) < 2:
+            raise  # one rank asks for something else altogether
+        cure = f"Copy {path} to every host and mount it for every rank, or delete it"
+        raise RankMismatch("know the same measurements on every rank", error.found, cure) from None

@@ -1,0 +1,42 @@
+"""A method tried once on every rank before it is timed: can it run, and does it compute what it should?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from overweave.errors import OverweaveError
+from overweave.tuner.baselines import Setting
+
+# Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
+LARGEST_ERROR = 2e-2
+
+
+def attempt(call: Callable[[int], torch.Tensor], expected: torch.Tensor | None, setting: Setting) -> str:
+    """Runs a method once; why it must be left out, or an empty string. Every rank comes to the same verdict.
+
+    expected: what it must give back, on input set 0; None if nothing can be said of its result.
+    """
+    reason = ""
+    try:
+        result = call(0)
+        if expected is not None and not agrees(result, expected):
+            reason = "its result differs from the sequential one"
+        if setting.device.type == "cuda":
+            torch.cuda.synchronize()
+    except (OverweaveError, RuntimeError, ValueError, NotImplementedError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+    verdict = torch.tensor([int(bool(reason))], device=setting.device)
+    dist.all_reduce(verdict, dist.ReduceOp.MAX, setting.group.process_group)
+    return reason or ("it failed on another rank" if int(verdict) else "")
+
+
+def agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result is the expected one but for rounding."""
+    if result.shape != expected.shape:
+        return False
+    error = torch.linalg.vector_norm(result.float() - expected.float())
+    # Written so that NaN does not agree.
+    return bool(error <= LARGEST_ERROR * torch.linalg.vector_norm(expected.float()))

@@ -1,0 +1,158 @@
+"""Where measurements are kept: one JSON file per fingerprint in the user's cache, and the tables of the package.
+
+A file is input from a stranger, whoever wrote it: its kind, size, form and names are judged, and a file that fails is
+ignored aloud and written anew by the next tuning. A cache of other software has another name and is never looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+import warnings
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import torch
+
+from overweave.errors import InputError
+from overweave.tuner.caches import cache_folders
+from overweave.tuner.space import is_member
+from overweave.tuner.table import Entry, Fingerprint, Knowledge, Table, bucketed
+from overweave.tuner.target import Target
+
+LARGEST_BYTES = 4 << 20
+_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER_NUMBER = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
+
+
+def fingerprint(target: Target, world_size: int) -> Fingerprint:
+    """Of this process's software, for measurements of `world_size` ranks on a target."""
+    on_gpu = target.kind == "cuda"
+    return Fingerprint(
+        device=target.device,
+        world_size=world_size,
+        driver=_driver() if on_gpu else "none",
+        torch=str(torch.__version__),
+        triton=_version("triton"),
+        overweave=_version("overweave"),
+    )
+
+
+def knowledge(target: Target, world_size: int) -> Knowledge:
+    """What is known on this machine, read anew. Warns of a file that is ignored."""
+    own = fingerprint(target, world_size)
+    table = load(path_of(own), own)
+    return Knowledge(table or Table(fingerprint=own), shipped(target.device, world_size))
+
+
+def keep(entries: tuple[Entry, ...], own: Fingerprint) -> Path:
+    """Adds entries to the user's cache, beside what other processes wrote since. Warns if it cannot be written."""
+    path = path_of(own)
+    table = load(path, own) or Table(fingerprint=own)
+    try:
+        write(path, table.with_entries(entries))
+    except OSError as error:
+        warnings.warn(f"overweave: tuner cache {path} is not written: {error}", RuntimeWarning, stacklevel=2)
+    return path
+
+
+def path_of(own: Fingerprint) -> Path:
+    """`nvidia-h200x4.1a2b3c4d5e6f.json`: readable, and another file for any other software."""
+    name = re.sub(r"[^a-z0-9]+", "-", own.device.lower()).strip("-")[:64]
+    return cache_folders()["overweave"] / "tuner" / f"{name}x{own.world_size}.{own.digest}.json"
+
+
+def load(path: Path, own: Fingerprint) -> Table | None:
+    """The table in a file, if there is one that this machine may use. Warns of one that it may not."""
+    try:
+        data = _read(path)
+        if data is None:
+            return None
+        table = decode(data)
+        if table.fingerprint != own:
+            raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
+    except (OSError, InputError) as error:
+        found = error.found if isinstance(error, InputError) else str(error)
+        message = f"overweave: tuner cache {path} is ignored and will be written anew: {found[:300]}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
+    return table
+
+
+def decode(data: bytes) -> Table:
+    """The table that `write` wrote. Raises InputError for anything else, whatever it is."""
+    try:
+        table = msgspec.json.decode(data, type=Table)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InputError("tuner cache", f"it holds no table: {error}", "") from None
+    for entry in table.entries:
+        if entry.problem.world_size != table.fingerprint.world_size or entry.problem != bucketed(entry.problem):
+            raise InputError("tuner cache", f"{entry.problem} does not belong there", "")
+        for time in entry.times:
+            if not is_member(entry.problem.operator, time.candidate):
+                raise InputError("tuner cache", f"{time.candidate} of {entry.problem.operator} is none of ours", "")
+    return table
+
+
+def write(path: Path, table: Table) -> None:
+    """All or nothing: readers see the old file or the new one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def shipped(device: str, world_size: int) -> Table | None:
+    """The package's table for a device and number of ranks. Its software may be another: it is a first guess."""
+    for file in sorted((files("overweave.tuner") / "tables").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".json"):
+            table = decode(file.read_bytes())
+            if (table.fingerprint.device, table.fingerprint.world_size) == (device, world_size):
+                return table
+    return None
+
+
+def _read(path: Path) -> bytes | None:
+    """The bytes of a plain file; None if there is none. Never waits, as opening a pipe would."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError("tuner cache", "it is not a file", "")
+        if status.st_size > LARGEST_BYTES:
+            raise InputError("tuner cache", f"{status.st_size} bytes, more than {LARGEST_BYTES}", "")
+        return file.read(LARGEST_BYTES + 1)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@cache
+def _driver() -> str:
+    try:
+        number = _DRIVER_NUMBER.search(_DRIVER.read_text())
+    except OSError:
+        number = None
+    return number.group() if number else "unknown"

@@ -1,0 +1,154 @@
+"""Which candidate the model takes, before anything is measured: each is simulated on the described machine.
+
+The library path wins unless another is predicted to gain more than what the model is known to miss.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import InputError, ScheduleError
+from overweave.hardware.machine import Machine, load
+from overweave.ir.plan import Problem
+from overweave.schedules.catalog import build
+from overweave.sim.simulate import total_us
+from overweave.tuner.space import (
+    SEQUENTIAL,
+    SPACE,
+    TORCH_FUSED,
+    Candidate,
+    Family,
+    candidate,
+    candidates,
+    full_options,
+    obstacle,
+)
+from overweave.tuner.table import bucketed
+from overweave.tuner.target import Target
+
+MACHINES = {"NVIDIA H200": "h200x4"}
+# Elements of a product that are simulated for a first call, which must not wait long, and at all; and the fewest rows.
+FEW_ELEMENTS, MOST_ELEMENTS, FEWEST_ROWS = 1 << 26, 1 << 30, 2048
+REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
+MOST_GPUS = 8  # of one host, all on one switch: a described machine of fewer stands for it
+
+
+class Margin(Struct, frozen=True):
+    """What a plan must be predicted to gain over the library path before it is taken unmeasured."""
+
+    us: float
+    share: float
+
+
+# Fixed costs of small calls that the simulation misses; plans of many library calls also cost the
+# host 100 us and more.
+# MEASURED: on 72 rows (small and mlp, W=2 and 4) the choice loses less than 1 % in the mean, and 3 to 5 % without these
+# margins (H200, 2026-11-20; `python -m campaigns.cold_choice`).
+WITH_KERNELS, OF_LIBRARY = Margin(10.0, 0.02), Margin(25.0, 0.03)
+
+
+class Weighed(Struct, frozen=True):
+    """A candidate with what the model says of it: its time, or why it cannot be; neither if it can only be measured."""
+
+    candidate: Candidate
+    predicted_us: float | None = None
+    obstacle: str = ""
+
+
+def machine_of(target: Target, world_size: int) -> Machine | None:
+    """The description that a target's predictions are made on, if there is one."""
+    name = MACHINES.get(target.name)
+    if target.kind != "cuda" or name is None or world_size > MOST_GPUS:
+        return None
+    machine = load(name)
+    return replace(machine, gpus=max(machine.gpus, world_size))
+
+
+def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[Weighed, ...]:
+    """Every candidate in the order of the space. Predictions are those of the problem's bucket, made once.
+
+    is_thorough: simulate them all, whole; else, as a first call does, go from the first of each family that is not far
+    behind to its best, option by option, and simulate a part of a large problem.
+    """
+    return _weigh(bucketed(problem), target, is_thorough)
+
+
+def cold_choice(weighed: tuple[Weighed, ...], operator: str) -> Weighed:
+    """The quickest by prediction, less what the library path is given ahead."""
+    predicted = [each for each in weighed if each.predicted_us is not None]
+    base_us = next(_us(each) for each in predicted if each.candidate.plan == SEQUENTIAL)
+
+    def handicapped_us(each: Weighed) -> float:
+        if each.candidate.plan == SEQUENTIAL:
+            return base_us
+        margin = WITH_KERNELS if each.candidate.has_kernels(operator) else OF_LIBRARY
+        return _us(each) + margin.us + margin.share * base_us
+
+    return min(predicted, key=handicapped_us)
+
+
+def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machine) -> float:
+    """The time of a call, simulated."""
+    return total_us(build(what.schedule(problem.operator), problem, full_options(problem, target, what)), machine)
+
+
+@lru_cache(maxsize=1024)
+def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed, ...]:
+    model = _Model(problem, target, MOST_ELEMENTS if is_thorough else FEW_ELEMENTS)
+    families = SPACE[problem.operator]
+    if is_thorough:
+        return tuple(model.weighed(what) for what in candidates(problem.operator))
+    heads = [model.weighed(next(family.members())).predicted_us for family in families]
+    least_us = min((us for us in heads if us is not None), default=0.0)
+    for family, head_us in zip(families, heads, strict=True):
+        if head_us is not None and head_us <= REACH * least_us:
+            model.descend(family)
+    return tuple(model.known.get(what) or model.unasked(what) for what in candidates(problem.operator))
+
+
+class _Model:
+    """What the model says of one problem, each candidate asked at most once.
+
+    Of more than `elements` of the product, as many rows are simulated as have that many, and the time is scaled up.
+    """
+
+    def __init__(self, problem: Problem, target: Target, elements: int) -> None:
+        self._problem, self._target, self._simulated = problem, target, problem
+        while self._simulated.m * problem.n > elements and self._simulated.m > FEWEST_ROWS:
+            self._simulated = replace(self._simulated, m=self._simulated.m // 2)
+        self._machine = machine_of(target, problem.world_size)
+        self.known: dict[Candidate, Weighed] = {}
+
+    def weighed(self, what: Candidate) -> Weighed:
+        if what not in self.known:
+            self.known[what] = self._weighed(what)
+        return self.known[what]
+
+    def unasked(self, what: Candidate) -> Weighed:
+        """What can be said without a simulation."""
+        return Weighed(what, None, obstacle(self._problem, self._target, what))
+
+    def descend(self, family: Family) -> None:
+        """From the first member, one option after the other, to the value that is best with the others as they are."""
+        best = self.weighed(next(family.members()))
+        for name, values in family.grid.items():
+            tried = [self.weighed(candidate(family.plan, dict(best.candidate.options) | {name: v})) for v in values]
+            best = min((each for each in tried if each.predicted_us is not None), key=_us, default=best)
+
+    def _weighed(self, what: Candidate) -> Weighed:
+        known = self.unasked(what)
+        if known.obstacle or self._machine is None or what.plan == TORCH_FUSED:
+            return known
+        try:
+            us = predict_us(self._simulated, self._target, what, self._machine)
+            return Weighed(what, us * self._problem.m / max(self._simulated.m, 1))
+        except (InputError, ScheduleError) as error:
+            return Weighed(what, None, f"{error.asked}: {error.found}")
+
+
+def _us(each: Weighed) -> float:
+    assert each.predicted_us is not None
+    return each.predicted_us

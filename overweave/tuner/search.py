@@ -1,0 +1,172 @@
+"""Tuning of one problem: the model names the best few, the one timer decides, and every rank ends with one answer.
+
+Measured are the candidates that need no tile kernel of ours, whatever the model says of them, and those with one that
+the model ranks first; then the best of these in the other tile shapes. Few rows are timed as captured graphs: that is
+how decoding runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from msgspec import Struct
+
+from overweave.errors import MachineError
+from overweave.ir.plan import Problem
+from overweave.memory.board import Board
+from overweave.tuner.attempt import attempt
+from overweave.tuner.baselines import Call, Setting, Side, planned, side
+from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
+from overweave.tuner.replay import replayed
+from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, Candidate, variations
+from overweave.tuner.statistics import median
+from overweave.tuner.table import Entry, Time, bucketed
+from overweave.tuner.target import Target
+from overweave.tuner.timer import Effort, compare
+
+EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
+MOST_BY_MODEL = 4
+REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs
+WORTH_VARYING = 1.15  # how much slower than the best a plan may be whose tile shapes are still tried
+# A tie goes to the library: its calls cost the host less and no memory of ours.
+TIE, LIBRARY = 1.01, (SEQUENTIAL, TORCH_FUSED)
+SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
+
+OnRound = Callable[[float], None]
+
+
+class Tuned(Struct, frozen=True):
+    """What came out: the entry for the cache, what the model would have taken, and what could not run and why."""
+
+    entry: Entry
+    cold: Candidate | None
+    left_out: dict[str, str]
+
+    @property
+    def winner(self) -> Candidate:
+        return self.entry.times[0].candidate
+
+    @property
+    def cold_share(self) -> float | None:
+        """Speed of the model's choice as a share of the winner's; None where that was not measured."""
+        times = {time.candidate: time.us for time in self.entry.times}
+        return self.entry.times[0].us / times[self.cold] if self.cold in times else None
+
+
+def tune_problem(
+    problem: Problem, setting: Setting, target: Target, effort: Effort = EFFORT, on_round: OnRound | None = None
+) -> Tuned:
+    """Measures a problem's bucket. Collective. `on_round` is told which part is done.
+
+    Raises RankMismatch on every rank where ranks tune different things, PeerError, and MachineError if not even the
+    library path runs.
+    """
+    asked = bucketed(problem)
+    weighed = weigh(asked, target)
+    cold = _cold(asked, target)
+    first = shortlist(weighed, asked.operator, cold)
+    board = Board.of(setting.group)
+    board.agree(f"tune {asked} among {', '.join(map(str, first))}".encode())
+    trial = _Trial(asked, setting, effort)
+    times = trial.measure(first, on_round)
+    if not times:
+        raise MachineError(f"tune {asked.operator}", f"nothing runs: {trial.left_out}", "See `overweave doctor`")
+    again = _variations(times, asked, target)
+    if again:
+        times |= trial.measure([*again, min(times, key=lambda what: times[what])], on_round)
+    entry = Entry(asked, _ranked(times))
+    board.agree(f"tuned {asked}: {entry.times[0].candidate}".encode())
+    board.finish()
+    return Tuned(entry, cold, trial.left_out)
+
+
+def shortlist(weighed: tuple[Weighed, ...], operator: str, cold: Candidate | None = None) -> list[Candidate]:
+    """What is worth measuring, in the order of the space; the model's own choice among it."""
+    possible = [each for each in weighed if not each.obstacle]
+    fused = [each for each in possible if each.candidate.is_fused(operator)]
+    fused.sort(key=lambda each: each.predicted_us or 0.0)
+    best = [cold, *(each.candidate for each in fused[:MOST_BY_MODEL])]
+    return [each.candidate for each in possible if each.candidate in best or not each.candidate.is_fused(operator)]
+
+
+def _cold(problem: Problem, target: Target) -> Candidate | None:
+    """What a first call would take without any measurement; None where no machine is described."""
+    if machine_of(target, problem.world_size) is None:
+        return None
+    return cold_choice(weigh(problem, target, is_thorough=False), problem.operator).candidate
+
+
+class _Trial:
+    """One problem on this rank: its inputs, and what has been found out. left_out: why something was not timed."""
+
+    def __init__(self, problem: Problem, setting: Setting, effort: Effort) -> None:
+        self._setting, self._effort = setting, effort
+        self._side = _side(problem, setting)
+        self._expected = self._side.sequential(0).clone()
+        self._is_replayed = setting.device.type == "cuda" and problem.m <= REPLAYED_ROWS
+        self.left_out: dict[str, str] = {}
+
+    def measure(self, asked: Iterable[Candidate], on_round: OnRound | None) -> dict[Candidate, float]:
+        """Medians in microseconds of those that run and are right."""
+        calls = {what: call for what in asked if (call := self._usable(what)) is not None}
+        if not calls:
+            return {}
+        turns = self._effort.rounds + self._effort.warmup
+
+        def tell(turn: int) -> None:
+            if on_round is not None:
+                on_round((turn + 1) / turns)
+
+        group, device = self._setting.group.process_group, self._setting.device
+        samples = compare({str(what): calls[what] for what in calls}, device, group, self._effort, tell)
+        return {what: median(samples.device_us[str(what)]) for what in calls}
+
+    def _usable(self, what: Candidate) -> Call | None:
+        call = planned(str(what))(self._side)
+        why = attempt(call, self._expected, self._setting)
+        if self._is_replayed and not why:
+            call, why = self._replayed(call)
+        if why:
+            self.left_out[str(what)] = why
+        return None if why else call
+
+    def _replayed(self, call: Call) -> tuple[Call, str]:
+        captured: list[Call] = []
+
+        def capture(turn: int) -> torch.Tensor:
+            captured.append(replayed(call))
+            return captured[0](turn)
+
+        why = attempt(capture, self._expected, self._setting)
+        return (captured[0], why) if captured else (call, why)
+
+
+def _side(problem: Problem, setting: Setting) -> Side:
+    """Inputs of the problem, made from the global matmul."""
+    n, k = problem.n, problem.k
+    if problem.operator in SPLIT_COLUMNS:
+        n *= problem.world_size
+    else:
+        k *= problem.world_size
+    return side(problem.operator, problem.m, n, k, setting)
+
+
+def _variations(times: dict[Candidate, float], problem: Problem, target: Target) -> list[Candidate]:
+    """The quickest plan with a tile kernel in other tile shapes, if that may still win."""
+    fused = [what for what in times if what.is_fused(problem.operator)]
+    best = min(fused, key=lambda what: times[what], default=None)
+    if best is None or times[best] > WORTH_VARYING * min(times.values()):
+        return []
+    return [what for what in variations(best, problem, target) if what not in times]
+
+
+def _ranked(times: dict[Candidate, float]) -> tuple[Time, ...]:
+    """The quickest first, and the library's path before it where they tie."""
+    least_us = min(times.values())
+
+    def order(what: Candidate) -> tuple[bool, bool, float]:
+        ties = times[what] <= TIE * least_us
+        return not ties, not (ties and what.plan in LIBRARY), times[what]
+
+    return tuple(Time(what.plan, dict(what.options), round(times[what], 3)) for what in sorted(times, key=order))

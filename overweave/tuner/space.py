@@ -1,0 +1,179 @@
+"""The space that the tuner searches: every way to compute an operator, as data, and the one function that judges them.
+
+A candidate is a schedule of the catalog with values for its options, or torch's own fused operator, which has no
+Schedule and can only be measured. The library path stands first: where nothing is quicker, it is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+from msgspec import Struct
+
+from overweave.errors import InputError
+from overweave.ir.plan import MatmulConfig, Problem
+from overweave.schedules.catalog import TEMPLATES
+from overweave.schedules.tile_shape import HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
+from overweave.tuner.target import Target, kernel_obstacle, tile_options
+
+Value = str | int
+Options = dict[str, Value]
+_Grid = dict[str, tuple[Value, ...]]
+SEQUENTIAL, TORCH_FUSED = "sequential", "torch.fused"
+TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
+# Operators that torch has a fused operator for, from symmetric memory.
+FUSED_BY_TORCH = ("all_gather_matmul", "matmul_reduce_scatter")
+
+
+class Candidate(Struct, frozen=True):
+    """A schedule by its short name, or `torch.fused`, with options in the order of their names."""
+
+    plan: str
+    options: tuple[tuple[str, Value], ...] = ()
+
+    def __str__(self) -> str:
+        """As the operators' `plan=` takes it."""
+        return " ".join([self.plan, *(f"{name}={value}" for name, value in self.options)])
+
+    def schedule(self, operator: str) -> str:
+        """Its name in the catalog."""
+        return self.plan if self.plan == TORCH_FUSED else f"{operator}.{self.plan}"
+
+    def is_fused(self, operator: str) -> bool:
+        """Whether one of our tile kernels computes."""
+        return self.plan != TORCH_FUSED and TEMPLATES[self.schedule(operator)].is_fused
+
+    def has_kernels(self, operator: str) -> bool:
+        """Whether any kernel of ours runs."""
+        return self.plan != TORCH_FUSED and TEMPLATES[self.schedule(operator)].has_kernels
+
+
+def candidate(plan: str, options: Options) -> Candidate:
+    return Candidate(plan, tuple(sorted(options.items())))
+
+
+class Family(Struct, frozen=True):
+    """All candidates of one schedule: every combination of the values of its options."""
+
+    plan: str
+    grid: _Grid = {}
+
+    def members(self) -> Iterator[Candidate]:
+        for values in product(*self.grid.values()):
+            yield candidate(self.plan, dict(zip(self.grid, values, strict=True)))
+
+
+_PIECES: _Grid = {"pieces": (1, 2, 4)}
+_BY_KERNEL: _Grid = {"mover": ("copy_kernel",), "copy_programs": (8, 16, 32)}
+SPACE: dict[str, tuple[Family, ...]] = {
+    "all_gather_matmul": (
+        Family(SEQUENTIAL),
+        Family(TORCH_FUSED),
+        Family("per_shard"),
+        Family("push", _PIECES),
+        Family("push", {"pieces": (1, 2), "order": ("all_peers",)}),
+        Family("push", {"pieces": (1, 2)} | _BY_KERNEL),
+        Family("pull", {"pieces": (1, 2)}),
+        Family("gather", {"order": ("ring", "all_peers")}),
+        Family("gather", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
+        Family("gather_pull"),
+    ),
+    "matmul_reduce_scatter": (
+        Family(SEQUENTIAL),
+        Family(TORCH_FUSED),
+        Family("per_shard"),
+        Family("ring", {"pieces": (1, 2)}),
+        Family("pull"),
+        Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
+        Family("scatter", _PIECES | {"sums": ("epilogue",)}),
+        Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
+    ),
+    "matmul_all_reduce": (
+        Family(SEQUENTIAL),
+        Family("one_shot_pull"),
+        Family("one_shot", {"order": ("ring", "all_peers")}),
+        Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
+        Family("two_shot_pull", {"pieces": (1, 2)}),
+        Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
+    ),
+}
+
+
+@lru_cache
+def candidates(operator: str) -> tuple[Candidate, ...]:
+    """The space of an operator, the library path first. Raises InputError for an operator without one."""
+    if operator not in SPACE:
+        raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
+    return tuple(member for family in SPACE[operator] for member in family.members())
+
+
+def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
+    """A candidate with a tile kernel in every tile shape of it and of the other one; nothing for others."""
+    if target.kind != "cuda" or not base.is_fused(problem.operator):
+        return ()
+    kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
+    pinned = [_pins(shape.config) for kernel in kernels for shape in shapes(problem.dtype, kernel)]
+    return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
+
+
+def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
+    """Why a candidate cannot, or should not, compute a problem; empty if it can."""
+    if what.plan == SEQUENTIAL:
+        return ""
+    if problem.world_size == 1:
+        return "a group of one has nothing to overlap"
+    if not problem.m:
+        return "there are no rows"
+    if what.plan == TORCH_FUSED:
+        return _fused_obstacle(problem, target)
+    if what.has_kernels(problem.operator):
+        why = kernel_obstacle(problem, target)
+        if why:
+            return why
+        if dict(what.options).get("kernel") == "hopper" and not (target.kind == "cuda" and target.is_hopper):
+            return "the hopper kernel needs sm_90"
+    return _pieces_obstacle(problem, what)
+
+
+def is_member(operator: str, what: Candidate) -> bool:
+    """Whether the tuner could have tried a candidate: what a file names beyond that is not run."""
+    options = dict(what.options)
+    pins = {name: options.pop(name) for name in _PINNED if name in options}
+    return (
+        operator in SPACE and candidate(what.plan, options) in candidates(operator) and (not pins or pins in _ALL_PINS)
+    )
+
+
+def full_options(problem: Problem, target: Target, what: Candidate) -> Options:
+    """What the catalog is asked for: the candidate's options over those that every plan takes on a target."""
+    return (tile_options(target) if what.is_fused(problem.operator) else {}) | dict(what.options)
+
+
+def _fused_obstacle(problem: Problem, target: Target) -> str:
+    if problem.operator not in FUSED_BY_TORCH:
+        return f"torch has no fused {problem.operator}"
+    if target.kind != "cuda":
+        return "torch's fused operators need CUDA"
+    if problem.epilogue.bits:
+        return f"torch's fused operators do no {problem.epilogue}"
+    if problem.m % problem.world_size:
+        return f"torch's fused operators need rows that divide by {problem.world_size}"
+    return ""
+
+
+def _pieces_obstacle(problem: Problem, what: Candidate) -> str:
+    shard = -(-problem.m // problem.world_size)
+    for name, value in what.options:
+        if name in ("pieces", "own_pieces") and int(value) > max(1, -(-shard // TILE_ROWS)):
+            return f"{name}={value}: a shard of {shard} rows has fewer rows of tiles"
+    return ""
+
+
+def _pins(config: MatmulConfig) -> Options:
+    return {name: getattr(config, name) for name in _PINNED}
+
+
+_PINNED = ("kernel", "block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
+_ALL_PINS = [_pins(shape.config) for shape in (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION)]

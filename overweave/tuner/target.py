@@ -1,0 +1,40 @@
+"""What a plan will run on, and what the tile kernels can do there."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+
+DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
+
+
+class Target(Struct, frozen=True):
+    """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU."""
+
+    kind: str
+    sms: int = 132
+    is_hopper: bool = True
+    name: str = "NVIDIA H200"
+
+    @property
+    def device(self) -> str:
+        """What a measurement was made on."""
+        return self.name if self.kind == "cuda" else self.kind
+
+
+def tile_options(target: Target) -> dict[str, str | int]:
+    """Options that every plan with a tile kernel takes on a target."""
+    if target.kind == "cpu":
+        return {}
+    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, "pieces": 1}
+
+
+def kernel_obstacle(problem: Problem, target: Target) -> str:
+    """Why the tile kernels cannot, or should not, compute a problem; empty if they can."""
+    if problem.dtype == "float32" and target.kind == "cuda":
+        return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
+    step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
+    if problem.k % step or problem.n % step:
+        return f"n={problem.n} and k={problem.k} must be multiples of {step}: rows must start at multiples of 16 bytes"
+    return ""

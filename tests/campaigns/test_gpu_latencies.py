@@ -1,0 +1,51 @@
+"""Latencies are told apart as they were put together."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cuda.bindings")
+
+from campaigns.gpu_latencies import LAUNCHES, Raw, latencies
+from campaigns.latency_samples import WRITES
+from overweave.hardware.machine import Latencies
+
+MADE = {
+    "call": 4.0, "begin": 3.0, "kernel": 1.5, "graph": 2.5, "signal": 0.9, "flag": 2.0, "observe": 0.7,
+    "stream_wait": 4.5, "join": 3.5,
+}  # fmt: skip
+TAIL, SPIN = 0.6, 20.0
+
+
+def raw(passes: bool = True) -> Raw:
+    """What would be measured if the latencies were as made up above."""
+    of = MADE
+    return Raw(
+        one_spin=of["call"] + of["kernel"] + SPIN,
+        two_spins=of["call"] + 2 * (of["kernel"] + SPIN),
+        short_spins=of["call"] + LAUNCHES * of["kernel"] + SPIN,
+        pair=TAIL + of["kernel"],
+        begin=TAIL + of["kernel"] + of["begin"],
+        write=TAIL + of["graph"] + of["flag"] + of["observe"],
+        writes=TAIL + of["graph"] + (1 + WRITES) * of["flag"] + of["observe"],
+        signalled=of["signal"] + of["stream_wait"] + of["flag"] + of["observe"],
+        launched=of["signal"] + of["stream_wait"] + of["kernel"],
+        join=TAIL + of["kernel"] + of["join"],
+        look=of["observe"],
+        passing=of["signal"] + of["observe"] if passes else 0.0,
+    )
+
+
+def test_the_differences_give_back_what_was_put_in():
+    found = latencies(raw())
+    assert found.pop("stream_wait, a launch behind it") == pytest.approx(MADE["stream_wait"])
+    assert found == pytest.approx(MADE)
+
+
+def test_each_number_has_its_place_in_the_machine_file():
+    found = {name for name in latencies(raw()) if "," not in name}
+    assert found < set(Latencies.__struct_fields__)
+
+
+def test_one_gpu_alone_passes_no_signals():
+    assert "signal" not in latencies(raw(passes=False))

@@ -1,0 +1,48 @@
+"""`overweave compile`: the fused source on paper or in a file, and mistakes as exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from overweave.cli.main import app
+from tests.source_tree import ROOT
+
+MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["compile", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_it_prints_or_writes_the_source(tmp_path: Path):
+    code, text, _ = run(MATMUL, "--schedule", "all_gather.push pieces=4")
+    assert code == 0
+    assert "A: all_gather.push pieces=4" in text
+    out = tmp_path / "fused.py"
+    code, said, _ = run(MATMUL, "--schedule", "A:all_gather.push pieces=4", "-o", str(out))
+    assert code == 0
+    assert out.read_text() == text
+    assert "lines" in said
+
+
+def test_both_sides():
+    code, text, _ = run(MATMUL, "--schedule", "A:all_gather.pull", "--schedule", "C:reduce_scatter.ring")
+    assert code == 0
+    assert "wait_for_tile" in text
+    assert "finish_tile" in text
+
+
+def test_mistakes_are_unusable_input(tmp_path: Path):
+    for words, found in (
+        ((MATMUL, "--schedule", "all_gather.sideways"), "unknown"),
+        ((MATMUL, "--schedule", "A:all_gather.push", "--schedule", "A:all_gather.pull"), "not one for each tensor"),
+        ((f"{tmp_path}/absent.py:kernel", "--schedule", "all_gather.push"), "No such file"),
+        ((str(tmp_path), "--schedule", "all_gather.push"), "names no kernel"),
+        ((MATMUL, "--schedule", "all_gather.push", "-o", str(tmp_path)), "Name a file"),
+    ):
+        code, _, said = run(*words)
+        assert code == 2
+        assert found in said

@@ -1,0 +1,90 @@
+"""`overweave tune`: the ranks it starts, what it prints and what it keeps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli import tune as command
+from overweave.cli.main import app
+from overweave.ir.plan import Problem
+from overweave.tuner.cache import decode, fingerprint, path_of
+from overweave.tuner.search import Tuned
+from overweave.tuner.space import Candidate, candidate
+from overweave.tuner.table import Entry, Time
+from overweave.tuner.target import Target
+
+OWN = fingerprint(Target("cpu"), 2)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def tune(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "overweave.cli.main", "tune", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=240, check=False, env=os.environ)
+
+
+@pytest.mark.slow
+def test_a_shape_is_tuned_printed_as_code_kept_and_added_to_a_table(tmp_path: Path):
+    table = tmp_path / "table.json"
+    for shape in ("60,32,16", "128,32,16"):
+        done = tune("all_gather_matmul", f"--shape={shape}", "-w", "2", "--device=cpu", f"--json={table}")
+        assert done.returncode == 0, done.stderr
+    assert 'ow.all_gather_matmul(x, w, group, plan="' in done.stdout
+    assert "library" in done.stdout
+    kept, added = decode(path_of(OWN).read_bytes()), decode(table.read_bytes())
+    assert kept == added
+    assert [entry.problem.m for entry in kept.entries] == [64, 128]
+    assert all(entry.problem.n == 16 for entry in kept.entries)
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_is_told_by_the_exit_code():
+    assert tune("all_gather_matmul", "--shape=8,8,8", "-w", "9", "--device=cuda").returncode != 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("matmul", "--shape=8,8,8"),
+        ("all_gather_matmul", "--shape=8,8"),
+        ("all_gather_matmul", "--shape=8,0,8"),
+        ("all_gather_matmul", "--shape=8,-8,8"),
+        ("all_gather_matmul", "--shapes=no_such_set"),
+        ("all_gather_matmul", "--shape=8,8,8", "--dtype=int8"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "start_ranks", lambda words, world: pytest.fail("nothing may be started"))
+    assert CliRunner().invoke(app, ["tune", *words, "--device=cpu"]).exit_code == 2
+
+
+def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    problem = Problem(operator="all_gather_matmul", m=64, n=16, k=16, world_size=2, dtype="bfloat16")
+    times = (Time("push", {"pieces": 2}, 8.0), Time("sequential", {}, 12.0), Time("per_shard", {}, 16.0))
+    tuned = Tuned(Entry(problem, times), Candidate("per_shard"), {"torch.fused": "RuntimeError: no"})
+    command._tell({"a case": tuned}, OWN, tmp_path / "table.json")
+    told = capsys.readouterr().out
+    assert "8.0 us, library 12.0 us, 1.50 times; the model's choice has 0.50 of its speed" in told
+    assert 'ow.all_gather_matmul(x, w, group, plan="push pieces=2")' in told
+    assert "left out: torch.fused: RuntimeError: no" in told
+    assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
+    assert tuned.winner == candidate("push", {"pieces": 2})
+
+
+def test_it_starts_its_ranks_with_the_same_words(monkeypatch: pytest.MonkeyPatch):
+    started: list[object] = []
+    monkeypatch.setattr(command, "start_ranks", lambda words, world: started.append((list(words), world)))
+    monkeypatch.delenv("RANK", raising=False)
+    done = CliRunner().invoke(app, ["tune", "all_gather_matmul", "--shapes=mlp", "-w", "3", "--device=cpu"])
+    assert done.exit_code == 0, done.output
+    words = ["tune", "all_gather_matmul", "--device=cpu", "--dtype=bf16", "--shapes=mlp"]
+    assert started == [(words, 3)]

@@ -1,0 +1,88 @@
+"""Compiled kernels run on CPU ranks, pass the lint, and lose its approval with any one of their waits or signals."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from campaigns.authored_cases import AUTHORS, authored_case
+from campaigns.lint_authored import main
+from overweave.compiler.aot import compile_kernel
+from overweave.compiler.generated import load_generated
+from overweave.compiler.lint import lint
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def test_compiled_kernels_are_right_on_ranks():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "tests/compiler/authored_kernels.py",
+    ]
+    cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
+
+
+def test_every_fused_kernel_passes_the_lint(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 0
+    assert re.search(r"\d\d fused kernels compiled for sm_90a, 0 findings", capsys.readouterr().out)
+
+
+WAIT = r"overweave_verdict = overweave_lang\.wait_for_tile\([^)]*\)"
+
+
+@pytest.mark.parametrize(
+    ("file", "exchanges", "change", "rules"),
+    [
+        ("matmul", 0, (WAIT, "overweave_verdict = 1"), {"declared-counts", "guarded-order"}),
+        ("persistent", 0, (WAIT, "overweave_verdict = 1"), {"declared-counts", "guarded-order"}),
+        ("attention", 0, (r"overweave_lang\.wait_for_tile\([^)]*\)", "1"), {"declared-counts", "guarded-order"}),
+        ("matmul", 3, (r"overweave_lang\.announce_tile\([^)]*\)", "pass"), {"declared-counts", "announced-order"}),
+        ("persistent", 3, (r"overweave_lang\.complete_bulk_stores\(\)", "pass"), {"bulk-completion"}),
+    ],
+)
+def test_without_a_line_of_the_protocol_the_lint_refuses(
+    tmp_path: Path, file: str, exchanges: int, change: tuple[str, str], rules: set[str]
+):
+    author = AUTHORS[file]
+    source, contract = authored_case(tmp_path, file, author, author.exchanges[exchanges])
+    path = next(tmp_path.glob("*.py"))
+    broken, count = re.subn(*change, path.read_text())
+    assert count == 1
+    source = type(source)(
+        load_generated(tmp_path, author.name, broken),
+        source.signature,
+        source.constexprs,
+        source.attrs,
+        source.options,
+        source.config,
+    )
+    assert rules <= {finding.rule for finding in lint(compile_kernel(source), contract)}
+
+
+@pytest.mark.parametrize("file", AUTHORS)
+def test_it_compiles_with_every_number_a_one(tmp_path: Path, file: str):
+    """A launch makes a number that is one a constant, not a tensor: one tile, one part, one block, a group of one."""
+    author = AUTHORS[file]
+    source, _ = authored_case(tmp_path, file, author, author.exchanges[0])
+    numbers = [name for name, kind in source.signature.items() if kind in ("i32", "i64")]
+    ones = type(source)(
+        source.kernel,
+        {name: kind for name, kind in source.signature.items() if name not in numbers},
+        {**source.constexprs, **dict.fromkeys(numbers, 1)},
+        {name: power for name, power in source.attrs.items() if name not in numbers},
+        source.options,
+        source.config,
+    )
+    assert compile_kernel(ones).ptx

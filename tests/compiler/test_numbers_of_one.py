@@ -1,0 +1,29 @@
+"""A launch compiles a number that is one in as a constant, not as a tensor: every kernel must compile that way too."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from campaigns.lint_cases import cases
+from overweave.compiler.aot import Source, compile_kernel
+
+
+def _one_per_kernel() -> list[Source]:
+    first: dict[str, Source] = {}
+    for case in cases():
+        first.setdefault(case.source.name, case.source)
+    return list(first.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", _one_per_kernel(), ids=lambda source: source.name)
+def test_it_compiles_with_every_number_a_one(source: Source) -> None:
+    numbers = [name for name, kind in source.signature.items() if kind in ("i32", "i64")]
+    assert numbers
+    signature = {name: kind for name, kind in source.signature.items() if name not in numbers}
+    attrs = {name: power for name, power in source.attrs.items() if name not in numbers}
+    ones = replace(
+        source, signature=signature, constexprs={**source.constexprs, **dict.fromkeys(numbers, 1)}, attrs=attrs
+    )
+    assert compile_kernel(ones).ptx

@@ -1,0 +1,128 @@
+"""All-reduces: what each plan moves and in which order, and that no rank's sums could start ahead of its tiles."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from overweave.errors import InputError
+from overweave.ir.plan import Plan, Problem
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.catalog import build, names
+
+OPERATOR = "matmul_all_reduce"
+TWO_SHOTS = [
+    {"sums": sums, "sharing": sharing, "order": order, "pieces": pieces}
+    for sums, sharing, order, pieces in itertools.product(
+        ("kernel", "epilogue"), ("put", "get"), ("ring", "all_peers"), (1, 3)
+    )
+]
+
+
+def plan_of(method: str, m: int = 512, world_size: int = 4, **options: str | int) -> Plan:
+    problem = Problem(operator=OPERATOR, m=m, n=48, k=16, world_size=world_size, dtype="bfloat16")
+    return build(f"{OPERATOR}.{method}", problem, options)
+
+
+@pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
+def test_every_two_shot_is_proven_for_any_number_of_rows(options: dict[str, str | int]):
+    for world_size, m in itertools.product((2, 3, 4), (1, 3, 5, 37, 200)):
+        plan = plan_of("two_shot", m, world_size, block_m=16, **options)
+        assert verify_plan(plan, MachineLimits()).refusals == ()
+
+
+@pytest.mark.parametrize("method", ["one_shot", "one_shot_pull", "two_shot_pull"])
+def test_every_other_plan_is_proven_for_any_number_of_rows(method: str):
+    movers = ({"mover": "copy_engine"}, {"mover": "copy_kernel"}) if method == "one_shot" else ({},)
+    for options, world_size, m in itertools.product(movers, (2, 3, 4), (1, 3, 5, 37, 200)):
+        assert verify_plan(plan_of(method, m, world_size, **options), MachineLimits()).refusals == ()
+
+
+@pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
+@pytest.mark.parametrize("m", [1, 5, 200])
+def test_sums_beside_the_tiles_wait_for_own_tiles_first(m: int, options: dict[str, str | int]):
+    """Else they could take the SMs that the tiles need (runtime/launch.py). Ranks without rows of their own too."""
+    schedule = plan_of("two_shot", m, block_m=16, **options).schedule
+    for rank in range(4):
+        own = list(schedule.of_rank(rank))
+        told = {(n.pad, n.signal) for tile in own if isinstance(tile, Compute) for n in tile.notifies if n.rank == rank}
+        first = next((operation for operation in own if operation.queue == "sums"), None)
+        assert first is None or any((wait.pad, wait.signals[0]) in told for wait in first.waits)
+
+
+def test_sequential_multiplies_into_the_result_and_reduces_it_there():
+    compute, reduce = plan_of("sequential").schedule.of_rank(1)
+    assert isinstance(compute, Compute)
+    assert isinstance(reduce, Collective)
+    assert reduce.function == "all_reduce"
+    assert compute.out == reduce.sources == reduce.destinations
+    assert compute.out[0].buffer == "y"
+
+
+def test_one_shot_adds_everybodys_partial_in_rank_order():
+    of_two = list(plan_of("one_shot").schedule.of_rank(2))
+    puts = [operation for operation in of_two if isinstance(operation, Put)]
+    assert [put.destinations[0].rank for put in puts] == [3, 0, 1]
+    assert {put.destinations[0].rows for put in puts} == {(1024, 1536)}
+    (total,) = [operation for operation in of_two if isinstance(operation, Reduce)]
+    assert [operand.buffer for operand in total.operands] == ["slots", "slots", "partial", "slots"]
+    assert [operand.rows[0] for operand in total.operands] == [0, 512, 0, 1536]
+
+
+def test_pulls_copy_nothing():
+    for method in ("one_shot_pull", "two_shot_pull"):
+        schedule = plan_of(method).schedule
+        assert not any(operation.reads for operation in schedule.operations if isinstance(operation, Copy | Put | Get))
+        total = next(operation for operation in schedule.of_rank(2) if isinstance(operation, Reduce))
+        assert [operand.rank for operand in total.operands] == [0, 1, 2, 3]
+        assert {operand.buffer for operand in total.operands} == {"partial"}
+
+
+def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
+    of_one = list(plan_of("two_shot", pieces=2, block_m=64).schedule.of_rank(1))
+    tiles = [operation.name for operation in of_one if isinstance(operation, Compute)]
+    assert tiles == [f"multiply.1-{owner}.{p}" for p in (0, 1) for owner in (2, 3, 0)] + [
+        "multiply.1-1.0",
+        "multiply.1-1.1",
+    ]
+    copies = [operation.name for operation in of_one if isinstance(operation, Put)]
+    assert copies == [f"{shot}.1-{peer}.{p}" for shot in ("scatter", "share") for p in (0, 1) for peer in (2, 3, 0)]
+    waits = {operation.name: operation.waits for operation in of_one}
+    assert waits["share.1-2.0"]
+    assert not waits["share.1-3.0"]  # it stands behind the one that waited
+    sums = [operation for operation in of_one if operation.queue == "sums"]
+    assert [one.name for one in sums[:2]] == ["sum.1.0", "sum.1.1"]
+    assert sums[0].instances == 8
+    assert [one.name for one in sums[2:6]] == ["move.1-1.0", "move.1-0.0", "move.1-3.0", "move.1-2.0"]
+
+
+def test_tiles_that_add_need_no_sums_and_gets_no_moves_but_the_own():
+    of_one = list(plan_of("two_shot", pieces=2, block_m=64, sums="epilogue", sharing="get").schedule.of_rank(1))
+    own = [operation for operation in of_one if isinstance(operation, Compute) and operation.addends]
+    assert [operation.out[0].rows for operation in own] == [(128, 192), (192, 256)]
+    assert all(operation.out[0].buffer == "total" for operation in own)
+    gets = [operation for operation in of_one if isinstance(operation, Get)]
+    assert [get.sources[0].rank for get in gets] == [2, 3, 0] * 2
+    assert {get.destinations[0].buffer for get in gets} == {"y"}
+    assert [one.name for one in of_one if one.queue == "sums"] == ["move.1-1.0", "move.1-1.1"]
+    assert [one.name for one in of_one if one.queue == "copies.told"] == ["tell.1.0", "tell.1.1"]
+
+
+def test_small_sums_get_small_tiles():
+    def blocks(m: int, n: int) -> tuple[int, int]:
+        problem = Problem(operator=OPERATOR, m=m, n=n, k=16, world_size=4, dtype="bfloat16")
+        reduction = build(f"{OPERATOR}.one_shot_pull", problem, {}).realization.reduction
+        assert reduction is not None
+        return reduction.block_m, reduction.block_n
+
+    assert [blocks(m, 4096) for m in (1, 16, 64, 2048)] == [(1, 512), (1, 512), (2, 1024), (8, 1024)]
+    assert [blocks(16, n) for n in (512, 256)] == [(1, 512), (8, 1024)]
+
+
+def test_more_rows_than_a_number_holds_are_refused():
+    problem = Problem(operator=OPERATOR, m=2**30, n=8, k=8, world_size=4, dtype="bfloat16")
+    for name in names(OPERATOR):
+        with pytest.raises(InputError, match="31 bits"):
+            build(name, problem, {}, rank=0)

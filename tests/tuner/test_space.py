@@ -1,0 +1,123 @@
+"""The candidates: all in the catalog, all buildable where nothing stands in their way, and no others."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.plan import Epilogue, Problem
+from overweave.schedules.catalog import TEMPLATES, build
+from overweave.tuner.space import (
+    FUSED_BY_TORCH,
+    SEQUENTIAL,
+    SPACE,
+    TORCH_FUSED,
+    Candidate,
+    candidate,
+    candidates,
+    full_options,
+    is_member,
+    obstacle,
+    variations,
+)
+from overweave.tuner.target import Target
+
+GPU, CPU = Target("cuda"), Target("cpu")
+
+
+def problem_of(operator: str, **changes: object) -> Problem:
+    made = Problem(operator=operator, m=2048, n=512, k=256, world_size=4, dtype="bfloat16")
+    return replace(made, **changes)
+
+
+@pytest.fixture(params=SPACE)
+def operator(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_every_operator_of_the_catalog_has_a_space():
+    assert set(SPACE) == {template.operator for template in TEMPLATES.values()}
+
+
+def test_the_library_path_stands_first_and_nothing_twice(operator: str):
+    space = candidates(operator)
+    assert space[0] == Candidate(SEQUENTIAL)
+    assert len(set(space)) == len(space)
+    assert (Candidate(TORCH_FUSED) in space) == (operator in FUSED_BY_TORCH)
+
+
+@pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False)])
+def test_what_nothing_stands_against_can_be_built(operator: str, target: Target):
+    problem = problem_of(operator)
+    built = 0
+    for what in candidates(operator):
+        if what.plan != TORCH_FUSED and not obstacle(problem, target, what):
+            options = full_options(problem, target, what)
+            assert build(what.schedule(operator), problem, options, rank=0).name == what.schedule(operator)
+            built += 1
+    assert built >= 4
+
+
+def test_the_library_path_stands_against_everything(operator: str):
+    for changes in ({"m": 0}, {"world_size": 1}, {"n": 3}, {"dtype": "float32"}, {"m": 7}):
+        assert obstacle(problem_of(operator, **changes), GPU, Candidate(SEQUENTIAL)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "why"),
+    [
+        ({"m": 0}, candidate("push", {}), "no rows"),
+        ({"world_size": 1}, candidate("push", {}), "group of one"),
+        ({"n": 513}, candidate("push", {}), "multiples of 8"),
+        ({"dtype": "float32"}, candidate("push", {}), "tensor cores"),
+        ({"m": 512}, candidate("push", {"pieces": 2}), "pieces=2"),
+        ({"m": 2046}, Candidate(TORCH_FUSED), "divide by 4"),
+        ({"epilogue": Epilogue(activation="silu")}, Candidate(TORCH_FUSED), "do no silu"),
+    ],
+)
+def test_what_cannot_be_says_why(changes: dict[str, object], what: Candidate, why: str):
+    assert why in obstacle(problem_of("all_gather_matmul", **changes), GPU, what)
+    assert obstacle(problem_of("all_gather_matmul"), GPU, what) == ""
+
+
+def test_torch_needs_cuda_and_the_hopper_kernel_a_hopper():
+    assert "CUDA" in obstacle(problem_of("all_gather_matmul"), CPU, Candidate(TORCH_FUSED))
+    pinned = candidate("push", {"kernel": "hopper"})
+    for target in (CPU, replace(GPU, is_hopper=False)):
+        assert "sm_90" in obstacle(problem_of("all_gather_matmul"), target, pinned)
+
+
+def test_variations_pin_every_tile_shape_and_can_be_built():
+    problem = problem_of("all_gather_matmul")
+    base = candidate("push", {"pieces": 2})
+    varied = variations(base, problem, GPU)
+    assert {dict(what.options)["kernel"] for what in varied} == {"hopper", "portable"}
+    assert len(set(varied)) == len(varied) >= 4
+    for what in varied:
+        assert dict(what.options)["pieces"] == 2
+        assert is_member(problem.operator, what)
+        plan = build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
+        assert plan.realization.matmul.block_m == dict(what.options)["block_m"]
+    assert variations(Candidate("per_shard"), problem, GPU) == ()
+    assert variations(base, problem, CPU) == ()
+
+
+def test_only_members_are_members(operator: str):
+    assert all(is_member(operator, what) for what in candidates(operator))
+    strangers = [
+        Candidate("teleport"),
+        candidate(SEQUENTIAL, {"sms": 1}),
+        candidate("push", {"pieces": 63}),
+        candidate("push", {"pieces": 1, "block_m": 256, "block_n": 256, "stages": 8}),
+        candidate("push", {"pieces": 1, "kernel": "hopper"}),
+        candidate(TORCH_FUSED, {"pieces": 1}),
+    ]
+    assert not [what for what in strangers if is_member(operator, what)]
+    assert not is_member("matmul", Candidate(SEQUENTIAL))
+
+
+def test_a_candidate_reads_as_the_operators_take_it():
+    assert str(candidate("push", {"pieces": 2, "order": "ring"})) == "push order=ring pieces=2"
+    with pytest.raises(InputError, match="all_gather_matmul"):
+        candidates("all_to_all")
