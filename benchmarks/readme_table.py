@@ -22,9 +22,15 @@ NAMES = (MATMUL, "ceiling", LIBRARY, TORCH, "per_shard", OURS)
 
 
 def tables() -> str:
-    """One table per result file of a bench, newest name last."""
-    parts = [table(json.loads(path.read_text())) for path in sorted(RESULTS.glob("mlp.*.json"))]
-    return "\n".join(parts)
+    """One table per operator and world size: the latest of the files that hold whole runs of the `mlp` set."""
+    latest: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in (*RESULTS.glob("mlp.*.json"), *RESULTS.glob("tuned.*.json")):
+        report = json.loads(path.read_text())
+        run = report["runs"][0]
+        known = latest.setdefault((run["operator"], run["world_size"]), report)
+        if run["date"] > known["runs"][0]["date"]:
+            latest[(run["operator"], run["world_size"])] = report
+    return "\n".join(table(latest[key]) for key in sorted(latest))
 
 
 def table(report: dict[str, Any]) -> str:
