@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.source_tree import COMPUTED, Import, imports, modules, room
 
 # Ground to roof. A room may import itself, the rooms named beside it, what those may import, and `errors`.
@@ -139,6 +141,7 @@ def test_the_paper_side_needs_neither_torch_nor_triton_nor_numpy():
     run_python(block("torch", "triton", "numpy") + "\n".join(f"import {name}" for name in paper))
 
 
+@pytest.mark.slow
 def test_the_package_comes_without_triton_and_a_gpu_and_fast():
     code = block("triton") + (
         "import time, torch\nstart = time.perf_counter()\nimport overweave\nprint(time.perf_counter() - start)\n"
@@ -147,6 +150,7 @@ def test_the_package_comes_without_triton_and_a_gpu_and_fast():
     assert any(float(run_python(code)) < IMPORT_BUDGET_S for _ in range(3))
 
 
+@pytest.mark.slow
 def test_the_commands_that_read_and_think_come_without_triton():
     present = [f"overweave.cli.{name}" for name in NEED_NO_TRITON if f"overweave.cli.{name}" in modules()]
     assert present

@@ -62,6 +62,7 @@ def test_a_point_that_was_left_out_is_no_point_of_the_picture(tmp_path: Path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_described_machine_needs_no_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     main(["--simulate=h200x4", "--studies", "programs", "--layers", "2048x4096x14336", f"--out={tmp_path}"])
     assert "SMs that communicate" in capsys.readouterr().out

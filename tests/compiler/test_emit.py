@@ -95,6 +95,7 @@ def test_a_file_is_trusted_only_if_it_holds_the_text(tmp_path: Path):
 HOSTILE = ('"""', "'''", "import os", "__import__('os').system('x')", "{x}", "\\n", "${IFS}", "a b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", HOSTILE)
 def test_hostile_words_never_reach_the_text(tmp_path: Path, word: str):
     """In a directive, in a schedule, in the name of the file."""

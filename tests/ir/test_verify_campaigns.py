@@ -57,6 +57,7 @@ def test_the_judge_sees_a_deadlock_that_only_serial_ranks_have():
     assert explore(crossed, serial=True).kind == "stuck"
 
 
+@pytest.mark.slow
 def test_random_schedules_have_the_sizes_the_campaign_promises():
     sizes = [len(verify_valid.draw(seed).operations) for seed in range(120)]
     assert sorted(sizes)[60] >= 200

@@ -53,6 +53,7 @@ def with_puts(plan: Plan, change: Callable[[Put], Operation]) -> Plan:
     return replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [PUSH, SCATTER])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_both_plans_are_proven(name: str, world_size: int):

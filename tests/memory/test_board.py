@@ -124,6 +124,7 @@ def come_late() -> list[object]:
     return [kind, text, took_s, kinds]
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named_by_all_and_reset_mends_it():
     late, *others = run_ranks(come_late, 3, timeout_s=20)
     for kind, text, took_s, _ in others:

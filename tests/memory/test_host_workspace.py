@@ -98,11 +98,13 @@ def take_no_credits(delay_us: int) -> None:
     call_often((), delay_us)
 
 
+@pytest.mark.slow
 def test_without_credits_signals_of_later_calls_are_lost():
     with pytest.raises(RanksFailed, match="read waits for arrived"):
         run_ranks(take_no_credits, 2, 10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_us", [0, 50_000])
 def test_two_slots_let_a_rank_run_one_call_ahead(delay_us: int):
     assert run_ranks(run_ahead, 2, delay_us)[0] < 0.04

@@ -41,6 +41,7 @@ def wrong_epilogues() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_plan_does_what_plain_torch_does(world_size: int):
     assert run_ranks(wrong_epilogues, world_size) == [[]] * world_size

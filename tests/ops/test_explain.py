@@ -11,6 +11,7 @@ from overweave.errors import InputError
 SIZES = {"m": 8192, "n": 3584, "k": 4096, "world_size": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter"])
 def test_a_large_problem_overlaps_and_a_small_one_does_not(operator: str):
     large, small = (ow.explain(operator, **{**SIZES, "m": m}) for m in (8192, 4))

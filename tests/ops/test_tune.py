@@ -53,6 +53,7 @@ def tuned(operator: str) -> list[Any]:
     return [str(result.winner), choice.text, choice.source, before and after, measured]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [AG, RS, AR])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_rank_ends_with_one_answer(operator: str, world_size: int):
@@ -80,6 +81,7 @@ def write_winner(plan: str, world_size: int = 2) -> Path:
     return keep((entry,), fingerprint(Target("cpu"), world_size))
 
 
+@pytest.mark.slow
 def test_a_later_process_chooses_by_the_cache():
     write_winner("sequential")
     assert run_ranks(calls_of, 2, 48) == ["sequential"] * 2
@@ -93,6 +95,7 @@ def public(operator: str) -> list[str]:
     return [choice.text, choice.source, str(choice)]
 
 
+@pytest.mark.slow
 def test_the_public_function_rounds_rows_up_to_their_bucket():
     first, second = run_ranks(public, 2, RS)
     assert first == second
@@ -119,6 +122,7 @@ def call_with_own_cache(folder: str, kind: str) -> list[Any]:
     return [time.monotonic() - start_s, told]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "other", "partial", "truncated", "hostile", "plan"])
 def test_caches_that_differ_are_an_error_at_once_on_every_rank(tmp_path: Path, kind: str, monkeypatch):
     """Whatever it is that rank 1 has instead, and even where a plan is named."""
@@ -151,6 +155,7 @@ def call_beside_bad_file() -> list[Any]:
     return [is_fine, [str(warning.message) for warning in caught]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b'{"format": 1, "finger', b"\0" * 64, b"[" * 100_000])
 def test_a_bad_file_is_ignored_by_all_and_written_anew(content: bytes):
     path = path_of(fingerprint(Target("cpu"), 2))
@@ -173,6 +178,7 @@ def tune_different_things() -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_ranks_that_tune_different_problems_are_told():
     for first, second, last in run_ranks(tune_different_things, 2):
         assert first == "cache"

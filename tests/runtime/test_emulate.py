@@ -117,6 +117,7 @@ def miss_a_signal() -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_a_missing_signal_is_a_timeout_then_void_then_mended():
     for told in run_ranks(miss_a_signal, 2, timeout_s=20):
         assert "multiply" in told["text"]

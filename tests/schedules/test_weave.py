@@ -65,6 +65,7 @@ def is_proven(plan: Plan) -> bool:
     return verify_plan(plan, MachineLimits()).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_every_plan_is_proven_and_is_data(world_size: int):
     for plan in plans(world_size):
@@ -106,6 +107,7 @@ def lesser_waits(row: TileRow) -> Iterator[TileRow]:
         yield row._replace(also=NO_SIGNAL)
 
 
+@pytest.mark.slow
 def test_without_any_one_wait_a_plan_is_refuted():
     waits = emitted = 0
     for plan in plans(3):

@@ -86,6 +86,7 @@ def test_every_method_that_a_cpu_can_run(operator):
         assert sequential.measures.overlap_efficiency in (0.0, None)
 
 
+@pytest.mark.slow
 def test_wrong_and_failing_methods_are_left_out_with_the_reason():
     rows = compare_on(2, "all_gather_matmul", (PLAIN, WRONG, BROKEN)).cases[0]
     assert [row.name for row in rows.methods][-1] == f"plan.{PLAIN}"

@@ -50,6 +50,7 @@ def test_a_new_number_of_rows_costs_nothing():
     assert choose(replace(PROBLEM, m=3000), GPU, known).source == "nearest"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", SPACE)
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False), replace(GPU, name="NVIDIA Unheard")])
 def test_every_choice_can_be_built(operator: str, target: Target):

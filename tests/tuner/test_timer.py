@@ -54,6 +54,7 @@ def slow_on_rank_1() -> list[float]:
     return list(samples.device_us["uneven"])
 
 
+@pytest.mark.slow
 def test_the_slowest_rank_counts_on_every_rank():
     first, second = run_ranks(slow_on_rank_1, 2)
     assert first == second
@@ -71,5 +72,6 @@ def late_on_rank_0() -> list[float]:
     return list(samples.device_us["meet"])
 
 
+@pytest.mark.slow
 def test_ranks_start_each_sample_together():
     assert median(run_ranks(late_on_rank_0, 2)[0]) < 15_000
