@@ -14,16 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from overweave.ir.plan import Problem
+from overweave.ir.plan import Dtype, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.tuner import cache
 from overweave.tuner.baselines import PER_SHARD, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.space import FUSED_BY_TORCH, is_member
+from overweave.tuner.space import FUSED_BY_TORCH, Candidate, candidates
 from overweave.tuner.space import TORCH_FUSED as FUSED_PLAN
 from overweave.tuner.table import Entry, Time, bucketed
 
 PLANS = {SEQUENTIAL: "sequential", PER_SHARD: "per_shard", TORCH_FUSED: FUSED_PLAN}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/target.py)
+DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def entries(data: bytes) -> Iterator[Entry]:
@@ -44,13 +45,21 @@ def _times(operator: str, methods: list[dict[str, object]]) -> Iterator[Time]:
     for method in methods:
         name = str(method["name"])
         text = PLANS.get(name, name.removeprefix("plan.") if name.startswith("plan.") else "")
-        plan, *pairs = text.split() or [""]
-        options = {key: int(value) if value.isdigit() else value for key, value in (p.split("=") for p in pairs)}
-        if f"{operator}.{plan}" in TEMPLATES and TEMPLATES[f"{operator}.{plan}"].is_fused:
-            options = {"pieces": 1} | options  # as a plan asked for by name runs on a GPU
-        time = Time(plan, options, float(str(method["median_us"])))
-        if (plan != FUSED_PLAN or operator in FUSED_BY_TORCH) and plan and is_member(operator, time.candidate):
-            yield time
+        known = _known(operator, text) if text else None
+        if known is not None:
+            yield Time(known.plan, dict(known.options), float(str(method["median_us"])))
+
+
+def _known(operator: str, text: str) -> Candidate | None:
+    """The candidate of the tuner that runs as `plan=text` does on a GPU: options not asked for have their defaults."""
+    plan, *pairs = text.split()
+    asked = {key: int(value) if value.isdigit() else value for key, value in (pair.split("=") for pair in pairs)}
+    if plan == FUSED_PLAN:
+        return Candidate(plan) if operator in FUSED_BY_TORCH else None
+    defaults = {option.name: option.default for option in TEMPLATES[f"{operator}.{plan}"].options}
+    runs_as = {**defaults, **DEFAULTS, **asked}
+    same = (each for each in candidates(operator) if each.plan == plan and set(asked) <= dict(each.options).keys())
+    return next((each for each in same if all(runs_as[name] == value for name, value in each.options)), None)
 
 
 def main(arguments: list[str]) -> None:
