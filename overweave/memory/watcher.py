@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,6 +22,16 @@ from overweave.memory.board import Alarm, Board
 LOOK_EVERY_S = 0.2
 SATISFIED = 0x3FFFFFFF  # above every count, below the sign bit
 ABORTED_BY_HOST = 3
+
+
+def reason_within(seconds: float, look: Callable[[], OverweaveError | None]) -> OverweaveError | None:
+    """What `look` finds, asked again and again for so long; None if that is nothing."""
+    end_s = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found is not None or time.monotonic() >= end_s:
+            return found
+        time.sleep(LOOK_EVERY_S / 10)
 
 
 class Watched(Protocol):

@@ -27,11 +27,12 @@ from overweave.memory.device import (
 from overweave.memory.group import Group
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.protocol import BEGIN_OPERATION, LAST_USE
-from overweave.memory.watcher import Watcher
+from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
 SMALLEST_SLOT_BYTES = 16 << 20
 REPORT_WORDS = 8
+TOLD_WITHIN_S = 2.0  # ten turns of a watcher
 KERNEL_QUEUES = 3
 
 
@@ -148,6 +149,10 @@ class Workspace:
         """Waits for all calls to end on the device; raises what went wrong in any of them."""
         torch.cuda.synchronize(self.device)
         trouble = self._watcher.look()
+        if trouble is None and self._is_aborted():
+            # A peer's kernel ended our waits, and its host has not told why yet: its watcher will, within a moment.
+            trouble = reason_within(TOLD_WITHIN_S, self._watcher.look)
+            trouble = trouble or self.board.alarm(Alarm("timeout", "a peer gave a call up"))
         if trouble is not None:
             raise trouble
 
@@ -187,6 +192,10 @@ class Workspace:
             for heap in self._heaps
             for slot in range(SLOTS)
         ]
+
+    def _is_aborted(self) -> bool:
+        """Whether the own abort word is set. Waits for the device."""
+        return bool(self.words.view(0, (1,), torch.int32).item())
 
     def _refuse(self) -> None:
         trouble = self._watcher.look()
