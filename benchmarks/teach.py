@@ -29,8 +29,8 @@ DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "floa
 
 def entries(data: bytes) -> Iterator[Entry]:
     """What the middle run of a result file says of each of its cases."""
-    runs = msgspec.json.decode(data)["runs"]
-    run = runs[len(runs) // 2]
+    report = msgspec.json.decode(data)
+    run = report["runs"][report["middle"]]
     size, operator = run["world_size"], run["operator"]
     for row in run["cases"]:
         m, n, k = (row["case"][extent] for extent in "mnk")

@@ -5,7 +5,7 @@ Signatures are what a launch specialises for: tensors at multiples of 16 bytes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,13 +105,6 @@ AUTHORS: dict[str, Author] = {
         _LAUNCH,
     ),
 }
-
-
-def authored_cases(folder: Path) -> Iterator[Case]:
-    """All of them, written as files into `folder`."""
-    for file, author in AUTHORS.items():
-        for wanted in author.exchanges:
-            yield authored_case(folder, file, author, wanted)
 
 
 def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, str]) -> Case:

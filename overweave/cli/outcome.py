@@ -18,7 +18,7 @@ from overweave.ir.timeline import Timeline
 from overweave.ops.trial import Trial
 from overweave.schedules.catalog import build, template_of
 from overweave.sim.simulate import simulate
-from overweave.tuner.choose import Target, tile_options
+from overweave.tuner.target import Target, tile_options
 
 try:
     from overweave.cli.pictures_png import save_png

@@ -59,10 +59,7 @@ class Kernel(Struct, frozen=True, kw_only=True):
 
     @property
     def body(self) -> Sequence[Statement]:
-        statements = self.source.function.body.body
-        if self.loop is not None:
-            statements = statements[self.loop].body.body  # type: ignore[union-attr]
-        return statements  # type: ignore[return-value]
+        return _body(self.source, () if self.loop is None else (self.loop,))
 
     @property
     def grid(self) -> tuple[AxisDirective, ...]:
@@ -262,12 +259,9 @@ def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, .
         assert isinstance(mark.statement, cst.For)
         streams.append(Stream(directive, mark.statement, mark.path[-1]))
     missing = set(streamed) - {stream.directive.axis for stream in streams}
-    if missing or len(streams) != len(streamed) or len(streams) > 1:
-        name = min(missing, default=next(iter(streamed), ""))
-        place = streamed[name].place if name in streamed else source.place()
-        if streamed or streams:
-            if len(streams) != 1 or missing:
-                raise place.error("no loop, or more than one, walks it", "Put `# @overweave.stream` above its one loop")
+    if streamed and (missing or len(streams) != 1):
+        place = streamed[min(missing, default=next(iter(streamed)))].place
+        raise place.error("no loop, or more than one, walks it", "Put `# @overweave.stream` above its one loop")
     return tuple(streams)
 
 

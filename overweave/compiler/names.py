@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import libcst as cst
 
-MEMORY_CALLS = ("load", "store")
-
 
 class _Used(cst.CSTVisitor):
     """Names that are read or written; of `a.b` only `a`, of `f(x=y)` only `f` and `y`."""

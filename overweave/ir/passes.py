@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.schedule import (
     LONGEST_DELAY_US,
+    Apply,
     Compute,
     Copy,
     Get,
@@ -47,7 +48,7 @@ def split(schedule: Schedule, pieces: int, alignment: int = 1) -> Schedule:
     operations: list[Operation] = []
     for operation in schedule.operations:
         waiting = replace(operation, waits=tuple(_widened(wait, pieces, pads) for wait in operation.waits))
-        if isinstance(waiting, Compute):
+        if isinstance(waiting, Apply | Compute):
             waiting = replace(waiting, late_waits=tuple(_widened(wait, pieces, pads) for wait in waiting.late_waits))
         if isinstance(waiting, _Move):
             operations += (_piece(waiting, piece, pieces, alignment) for piece in range(pieces))

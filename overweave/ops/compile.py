@@ -62,6 +62,7 @@ class Fused:
         loads = [load.directive.tensor for load in kernel.loads]
         self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
         self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
+        self._held: list[_Call] = []  # forgotten, but replayed by graphs of the caller's
 
     def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
         """Runs the fused kernel on this rank.
@@ -81,7 +82,9 @@ class Fused:
             if len(calls) > MOST_CALLS and _device(given).type == "cuda":
                 torch.cuda.synchronize()  # what is forgotten must not be under way
             while len(calls) > MOST_CALLS:
-                calls.popitem(last=False)
+                _, forgotten = calls.popitem(last=False)
+                if forgotten.was_captured:
+                    self._held.append(forgotten)
         else:
             calls.move_to_end(key)
             Board.of(resolved).post(call.signature)
@@ -152,6 +155,11 @@ class _Call:
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
         self._bound = make.bind(self.plan, group, kernel, given)
+
+    @property
+    def was_captured(self) -> bool:
+        """Whether a graph of the caller's holds what this call owns."""
+        return bool(self._bound.was_captured)
 
     def run(self, given: Mapping[str, Any]) -> None:
         """Runs it. Exchanged tensors go by their names, as the matrices that the schedule knows."""

@@ -30,6 +30,7 @@ from overweave.runtime.kernels import (
 )
 from overweave.runtime.launch import is_beside
 from overweave.runtime.library import run_operation
+from overweave.runtime.matmul import programs_for
 from overweave.runtime.order import Action, launch_order
 
 WORD_BYTES = 16  # what the copy kernel moves at once
@@ -160,9 +161,9 @@ class AuthoredSlot:
                 stands[name] = moving(tensor)
                 arguments[name] = _standing(value, stands[name])
         arguments |= protocol_arguments(arrays, tiles, parts, workspace.group.world_size)
-        sms = torch.cuda.get_device_properties(workspace.device).multi_processor_count
         copy = self._plan.realization.copy
-        programs = max(1, min(sms - (copy.programs if copy else 0), tiles)) if kernel.is_persistent else tiles
+        beside = copy.programs if copy else 0
+        programs = programs_for(tiles, workspace.device, beside) if kernel.is_persistent else tiles
         launch = Launch(kernel.function, programs, _in_order(kernel.function, arguments), dict(kernel.options))
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
@@ -213,7 +214,12 @@ class AuthoredSlot:
 
 
 class AuthoredRun:
-    """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
+    """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns.
+
+    was_captured: a graph of the caller's holds what this owns, and replays it as long as it lives.
+    """
+
+    was_captured = False
 
     def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
         self._workspace = workspace
@@ -235,7 +241,9 @@ class AuthoredRun:
         """inputs, outputs: what is exchanged, by tensor. Raises PeerError for what went wrong in an earlier call."""
         workspace, stream = self._workspace, self._workspace.current_stream()
         is_captured = torch.cuda.is_current_stream_capturing()
-        if not is_captured:
+        if is_captured:
+            self.was_captured = True
+        else:
             workspace.enter(stream)
         slot, tensors = self._slots[workspace.take_turn()], {**inputs, **outputs}
         if not is_captured:

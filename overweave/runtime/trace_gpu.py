@@ -102,7 +102,7 @@ def _records(plan: Plan, workspace: Workspace, slot: BoundSlot, zero: tuple[int,
 def _programs(plan: Plan, workspace: Workspace, queue: str, tiles: int) -> int:
     """How many programs the kernel of a queue has."""
     if plan.realization.engine_of(queue) == TILE_KERNEL:
-        return programs_for(tiles, workspace.device)
+        return programs_for(tiles, workspace.device, plan.sms_beside)
     is_copy = plan.realization.engine_of(queue) == COPY_KERNEL
     config = plan.realization.copy if is_copy else plan.realization.reduction
     assert config is not None

@@ -109,12 +109,12 @@ def tile_table(schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], 
     for position, apply in enumerate(applies):
         waits = _told(f"tile order of {apply.name}", apply.waits, first)
         signals = [first[notify.pad] + notify.signal for notify in apply.notifies] or [NO_SIGNAL]
+        source, source_row = source_of(apply, homes)
         numbers = (number for lo, hi in apply.tiles for number in range(lo, hi))
         for number in sorted(numbers, key=lambda number: _turn(space, number)):
             row = _row(APPLY, (number, number + 1), waits, signals[0], position)
-            source, source_row = source_of(apply, homes)
             rows.append(row._replace(source=source, source_row=source_row))
-    return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, rank, first)))
+    return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, applies, first)))
 
 
 def _row(kind: int, rows: Range, waits: Waits, signal: int, position: int) -> TileRow:
@@ -133,13 +133,18 @@ def _turn(space: TileSpace, number: int) -> tuple[int, ...]:
     return (*leading, row // GROUP, col, row)
 
 
-def _parts(space: TileSpace, bounds: tuple[Bound, ...], rank: int, first: Mapping[str, int]) -> Iterator[TileRow]:
+def _parts(
+    space: TileSpace, bounds: tuple[Bound, ...], applies: list[Apply], first: Mapping[str, int]
+) -> Iterator[TileRow]:
     """One row for each range of rows that tiles read late, with the waits of all tensors for those rows."""
+    rank = applies[0].rank
+    counted = {(wait.pad, wait.signals): wait for apply in applies for wait in apply.late_waits}
     streamed = [
         one for one in bounds if is_streamed(one, space) and any(chunk.waits for chunk in one.chunks.get(rank, []))
     ]
     for together in zip(*(one.chunks[rank] for one in streamed), strict=False):
-        rows, waits = together[0].rows, tuple(wait for chunk in together for wait in chunk.waits)
+        rows = together[0].rows
+        waits = tuple(counted[wait.pad, wait.signals] for chunk in together for wait in chunk.waits)
         asked = f"read {', '.join(one.operand.tensor for one in streamed)} part by part on rank {rank}"
         if any(chunk.rows != rows for chunk in together) or len({len(one.chunks[rank]) for one in streamed}) > 1:
             raise ScheduleError(asked, "they arrive in other parts than each other", "Exchange them alike")

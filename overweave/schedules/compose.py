@@ -11,7 +11,6 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import (
     Buffer,
     Compute,
-    Credit,
     Given,
     Goal,
     Operation,
@@ -22,6 +21,7 @@ from overweave.ir.schedule import (
 )
 from overweave.schedules.communication import Chunk, Communication, region
 from overweave.schedules.tile_shape import count_tiles, tiles_to_cut
+from overweave.schedules.woven_frame import credits
 
 
 class Footprint(Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         buffers=communication.buffers + matmul_buffers,
         pads=communication.pads,
         queues=_with_known_predecessors(queues),
-        credits=_credits(communication),
+        credits=credits(communication.world_size, communication.buffers, communication.pads),
         given=communication.given + kernel.given,
         goal=communication.goal + kernel.goal,
         operations=_counted_in_tiles(operations),
@@ -151,9 +151,3 @@ def _with_known_predecessors(queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
         replace(queue, after=tuple(name for name in queue.after if name in names and name != queue.name))
         for queue in queues
     )
-
-
-def _credits(communication: Communication) -> tuple[Credit, ...]:
-    ranks = range(communication.world_size)
-    is_shared = bool(communication.pads) or any(buffer.home == "symmetric" for buffer in communication.buffers)
-    return tuple(Credit(giver, taker) for giver in ranks for taker in ranks if giver != taker) if is_shared else ()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.schedule import Buffer, Credit, Goal, Operation, Queue, Region, SignalPad, Wait
+from overweave.ir.schedule import Apply, Buffer, Credit, Goal, Operation, Queue, Region, SignalPad, Wait
 from overweave.schedules.communication import ISSUE, MAIN, TILES
 
 
@@ -73,4 +73,9 @@ def _raised(operation: Operation, tiles: Counter[tuple[str, int, int]]) -> Opera
     def raised(wait: Wait) -> Wait:
         return replace(wait, count=tiles.get((wait.pad, operation.rank, wait.signals[0]), wait.count))
 
-    return replace(operation, waits=tuple(map(raised, operation.waits))) if operation.waits else operation
+    if not operation.all_waits:
+        return operation
+    counted = replace(operation, waits=tuple(map(raised, operation.waits)))
+    if isinstance(counted, Apply):
+        return replace(counted, late_waits=tuple(map(raised, counted.late_waits)))
+    return counted

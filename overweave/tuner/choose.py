@@ -13,25 +13,10 @@ from overweave.ir.plan import Problem
 from overweave.tuner.cache import knowledge
 from overweave.tuner.choice import Choice, Weight, chosen
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
-from overweave.tuner.size_rule import RULES, SizeRule, by_size, wire_bytes
-from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, Candidate, candidate, obstacle
-from overweave.tuner.table import Found, Knowledge, Time
-from overweave.tuner.target import Target, kernel_obstacle, tile_options
-
-TIE = 0.02  # medians of one run differ by so much from run to run
-MOST_PIECES = 64
-
-__all__ = [
-    "RULES",
-    "Choice",
-    "SizeRule",
-    "Target",
-    "choose",
-    "explained",
-    "kernel_obstacle",
-    "tile_options",
-    "wire_bytes",
-]
+from overweave.tuner.size_rule import by_size
+from overweave.tuner.space import SEQUENTIAL, candidate, obstacle
+from overweave.tuner.table import Found, Knowledge, ranked
+from overweave.tuner.target import Target
 
 
 def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> Choice:
@@ -67,35 +52,18 @@ def explained(problem: Problem, target: Target) -> Choice:
     return replace(choice, rejected=rejected, weights=(*weights.values(), *others))
 
 
-def quickest(times: list[Time]) -> Time:
-    """The least time; of those that a run cannot tell from it, the one that costs the host least."""
-    within = [time for time in times if time.us <= times[0].us * (1 + TIE)]
-    return min(within, key=lambda time: (_host_steps(time.candidate), time.us))
-
-
-def _host_steps(what: Candidate) -> int:
-    """How much the host launches, roughly: for an order, not for a time.
-
-    MEASURED: calls queued one behind the other cost the host 50 to 85 us with one piece a shard, 60 to 230 us with two,
-    because deep copy graphs fill a queue, and 280 to 720 us with torch's fused operators (mlp, 4 x H200, 2026-11-20).
-    """
-    if what.plan == SEQUENTIAL:
-        return 0
-    return MOST_PIECES if what.plan == TORCH_FUSED else int(dict(what.options).get("pieces", 1))
-
-
 def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | None:
-    """The quickest candidate of an entry that can compute this very problem."""
+    """The first candidate of an entry, as `ranked`, that can compute this very problem."""
     entry = found.entry
     why = {str(time.candidate): obstacle(problem, target, time.candidate) for time in entry.times}
-    able = [time for time in entry.times if not why[str(time.candidate)]]
+    able = ranked(time for time in entry.times if not why[str(time.candidate)])
     if not able:
         return None
-    taken = quickest(able)
+    taken, least = able[0], min(able, key=lambda time: time.us)
     at = f"m={entry.problem.m} n={entry.problem.n} k={entry.problem.k}"
     reason = f"it was the quickest of {len(entry.times)} at {at}: {taken.us:.1f} us"
-    if taken is not able[0]:
-        reason += f", but for {able[0].candidate}, {able[0].us:.1f} us, which costs the host more"
+    if taken is not least:
+        reason += f", but for {least.candidate}, {least.us:.1f} us, which costs the host more"
     return chosen(problem, target, taken.candidate, (found.source, reason), tuple((n, w) for n, w in why.items() if w))
 
 

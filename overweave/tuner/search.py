@@ -19,9 +19,9 @@ from overweave.tuner.attempt import attempt
 from overweave.tuner.baselines import Call, Setting, Side, planned, side
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.replay import replayed
-from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, Candidate, variations
+from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
-from overweave.tuner.table import Entry, Time, bucketed
+from overweave.tuner.table import Entry, Time, bucketed, ranked
 from overweave.tuner.target import Target
 from overweave.tuner.timer import Effort, compare
 
@@ -29,8 +29,6 @@ EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 MOST_BY_MODEL = 4
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs
 WORTH_VARYING = 1.15  # how much slower than the best a plan may be whose tile shapes are still tried
-# A tie goes to the library: its calls cost the host less and no memory of ours.
-TIE, LIBRARY = 1.01, (SEQUENTIAL, TORCH_FUSED)
 SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
 
 OnRound = Callable[[float], None]
@@ -45,7 +43,7 @@ class Tuned(Struct, frozen=True):
 
     @property
     def winner(self) -> Candidate:
-        return self.entry.times[0].candidate
+        return ranked(self.entry.times)[0].candidate
 
     @property
     def cold_share(self) -> float | None:
@@ -75,10 +73,11 @@ def tune_problem(
     again = _variations(times, asked, target)
     if again:
         times |= trial.measure([*again, min(times, key=lambda what: times[what])], on_round)
-    entry = Entry(asked, _ranked(times))
-    board.agree(f"tuned {asked}: {entry.times[0].candidate}".encode())
+    rows = (Time(what.plan, dict(what.options), round(us, 3)) for what, us in times.items())
+    tuned = Tuned(Entry(asked, tuple(sorted(rows, key=lambda row: row.us))), cold, trial.left_out)
+    board.agree(f"tuned {asked}: {tuned.winner}".encode())
     board.finish()
-    return Tuned(entry, cold, trial.left_out)
+    return tuned
 
 
 def shortlist(weighed: tuple[Weighed, ...], operator: str, cold: Candidate | None = None) -> list[Candidate]:
@@ -159,14 +158,3 @@ def _variations(times: dict[Candidate, float], problem: Problem, target: Target)
     if best is None or times[best] > WORTH_VARYING * min(times.values()):
         return []
     return [what for what in variations(best, problem, target) if what not in times]
-
-
-def _ranked(times: dict[Candidate, float]) -> tuple[Time, ...]:
-    """The quickest first, and the library's path before it where they tie."""
-    least_us = min(times.values())
-
-    def order(what: Candidate) -> tuple[bool, bool, float]:
-        ties = times[what] <= TIE * least_us
-        return not ties, not (ties and what.plan in LIBRARY), times[what]
-
-    return tuple(Time(what.plan, dict(what.options), round(times[what], 3)) for what in sorted(times, key=order))

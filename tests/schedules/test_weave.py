@@ -32,8 +32,8 @@ def matmul(m: int, n: int = 48, k: int = 32) -> TileSpace:
     )
 
 
-def attention(length: int) -> TileSpace:
-    sides = tuple(Operand(name, name.lower(), (Dim(length, "S"), Dim(2, "H"), Dim(8))) for name in ("K", "V"))
+def attention(length: int, width: int = 8) -> TileSpace:
+    sides = tuple(Operand(name, name.lower(), (Dim(length, "S"), Dim(2, "H"), Dim(width))) for name in ("K", "V"))
     return TileSpace(
         "attention",
         (Axis("Q", 32, BLOCK), Axis("H", 2, 1), Axis("S", length, BLOCK, is_streamed=True)),
@@ -72,6 +72,13 @@ def test_every_plan_is_proven_and_is_data(world_size: int):
         verify_plan(plan, MachineLimits()).raise_if_refused()
         assert from_text(to_text(plan.schedule)) == plan.schedule
         assert from_json(to_json(plan)) == plan
+
+
+def test_parts_wait_for_all_tiles_of_a_push():
+    moved, wide = "all_gather.push mover=copy_kernel pieces=2", attention(8 * BLOCK, width=4096)
+    plan = author_plan(wide, {"K": moved, "V": "all_gather.push pieces=2"}, 4, "bfloat16")
+    assert any(operation.instances > 1 for operation in plan.schedule.operations if operation.queue != "tiles")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
 
 
 def without_one_wait(plan: Plan) -> Iterator[Plan]:

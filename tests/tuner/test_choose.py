@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
 from overweave.tuner.cache import fingerprint, keep, path_of
-from overweave.tuner.choose import choose, explained, quickest
-from overweave.tuner.space import SEQUENTIAL, SPACE, TORCH_FUSED
+from overweave.tuner.choose import choose, explained
+from overweave.tuner.space import SPACE, TORCH_FUSED
 from overweave.tuner.table import Entry, Knowledge, Table, Time, bucketed
 from overweave.tuner.target import Target
 
@@ -96,14 +96,3 @@ def test_explained_weighs_every_candidate(tmp_path, monkeypatch: pytest.MonkeyPa
     ragged = str(explained(replace(PROBLEM, n=3841), GPU))
     assert ragged.count("multiples of 8") == 4  # once for each of push, gather, gather_pull and pull
     assert "on the nearest known problem" in ragged
-
-
-def test_of_times_that_a_run_cannot_tell_apart_the_least_host_work_wins():
-    two, one, library = (
-        Time("push", {"pieces": 2}, 100.0),
-        Time("push", {"pieces": 1}, 101.9),
-        Time(SEQUENTIAL, {}, 102.1),
-    )
-    assert quickest([two, one, library]) is one
-    assert quickest([two, library]) is two
-    assert quickest([Time(TORCH_FUSED, {}, 99.0), two]) is two

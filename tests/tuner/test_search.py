@@ -45,17 +45,6 @@ def test_what_cannot_be_is_not_measured():
     assert Candidate(TORCH_FUSED) not in shortlist(weigh(PROBLEM, CPU), PROBLEM.operator)
 
 
-def test_the_quickest_wins_and_the_library_takes_ties():
-    def order(**times: float) -> list[str]:
-        candidates = {"library": LIBRARY, "push": PUSH, "pull": PULL, "torch": Candidate(TORCH_FUSED)}
-        return [time.plan for time in search._ranked({candidates[name]: us for name, us in times.items()})]
-
-    assert order(library=110, push=100, pull=120) == ["push", "sequential", "pull"]
-    assert order(library=100.9, push=100, pull=120) == ["sequential", "push", "pull"]
-    assert order(push=100, torch=100.5, library=100.9) == ["torch.fused", "sequential", "push"]
-    assert order(library=101.1, push=100) == ["push", "sequential"]
-
-
 def test_tile_shapes_are_varied_where_that_may_win():
     near, far = {LIBRARY: 100.0, PUSH: 99 * WORTH_VARYING}, {LIBRARY: 100.0, PUSH: 101 * WORTH_VARYING}
     assert all(what.plan == "push" for what in search._variations(near, PROBLEM, GPU))
@@ -72,5 +61,10 @@ def test_how_fast_the_models_choice_is():
     assert Tuned(entry, None, {}).cold_share is None
 
 
-def test_both_splits_of_a_weight_are_known():
-    assert set(search.SPLIT_COLUMNS) <= set(SPACE)
+@pytest.mark.parametrize("operator", SPACE)
+def test_inputs_are_those_of_the_global_matmul(operator: str, monkeypatch: pytest.MonkeyPatch):
+    """A gather's weight is split by columns among ranks, a sum's by rows; then one rank's part is the problem."""
+    monkeypatch.setattr(search, "side", lambda *asked: asked)
+    n, k = (4 * 1000, 1024) if operator == "all_gather_matmul" else (1000, 4 * 1024)
+    asked = search._side(replace(PROBLEM, operator=operator, n=1000), None)
+    assert asked == (operator, 2048, n, k, None)

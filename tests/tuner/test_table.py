@@ -21,6 +21,7 @@ from overweave.tuner.table import (
     bucket,
     bucketed,
     distance,
+    ranked,
 )
 
 OWN = Fingerprint(device="d", world_size=4, driver="1", torch="2", triton="3", overweave="4")
@@ -34,7 +35,7 @@ def entry(problem: Problem = PROBLEM, plan: str = "sequential") -> Entry:
 
 @given(st.integers(0, 1 << 24))
 def test_a_bucket_holds_its_rows_and_little_more(rows: int):
-    assert rows <= bucket(rows) <= max(1.5 * rows, rows + 0)
+    assert rows <= bucket(rows) <= 1.5 * rows
     assert bucket(bucket(rows)) == bucket(rows)
     assert rows == 0 or bucket(rows - 1) <= bucket(rows)
 
@@ -101,3 +102,15 @@ def test_new_entries_take_the_place_of_old_ones_and_the_oldest_go():
 
 def test_the_bucket_of_a_problem_keeps_the_rest():
     assert bucketed(replace(PROBLEM, m=1000)) == PROBLEM
+
+
+def test_the_quickest_wins_and_the_least_host_work_takes_ties():
+    def order(*times: tuple[str, float]) -> list[str]:
+        rows = [Time(name.rstrip("2"), {"pieces": 2} if name.endswith("2") else {}, us) for name, us in times]
+        return [time.plan + "2" * bool(time.options) for time in ranked(rows)]
+
+    assert order(("sequential", 110), ("push", 100), ("pull", 120)) == ["push", "sequential", "pull"]
+    assert order(("sequential", 101.9), ("push", 100), ("pull", 120)) == ["sequential", "push", "pull"]
+    assert order(("sequential", 102.1), ("push", 100)) == ["push", "sequential"]
+    assert order(("torch.fused", 100), ("push2", 101), ("push", 101.9)) == ["push", "push2", "torch.fused"]
+    assert ranked([]) == ()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from overweave.ir.plan import APPLY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.schedule import INPUT, Apply, Buffer, Region
 from overweave.ir.verify.graphs import Graph
+from overweave.ir.verify.races import overlap
 from overweave.ir.verify.verdict import Findings
 
 
@@ -36,8 +37,9 @@ def check_places(apply: Apply, homes: Mapping[str, str], findings: Findings) -> 
 def check_applied(apply: Apply, rows: list[TileRow], homes: Mapping[str, str], findings: Findings) -> None:
     """Adds a refusal for a tile that is missing, stands twice, belongs to another operation or reads elsewhere."""
     check_places(apply, homes, findings)
-    if any((row.source, row.source_row) != source_of(apply, homes) for row in rows):
-        findings.add("lowering", apply, f"a tile reads from another place than {source_of(apply, homes)}")
+    source = source_of(apply, homes)
+    if any((row.source, row.source_row) != source for row in rows):
+        findings.add("lowering", apply, f"a tile reads from another place than {source}")
     if any(row.kind != APPLY for row in rows):
         findings.add("lowering", apply, "a tile is of another kernel")
     found = sorted(row.row for row in rows)
@@ -99,12 +101,6 @@ def _announced(region: Region, graph: Graph, base: int) -> set[int]:
     """The own signals by which those who write the region, or a part of it, say so to its rank."""
     keys: set[int] = set()
     for operation, notified in zip(graph.operations, graph.notified, strict=True):
-        if any(_overlap(region, written) for written in operation.writes):
+        if any(overlap(region, written) for written in operation.writes):
             keys |= {key - base for key in notified if 0 <= key - base < graph.signals_per_rank}
     return keys
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    rows = max(one.rows[0], other.rows[0]) < min(one.rows[1], other.rows[1])
-    cols = max(one.cols[0], other.cols[0]) < min(one.cols[1], other.cols[1])
-    return (one.buffer, one.rank) == (other.buffer, other.rank) and rows and cols
