@@ -2,8 +2,8 @@
 
     python -m benchmarks.teach overweave/tuner/tables/h200x4.json RESULTS.json ...
 
-For runs of `overweave bench --plan ... --json`, where tuning anew would cost GPU time. Of a case that several runs
-timed the last one stands.
+For runs of `overweave bench --json`, with or without `--plan`, where tuning anew would cost GPU time. Of a case that
+several runs timed the last one stands; where ours was what a baseline is, ours stands, as the operator runs it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from overweave.ir.plan import Dtype, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.tuner import cache
-from overweave.tuner.baselines import PER_SHARD, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.space import FUSED_BY_TORCH, Candidate, candidates
+from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL, TORCH_FUSED
+from overweave.tuner.shapes import Case
 from overweave.tuner.space import TORCH_FUSED as FUSED_PLAN
+from overweave.tuner.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.table import Entry, Time, bucketed
 
 PLANS = {SEQUENTIAL: "sequential", PER_SHARD: "per_shard", TORCH_FUSED: FUSED_PLAN}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/target.py)
-DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def entries(data: bytes) -> Iterator[Entry]:
@@ -33,18 +32,16 @@ def entries(data: bytes) -> Iterator[Entry]:
     run = report["runs"][report["middle"]]
     size, operator = run["world_size"], run["operator"]
     for row in run["cases"]:
-        m, n, k = (row["case"][extent] for extent in "mnk")
-        n, k = (-(-n // size), k) if operator == "all_gather_matmul" else (n, -(-k // size))
-        problem = Problem(operator=operator, m=m, n=n, k=k, world_size=size, dtype=DTYPES[run["dtype"]])
-        times = sorted(_times(operator, row["methods"]), key=lambda time: time.us)
+        problem = msgspec.convert(row["case"], Case).problem(operator, size, run["dtype"])
+        times = {time.candidate: time for time in _times(operator, row["methods"])}
         if times:
-            yield Entry(bucketed(problem), tuple(times))
+            yield Entry(bucketed(problem), tuple(sorted(times.values(), key=lambda time: time.us)))
 
 
 def _times(operator: str, methods: list[dict[str, object]]) -> Iterator[Time]:
     for method in methods:
         name = str(method["name"])
-        text = PLANS.get(name, name.removeprefix("plan.") if name.startswith("plan.") else "")
+        text = str(method.get("plan") or PLANS.get(name, name.removeprefix(NAMED) if name.startswith(NAMED) else ""))
         known = _known(operator, text) if text else None
         if known is not None:
             yield Time(known.plan, dict(known.options), float(str(method["median_us"])))
@@ -54,8 +51,10 @@ def _known(operator: str, text: str) -> Candidate | None:
     """The candidate of the tuner that runs as `plan=text` does on a GPU: options not asked for have their defaults."""
     plan, *pairs = text.split()
     asked = {key: int(value) if value.isdigit() else value for key, value in (pair.split("=") for pair in pairs)}
+    if is_member(operator, candidate(plan, asked)):
+        return candidate(plan, asked)
     if plan == FUSED_PLAN:
-        return Candidate(plan) if operator in FUSED_BY_TORCH else None
+        return None
     defaults = {option.name: option.default for option in TEMPLATES[f"{operator}.{plan}"].options}
     runs_as = {**defaults, **DEFAULTS, **asked}
     same = (each for each in candidates(operator) if each.plan == plan and set(asked) <= dict(each.options).keys())

@@ -11,14 +11,15 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
-from overweave.ir.plan import Dtype, Problem
+from overweave.ir.plan import Problem
 from overweave.schedules.catalog import template_of
+from overweave.tuner.baselines import NAMED, OURS
 from overweave.tuner.shapes import Case
+from overweave.tuner.space import TORCH_FUSED, Options, candidate, full_options
+from overweave.tuner.target import Target
 
-Options = dict[str, str | int]
-MATMUL, OURS, NAMED = "matmul", "overweave", "plan."
+MATMUL = "matmul"
 METHODS = ("sequential", "per_shard", OURS)
-DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # What ran where a file does not say: the choice for every mlp case, and what plans with a tile kernel had in common.
 CHOSEN = {
     "all_gather_matmul": "push block_m=128 block_n=256",
@@ -60,13 +61,8 @@ class RunTimes(Struct):
     cases: tuple[CaseTimes, ...]
 
     def problem(self, case: Case) -> Problem:
-        """One rank's part of a global matmul, as the comparison splits it: `n` of a gather, `k` of a scatter."""
-        n, k, world_size = case.n, case.k, self.world_size
-        if self.operator == "all_gather_matmul":
-            n = -(-n // world_size)
-        else:
-            k = -(-k // world_size)
-        return Problem(operator=self.operator, m=case.m, n=n, k=k, world_size=world_size, dtype=DTYPES[self.dtype])
+        """One rank's part of a global matmul, as the comparison splits it."""
+        return case.problem(self.operator, self.world_size, self.dtype)
 
 
 class Report(Struct):
@@ -99,7 +95,10 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, machine: Machine) -> list[Measured]:
-    """The rows of the middle run of a result file. Raises InputError for a file that is none."""
+    """The rows of the middle run of a result file; none where ours was torch's fused operator, which has no schedule.
+
+    Raises InputError for a file that is none.
+    """
     try:
         report = msgspec.json.decode(path.read_bytes(), type=Report)
         middle = report.runs[report.middle]
@@ -118,9 +117,9 @@ def read(path: Path, machine: Machine) -> list[Measured]:
 def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]:
     run = report.runs[report.middle]
     alone = times.of(MATMUL)
-    if alone is None:
+    if alone is None or method.plan == TORCH_FUSED:
         return []
-    schedule, options = _plan(run.operator, method)
+    schedule, options = _plan(run.problem(times.case), method)
     return [
         Measured(
             run=f"{run.operator} W={run.world_size}",
@@ -136,16 +135,16 @@ def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]
     ]
 
 
-def _plan(operator: str, method: MethodTime) -> tuple[str, Options]:
-    told = method.plan or (CHOSEN[operator] if method.name == OURS else method.name.removeprefix(NAMED))
+def _plan(problem: Problem, method: MethodTime) -> tuple[str, Options]:
+    told = method.plan or (CHOSEN[problem.operator] if method.name == OURS else method.name.removeprefix(NAMED))
     name, *pairs = told.split()
-    schedule, options = f"{operator}.{name}", Options()
-    if template_of(schedule).is_fused and not method.plan:
-        options |= COMMON
+    schedule, options = f"{problem.operator}.{name}", Options()
     for pair in pairs:
         option, _, value = pair.partition("=")
         options[option] = int(value) if value.isdigit() else value
-    return schedule, options
+    if method.plan:
+        return schedule, full_options(problem, Target("cuda"), candidate(name, options))
+    return schedule, (COMMON if template_of(schedule).is_fused else Options()) | options
 
 
 def _scatter_us(run: RunTimes, method: MethodTime, alone: MethodTime) -> float:

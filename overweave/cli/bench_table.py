@@ -34,6 +34,9 @@ def print_runs(runs: tuple[Run, ...], chosen: int, spreads: dict[str, dict[str, 
         for name, reason in case.left_out.items():
             console.print(f"  left out: {name}: {reason}", markup=False)
     console.print(_summary_table(run, spreads, len(runs)))
+    plans = next((line.plans for line in summarize(run) if line.name == OURS), {})
+    if plans:
+        console.print(f"overweave ran {', '.join(f'{plan} ({cases})' for plan, cases in plans.items())}", markup=False)
     slower = losses(run, OURS)
     if slower:
         console.print(f"Slower than the library in {len(slower)} cases: {', '.join(rows.case.name for rows in slower)}")
@@ -56,7 +59,8 @@ def _case_table(rows: CaseRows) -> Table:
 
 
 def _case_cells(row: MethodRow) -> list[str]:
-    cells = [row.label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
+    label = f"{row.label}: {row.plan}" if row.name == OURS and row.plan else row.label
+    cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
         ratio = row.speedups.get(baseline)
         cells.append(f"{ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})" if ratio else "")

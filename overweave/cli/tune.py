@@ -16,17 +16,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, where
 from overweave.errors import InputError
-from overweave.ir.plan import Dtype, Problem
-from overweave.ops.dispatch import target_of
+from overweave.ir.plan import Problem
 from overweave.ops.tune import own_device, tune_and_learn
 from overweave.tuner.bench import joined_world
 from overweave.tuner.cache import fingerprint, load, path_of, write
-from overweave.tuner.search import SPLIT_COLUMNS, Tuned
+from overweave.tuner.search import Tuned
 from overweave.tuner.shapes import Case, read_shapes
 from overweave.tuner.space import SEQUENTIAL, SPACE
 from overweave.tuner.table import Fingerprint, Table, bucketed
-
-DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+from overweave.tuner.target import target_of
 
 
 def tune(
@@ -48,7 +46,7 @@ def tune(
         return
     with joined_world(place) as group:
         own = own_device("cpu" if place == "cpu" else None)
-        problems = {bucketed(_problem(operator, case, group.world_size, DTYPES[dtype])): case for case in cases}
+        problems = {bucketed(case.problem(operator, group.world_size, dtype)): case for case in cases}
         results = _tuned(problems, partial(tune_and_learn, group=group, device=own), group.rank == 0)
         if group.rank == 0:
             _tell(results, fingerprint(target_of(own), group.world_size), json)
@@ -114,13 +112,3 @@ def _cases(operator: str, shapes: str, shape: str | None) -> tuple[Case, ...]:
         raise InputError(f"shape {shape[:60]!r}", "not three numbers", "Write for example --shape 8192,14336,4096")
     m, n, k = map(int, words)
     return (Case(f"{m}x{n}x{k}", m, n, k),)
-
-
-def _problem(operator: str, case: Case, world_size: int, dtype: Dtype) -> Problem:
-    """One rank's part of a global matmul, as `overweave bench` splits it."""
-    n, k = case.n, case.k
-    if operator in SPLIT_COLUMNS:
-        n = -(-n // world_size)
-    else:
-        k = -(-k // world_size)
-    return Problem(operator=operator, m=case.m, n=n, k=k, world_size=world_size, dtype=dtype)

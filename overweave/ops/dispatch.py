@@ -29,7 +29,7 @@ from overweave.tuner.agreement import agreed_knowledge
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.choose import choose
 from overweave.tuner.space import TORCH_FUSED, Candidate, candidate, obstacle
-from overweave.tuner.target import Target, kernel_obstacle
+from overweave.tuner.target import Target, kernel_obstacle, target_of
 
 GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
 ALIGNED_BYTES = 16
@@ -109,14 +109,6 @@ def refuse(group: Group, error: OverweaveError) -> OverweaveError:
     with suppress(OverweaveError):
         Board.of(group).agree(f"refused: {error}".encode())
     return error
-
-
-def target_of(device: torch.device) -> Target:
-    """What a device means to the choice of a plan."""
-    if device.type == "cpu":
-        return Target("cpu")
-    properties = torch.cuda.get_device_properties(device)
-    return Target("cuda", properties.multi_processor_count, properties.major == 9, properties.name)
 
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:

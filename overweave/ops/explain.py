@@ -7,11 +7,10 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
-from overweave.ops.dispatch import target_of
 from overweave.tuner.choice import Choice
 from overweave.tuner.choose import explained
 from overweave.tuner.space import SPACE
-from overweave.tuner.target import Target
+from overweave.tuner.target import Target, target_of
 
 
 def explain(

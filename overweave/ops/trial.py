@@ -15,12 +15,11 @@ from overweave.ir.timeline import Timeline
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve
 from overweave.ops import reference
-from overweave.ops.dispatch import target_of
 from overweave.runtime.backends import load
 from overweave.runtime.host import Depth, run_on_host
 from overweave.runtime.trace_host import trace_on_host
 from overweave.schedules.catalog import build, template_of
-from overweave.tuner.target import Target, kernel_obstacle, tile_options
+from overweave.tuner.target import Target, kernel_obstacle, target_of, tile_options
 
 ALL_GATHER, REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16

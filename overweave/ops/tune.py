@@ -9,7 +9,7 @@ from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
-from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse, target_of
+from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
 from overweave.ops.operators import OPERATORS
 from overweave.tuner.agreement import agreed_knowledge, learn
 from overweave.tuner.baselines import Setting
@@ -18,6 +18,7 @@ from overweave.tuner.choice import Choice
 from overweave.tuner.choose import choose
 from overweave.tuner.search import EFFORT, OnRound, Tuned, tune_problem
 from overweave.tuner.space import SPACE
+from overweave.tuner.target import target_of
 from overweave.tuner.timer import Effort
 
 

@@ -288,6 +288,7 @@ def planned(plan: str | None) -> Callable[[Side], Call]:
 MATMUL, COMMUNICATION, COPIES, CEILING = "matmul", "communication", "copies", "ceiling"
 SEQUENTIAL, TORCH_FUSED, PER_SHARD, OURS = "sequential", "torch_fused", "per_shard", "overweave"
 TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch_one_shot", "torch_two_shot"
+NAMED = "plan."  # before the names of plans that were asked for
 TORCH = (TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
 _SHARDED, _REDUCED = ("all_gather_matmul", "matmul_reduce_scatter"), ("matmul_all_reduce",)
 METHODS: tuple[Method, ...] = (
@@ -324,7 +325,7 @@ def methods_of(operator: str, plans: tuple[str, ...] = ()) -> tuple[Method, ...]
     if not plans:
         return own
     named = tuple(
-        Method(f"plan.{plan}", f"overweave, plan {plan}", True, _anywhere, planned(plan))
+        Method(f"{NAMED}{plan}", f"overweave, plan {plan}", True, _anywhere, planned(plan))
         for plan in dict.fromkeys(plans)
     )
     return tuple(method for method in own if method.name not in (PER_SHARD, OURS)) + named

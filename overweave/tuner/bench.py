@@ -19,11 +19,15 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.memory.group import Group, resolve
+from overweave.tuner.agreement import agreed_knowledge
 from overweave.tuner.attempt import attempt
 from overweave.tuner.baselines import (
     CEILING,
     COMMUNICATION,
     MATMUL,
+    NAMED,
+    OURS,
+    PER_SHARD,
     SEQUENTIAL,
     TORCH,
     TORCH_FUSED,
@@ -33,9 +37,11 @@ from overweave.tuner.baselines import (
     methods_of,
     side,
 )
+from overweave.tuner.choose import choose
 from overweave.tuner.measures import Measures, Roofs, measure
-from overweave.tuner.shapes import Case
+from overweave.tuner.shapes import DTYPES, Case
 from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
+from overweave.tuner.target import target_of
 from overweave.tuner.timer import Effort, Samples, compare
 
 # Multicast can put shared GPUs out of service; no comparison may use it.
@@ -59,7 +65,8 @@ class MethodRow(Struct, frozen=True, kw_only=True):
     """One method on one case, in microseconds, slowest rank.
 
     speedups: paired ratios of a baseline's time over this one's, by the baseline's name; `torch_fused` is the quickest
-    of what torch ships. measures: for methods that compute the operator.
+    of what torch ships. measures: for methods that compute the operator. plan: of ours, what ran, as the operators'
+    `plan=` takes it; empty for the others, and in files from before it was written.
     """
 
     name: str
@@ -69,6 +76,7 @@ class MethodRow(Struct, frozen=True, kw_only=True):
     host_us: float | None
     speedups: dict[str, Ratio]
     measures: Measures | None
+    plan: str = ""
 
 
 class CaseRows(Struct, frozen=True, kw_only=True):
@@ -128,8 +136,7 @@ def run(
         raise InputError("bench", found, f"Choose one of {', '.join(operators)}")
     is_cuda = request.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[request.dtype]
-    setting = Setting(group, device, dtype, operators[request.operator])
+    setting = Setting(group, device, getattr(torch, DTYPES[request.dtype]), operators[request.operator])
     cases = tuple(_bench_case(case, request, setting, on_progress) for case in request.cases)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if is_cuda else ["cpu"]
     return Run(
@@ -167,8 +174,19 @@ def _bench_case(
 
     calls = {method.name: method.call(this) for method in usable}
     samples = compare(calls, setting.device, setting.group.process_group, request.effort, on_round)
-    roofs = _roofs(samples)
-    return CaseRows(case=case, methods=tuple(_row(method, samples, roofs) for method in usable), left_out=left_out)
+    roofs, plans = _roofs(samples), _plans(usable, case, request, setting)
+    rows = tuple(_row(method, samples, roofs, plans.get(method.name, "")) for method in usable)
+    return CaseRows(case=case, methods=rows, left_out=left_out)
+
+
+def _plans(usable: list[Method], case: Case, request: Request, setting: Setting) -> dict[str, str]:
+    """What the methods of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
+    target = target_of(setting.device)
+    plans = {PER_SHARD: PER_SHARD} | {m.name: m.name.removeprefix(NAMED) for m in usable if m.name.startswith(NAMED)}
+    if any(method.name == OURS for method in usable):
+        problem = case.problem(request.operator, setting.group.world_size, request.dtype)
+        plans[OURS] = choose(problem, target, agreed_knowledge(setting.group, target)).text
+    return plans
 
 
 def _roofs(samples: Samples) -> Roofs:
@@ -181,7 +199,7 @@ def _roofs(samples: Samples) -> Roofs:
     )
 
 
-def _row(method: Method, samples: Samples, roofs: Roofs) -> MethodRow:
+def _row(method: Method, samples: Samples, roofs: Roofs, plan: str) -> MethodRow:
     own = samples.device_us[method.name]
     baselines = _baselines(samples) if method.gives_result else {}
     return MethodRow(
@@ -192,6 +210,7 @@ def _row(method: Method, samples: Samples, roofs: Roofs) -> MethodRow:
         host_us=samples.host_us.get(method.name),
         speedups={name: paired_ratio(theirs, own) for name, theirs in baselines.items()},
         measures=measure(median(own), roofs) if method.gives_result else None,
+        plan=plan,
     )
 
 

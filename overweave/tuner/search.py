@@ -19,6 +19,7 @@ from overweave.tuner.attempt import attempt
 from overweave.tuner.baselines import Call, Setting, Side, planned, side
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.replay import replayed
+from overweave.tuner.shapes import SPLIT_COLUMNS
 from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
 from overweave.tuner.table import Entry, Time, bucketed, ranked
@@ -29,7 +30,6 @@ EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 MOST_BY_MODEL = 4
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs
 WORTH_VARYING = 1.15  # how much slower than the best a plan may be whose tile shapes are still tried
-SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
 
 OnRound = Callable[[float], None]
 

@@ -15,9 +15,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from overweave.errors import InputError
+from overweave.ir.plan import Dtype, Problem
 
 SETS = Path("benchmarks/shapes")
 LARGEST_FILE_BYTES = 1 << 20
+SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
+DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as commands and results say
 Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -28,6 +31,15 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True):
     m: Extent
     n: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     k: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+    def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
+        """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES."""
+        n, k = self.n, self.k
+        if operator in SPLIT_COLUMNS:
+            n = -(-n // world_size)
+        else:
+            k = -(-k // world_size)
+        return Problem(operator=operator, m=self.m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])
 
 
 class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

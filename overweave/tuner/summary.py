@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec import Struct
 
 from overweave.tuner.baselines import SEQUENTIAL, TORCH_FUSED
@@ -13,7 +15,7 @@ class MethodSummary(Struct, frozen=True, kw_only=True):
     """A method over all cases in which it took part; None where the baseline took part in none of them.
 
     speedups: geometric mean, by baseline. slowest: the least speed-up over the sequential method, a loss below 1.
-    efficiency: mean overlap efficiency.
+    efficiency: mean overlap efficiency. plans: what ours ran, and in how many cases.
     """
 
     name: str
@@ -23,6 +25,7 @@ class MethodSummary(Struct, frozen=True, kw_only=True):
     speedups: dict[str, float]
     slowest: float | None
     efficiency: float | None
+    plans: dict[str, int] = {}
 
 
 class Spread(Struct, frozen=True):
@@ -88,6 +91,7 @@ def _summary(rows: list[MethodRow]) -> MethodSummary:
         speedups={baseline: geometric_mean(values) for baseline, values in ratios.items() if values},
         slowest=min(ratios[SEQUENTIAL], default=None),
         efficiency=sum(efficiencies) / len(efficiencies) if efficiencies else None,
+        plans=dict(Counter(row.plan for row in rows if row.plan).most_common()),
     )
 
 

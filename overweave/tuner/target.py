@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from msgspec import Struct
 
 from overweave.ir.plan import ITEMSIZE_BYTES, Problem
@@ -21,6 +22,14 @@ class Target(Struct, frozen=True):
     def device(self) -> str:
         """What a measurement was made on."""
         return self.name if self.kind == "cuda" else self.kind
+
+
+def target_of(device: torch.device) -> Target:
+    """What a device means to the choice of a plan."""
+    if device.type == "cpu":
+        return Target("cpu")
+    properties = torch.cuda.get_device_properties(device)
+    return Target("cuda", properties.multi_processor_count, properties.major == 9, properties.name)
 
 
 def tile_options(target: Target) -> dict[str, str | int]:

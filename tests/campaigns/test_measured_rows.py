@@ -55,8 +55,15 @@ def test_the_plan_is_the_one_that_was_measured(tmp_path: Path):
     chosen, named = read(written(tmp_path / "a.json", times), load("h200x4"))
     assert (chosen.schedule, chosen.options["split_n"]) == ("all_gather_matmul.push", 1)
     assert (named.method, named.options["pieces"], named.options["split_n"]) == ("push pieces=2", 2, 1)
-    (told, _) = read(written(tmp_path / "b.json", times, plan="pull kernel=hopper"), load("h200x4"))
-    assert (told.schedule, told.options) == ("all_gather_matmul.pull", {"kernel": "hopper"})
+    (told, _) = read(written(tmp_path / "b.json", times, plan="pull kernel=portable"), load("h200x4"))
+    assert (told.schedule, told.options) == ("all_gather_matmul.pull", {"kernel": "portable", "sms": 132, "pieces": 1})
+    (told, _) = read(written(tmp_path / "c.json", times, plan="sequential"), load("h200x4"))
+    assert (told.schedule, told.options) == ("all_gather_matmul.sequential", {})
+
+
+def test_what_has_no_schedule_is_no_row(tmp_path: Path):
+    times = {"matmul": (100.0, 100.0), "overweave": (110.0, 110.0)}
+    assert read(written(tmp_path / "a.json", times, plan="torch.fused"), load("h200x4")) == []
 
 
 def test_what_is_no_result_file_is_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.memory.group import resolve
@@ -22,7 +23,7 @@ from overweave.tuner.baselines import (
     TORCH_TWO_SHOT,
     methods_of,
 )
-from overweave.tuner.bench import Request, Run, run
+from overweave.tuner.bench import MethodRow, Request, Run, run
 from overweave.tuner.shapes import Case
 from overweave.tuner.summary import losses, middle, spread, summarize
 from overweave.tuner.timer import Effort
@@ -30,6 +31,8 @@ from overweave.tuner.timer import Effort
 EFFORT = Effort(rounds=6, warmup=1)
 CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))
 PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
+# What is chosen on a CPU: the overlapped plan, but where k does not divide by the ranks and kernels cannot address it.
+CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": SEQUENTIAL, "matmul_all_reduce": SEQUENTIAL}
 
 
 def gather_then_matmul(x, w, group, *, m, plan):
@@ -81,6 +84,7 @@ def test_every_method_that_a_cpu_can_run(operator):
         assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *shards, OURS]
         assert set(rows.left_out) == {"copies", "ceiling", *torchs}
         assert all(0 < row.median_us <= row.p90_us for row in rows.methods)
+        assert [row.plan for row in rows.methods] == ["", "", "", *shards, CHOSEN[operator]]
         sequential = rows.methods[2]
         assert sequential.speedups[SEQUENTIAL].value == 1.0
         assert sequential.measures.overlap_efficiency in (0.0, None)
@@ -89,7 +93,7 @@ def test_every_method_that_a_cpu_can_run(operator):
 @pytest.mark.slow
 def test_wrong_and_failing_methods_are_left_out_with_the_reason():
     rows = compare_on(2, "all_gather_matmul", (PLAIN, WRONG, BROKEN)).cases[0]
-    assert [row.name for row in rows.methods][-1] == f"plan.{PLAIN}"
+    assert [(row.name, row.plan) for row in rows.methods][-1] == (f"plan.{PLAIN}", PLAIN)
     assert "differs" in rows.left_out[f"plan.{WRONG}"]
     assert "no such plan" in rows.left_out[f"plan.{BROKEN}"]
     assert OURS not in rows.left_out
@@ -150,6 +154,17 @@ def test_the_summary_of_a_run():
     assert ours.speedups == {SEQUENTIAL: pytest.approx(1.2)}
     assert ours.slowest == pytest.approx(1.2)
     assert ours.efficiency == pytest.approx(0.5)
+
+
+def test_the_summary_says_what_ran():
+    plans = ("push pieces=2", "sequential", "push pieces=2")
+    cases = [replace(told_run(1.0).cases[0], methods=(ours(plan),)) for plan in plans]
+    assert summarize(replace(told_run(1.0), cases=tuple(cases)))[0].plans == {"push pieces=2": 2, "sequential": 1}
+    assert summarize(told_run(1.0))[-1].plans == {}  # a file from before plans were written
+
+
+def ours(plan: str) -> MethodRow:
+    return replace(told_run(1.0).cases[0].methods[-1], plan=plan)
 
 
 def test_the_middle_run_and_how_far_the_others_were():
