@@ -28,7 +28,7 @@ def fused_module(source: Source, fused: cst.FunctionDef, exchanges: tuple[tuple[
         elif any(statement is one for one in kept):
             body.append(statement)
     at = next((i for i, node in enumerate(body) if not _is_import(node)), len(body))
-    body.insert(at, cst.parse_statement("import overweave.lang as overweave_lang\n"))
+    body.insert(at, cst.parse_statement("import overweave.lang.tile_table as overweave_lang\n"))
     module = source.module.with_changes(header=(), body=tuple(body))
     return _about(source, exchanges) + module.code.lstrip("\n").rstrip("\n") + "\n"
 

@@ -10,7 +10,7 @@ SOURCE: TileLink (arXiv 2503.20313) for communication on SMs of its own; mscclpp
 import triton
 import triton.language as tl
 
-from overweave.lang import (
+from overweave.lang.tile_table import (
     CLAIMED,
     OPERATION,
     READY,

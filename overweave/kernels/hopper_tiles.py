@@ -1,9 +1,9 @@
-"""What partitions of one warp do with rows of the tile table: read, wait, note the time (as lang.py, in Gluon)."""
+"""What partitions of one warp do with rows of the tile table (lang/tile_table.py in Gluon): read, wait, time."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from overweave.lang import (
+from overweave.lang.tile_table import (
     ALSO,
     ALSO_COUNT,
     COLUMNS,

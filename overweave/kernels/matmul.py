@@ -18,7 +18,7 @@ import triton.language as tl
 
 from overweave.kernels.epilogue import finished
 from overweave.kernels.received import store_sum, wait_for_addends
-from overweave.lang import (
+from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
     COL,

@@ -32,7 +32,7 @@ from overweave.kernels.epilogue import finished_by_parts
 from overweave.kernels.hopper import load_tile, mbarrier, store_tile, wait_for_stores_read
 from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_tile
 from overweave.kernels.received_hopper import await_addends, hear_of_addends, store_sum
-from overweave.lang import (
+from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
     COL,

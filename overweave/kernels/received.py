@@ -8,7 +8,16 @@ columns at a time, so that a tile's product and its sum never both hold register
 import triton
 import triton.language as tl
 
-from overweave.lang import LATE_COUNT, LATE_HI, LATE_LO, OPERATION, PLACE, SIGNALS_NOBODY, read_column, wait_for_signals
+from overweave.lang.tile_table import (
+    LATE_COUNT,
+    LATE_HI,
+    LATE_LO,
+    OPERATION,
+    PLACE,
+    SIGNALS_NOBODY,
+    read_column,
+    wait_for_signals,
+)
 
 STRIPS = tl.constexpr(16)  # of a tile, unless they would have fewer than LEAST columns
 LEAST = tl.constexpr(8)

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from overweave.kernels.hopper_tiles import read_column, wait_for_addends
-from overweave.lang import OPERATION, PLACE
+from overweave.lang.tile_table import OPERATION, PLACE
 
 STRIP = gl.constexpr(64)  # columns; half as many where so many addends are loaded at once that registers run out
 MOST_ADDENDS = gl.constexpr(4)

@@ -8,7 +8,7 @@ table in order and wait for the signals it names, so a chunk is summed as soon a
 import triton
 import triton.language as tl
 
-from overweave.lang import (
+from overweave.lang.tile_table import (
     CLAIMED,
     COL,
     OPERATION,

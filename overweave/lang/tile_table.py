@@ -1,4 +1,4 @@
-"""What a kernel author reads on the device: the columns of the tile table, the tile counter, waits and signals."""
+"""What a fused kernel reads on the device: the columns of its tile table, the tile counter, waits and signals."""
 
 import triton
 import triton.language as tl
