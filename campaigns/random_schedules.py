@@ -11,6 +11,7 @@ from random import Random
 
 from msgspec import Struct
 
+from campaigns.random_chunks import chunked
 from campaigns.random_gathers import collectives, gather, gather_columns, into_outputs
 from campaigns.random_sums import add_in_turn, ring, scatter, scatter_into_tiles
 from campaigns.random_totals import all_reduces, read_everywhere
@@ -28,6 +29,7 @@ TEMPLATES = (
     Template(gather, lambda ranks: 2 * ranks * (ranks - 1)),
     Template(gather_columns, lambda ranks: 2 * ranks * ranks - ranks),
     Template(collectives, lambda ranks: 2 * ranks),
+    Template(chunked, lambda ranks: 2 * ranks * (ranks - 1)),
     Template(into_outputs, lambda ranks: 2 * ranks * (ranks - 1)),
     Template(scatter, lambda ranks: 2 * ranks * ranks),
     Template(scatter_into_tiles, lambda ranks: 2 * ranks * ranks - ranks),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
+    from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put
 
 __version__ = "0.1.0"
 
@@ -34,13 +35,23 @@ _HOMES = {
     "explain": "overweave.ops.explain",
     "tune": "overweave.ops.tune",
     "Extras": "overweave.ops.epilogue",
+    "Chunk": "overweave.schedules.chunks",
+    "Collective": "overweave.schedules.chunks",
+    "Gather": "overweave.schedules.chunks",
+    "Get": "overweave.schedules.chunks",
+    "Put": "overweave.schedules.chunks",
     "check": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
 }
 
 __all__ = [
+    "Chunk",
+    "Collective",
     "Extras",
+    "Gather",
+    "Get",
+    "Put",
     "all_gather_matmul",
     "check",
     "compile",

@@ -22,7 +22,7 @@ def kernel_of(path: Path, name: str) -> Kernel:
     return kernel
 
 
-def weaving_of(plan: Plan, space: TileSpace, wanted: Mapping[str, str]) -> Weaving:
+def weaving_of(plan: Plan, space: TileSpace, wanted: Mapping[str, object]) -> Weaving:
     """What the plan's tiles must do, the same on every rank."""
     applies = [operation for operation in plan.schedule.operations if isinstance(operation, Apply)]
     streamed = {axis.name for axis in space.axes if axis.is_streamed}
@@ -32,7 +32,7 @@ def weaving_of(plan: Plan, space: TileSpace, wanted: Mapping[str, str]) -> Weavi
         chosen=_chosen(plan),
         streams=any(apply.late_waits for apply in applies),
         signals=any(apply.notifies for apply in applies),
-        exchanges=tuple(wanted.items()),
+        exchanges=tuple((tensor, str(how)) for tensor, how in wanted.items()),
     )
 
 

@@ -30,12 +30,12 @@ from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.author_plan import author_plan
-from overweave.schedules.exchange import GATHER, SPREAD, transport_of, wanted_of
+from overweave.schedules.exchange import GATHER, SPREAD, Asked, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
-Schedules = str | Mapping[str, str]
+Schedules = Asked | Mapping[str, Asked]
 
 
 def compile(kernel: Any, schedule: Schedules) -> Fused:
@@ -43,7 +43,8 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
 
     kernel: a `@triton.jit` function whose file holds directives (docs/directives.md), or `"FILE.py:NAME"`.
     schedule: how tensors are exchanged, `{"A": "all_gather.push pieces=2", "C": "reduce_scatter.ring"}`; one schedule
-    alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension.
+    alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension. In place of
+    a name, a `Gather` lists the moves of a tensor's chunks by hand.
 
     Returns a callable with the kernel's own parameters, and `group`. Its numbers are those of the whole problem; an
     exchanged tensor is this rank's shard of rows, as torch.chunk deals them. Every rank calls it.
@@ -124,7 +125,7 @@ class Fused:
             chosen=self.chosen,
             streams=bool(late),
             signals=any(store.directive.tensor in woven for store in self.kernel.stores),
-            exchanges=tuple(self.wanted.items()),
+            exchanges=tuple((tensor, str(how)) for tensor, how in self.wanted.items()),
         )
 
 
@@ -172,7 +173,7 @@ class _Call:
         self._bound(given, inputs, outputs)
 
 
-def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, str], text: str) -> bytes:
+def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str) -> bytes:
     """Readable, and different for calls that differ in anything that all ranks share; other numbers may differ."""
     words = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())
     sizes = " ".join(f"{axis.name}={axis.extent}/{axis.block}" for axis in space.axes)
@@ -224,13 +225,13 @@ def _by_name(
     return {name: given[name] for name in names if name in given}, options
 
 
-def _exchanged(space: TileSpace, wanted: Mapping[str, str]) -> list[tuple[Operand, bool]]:
+def _exchanged(space: TileSpace, wanted: Mapping[str, Asked]) -> list[tuple[Operand, bool]]:
     sides = {tensor: transport_of(words).side for tensor, words in wanted.items()}
     loads = [(one, False) for one in space.loads if sides.get(one.tensor) == GATHER]
     return loads + [(one, True) for one in space.stores if sides.get(one.tensor, GATHER) != GATHER]
 
 
-def _own_rows(operand: Operand, wanted: Mapping[str, str], group: Group) -> int:
+def _own_rows(operand: Operand, wanted: Mapping[str, Asked], group: Group) -> int:
     """Rows of an exchanged tensor that this rank passes: its shard, or all that it exchanges or gets."""
     transport = transport_of(wanted[operand.tensor])
     if transport.method in ("receive", "send") or transport.gathers_sums:

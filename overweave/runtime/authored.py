@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class AuthoredKernel:
         }
 
 
-def places_of(plan: Plan, space: TileSpace, wanted: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
     """parameter -> (tensor, buffer), for every exchanged tensor, as the plan's Applies say; the workspace's, if any."""
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
     held: dict[str, str] = {}
@@ -53,8 +53,8 @@ def places_of(plan: Plan, space: TileSpace, wanted: Mapping[str, str]) -> dict[s
                 if tensor not in held or homes[need.region.buffer] != INPUT:
                     held[tensor] = need.region.buffer
             held |= {_name(made.tensor): made.region.buffer for made in operation.makes}
-    operands = (*space.loads, *space.stores)
-    return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in wanted}
+    operands, names = (*space.loads, *space.stores), set(wanted)
+    return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
 
 
 def _name(tensor: str) -> str:

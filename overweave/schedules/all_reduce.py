@@ -32,6 +32,7 @@ from overweave.schedules.communication import (
     MAIN,
     READY,
     SUMS,
+    TILES,
     A,
     B,
     Chunk,
@@ -147,7 +148,7 @@ def _one_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
     # Sums that wait for peers must not hold the SMs that a kernel's own pushes need.
     return (
         *reduced.split.copy_queues((MAIN,)),
-        Queue(SUMS, ISSUE, after=(MAIN, COPIES) if _is_kernel(reduced) else (MAIN,)),
+        Queue(SUMS, ISSUE, after=(MAIN, TILES, COPIES) if _is_kernel(reduced) else (MAIN, TILES)),
     )
 
 

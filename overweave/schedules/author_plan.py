@@ -36,7 +36,7 @@ from overweave.ir.plan import (
 from overweave.ir.schedule import Apply, Queue, Range, Schedule, Wait
 from overweave.ir.verify.applied import source_of
 from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
-from overweave.schedules.exchange import PUSHES, exchange
+from overweave.schedules.exchange import PUSHES, Asked, exchange
 from overweave.schedules.tile_order import tile_order
 from overweave.schedules.weave import Bound, bound, is_streamed, weave
 
@@ -47,7 +47,7 @@ Waits = tuple[tuple[int, int, int], tuple[int, int]]  # a range with its count, 
 
 def author_plan(
     space: TileSpace,
-    wanted: Mapping[str, str],
+    wanted: Mapping[str, Asked],
     world_size: int,
     dtype: Dtype,
     rank: int | None = None,
@@ -66,7 +66,7 @@ def author_plan(
         raise InputError(f"compile {space.kernel}", found, "There is nothing to compute without")
     exchanges = (exchange(space, tensor, words, world_size) for tensor, words in wanted.items())
     bounds = tuple(bound(one, space, one.operand.tensor == chosen) for one in exchanges)
-    asked = "+".join(words.split()[0].split(".")[0] for words in wanted.values())
+    asked = "+".join(str(words).split()[0].split(".")[0] for words in wanted.values())
     schedule = weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size)
     sums = any(queue.name == SUMS for queue in schedule.queues)
     engines = tuple(map(_engine, schedule.queues))

@@ -25,7 +25,8 @@ from overweave.ir.plan import (
     ReduceConfig,
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
-from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
+from overweave.schedules import all_gather, all_reduce, gather_templates, options, reduce_scatter
+from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.communication import (
     COMPLETE,
     COPIES,
@@ -42,6 +43,7 @@ from overweave.schedules.communication import (
     region,
 )
 from overweave.schedules.compose import Footprint, compose
+from overweave.schedules.mesh import mesh_of
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Option, Settings, settle
 from overweave.schedules.reduced import Summing
@@ -77,6 +79,7 @@ class Template(Struct, frozen=True):
 _MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)
 _PUSHED = (options.PIECES, options.ORDER, *_MOVER, *options.TILES, options.ROTATION)
+_CUT = (options.PIECES, options.COL_PIECES)
 _AG, _RS, _AR = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE
 TEMPLATES: dict[str, Template] = {
     f"{_AG}.sequential": Template(_AG, "collective", False, "library all-gather, then one library matmul"),
@@ -99,6 +102,26 @@ TEMPLATES: dict[str, Template] = {
     ),
     f"{_AG}.pull": Template(
         _AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", (*_FUSED, options.ROTATION)
+    ),
+    f"{_AG}.mesh": Template(
+        _AG,
+        "mesh",
+        True,
+        "chunks by rows and columns go straight to every rank of a mesh, line by line of it",
+        (*_CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
+    ),
+    f"{_AG}.ring": Template(
+        _AG, "ring", True, "every rank passes on what came from the next one", (*_CUT, options.LANES, *options.TILES)
+    ),
+    f"{_AG}.double_ring": Template(
+        _AG, "double_ring", True, "two rings, one each way, take a shard's chunks by turns", (*_CUT, *options.TILES)
+    ),
+    f"{_AG}.islands": Template(
+        _AG,
+        "islands",
+        True,
+        "gathered inside islands, while each shard crosses to other islands once and is passed on there",
+        (*_CUT, options.ISLAND, *options.TILES),
     ),
     f"{_RS}.sequential": Template(_RS, "collective", False, "one library matmul, then library reduce-scatter"),
     f"{_RS}.per_shard": Template(
@@ -267,9 +290,12 @@ def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _Ho
     m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
     ranks = range(problem.world_size)
     b, y = Buffer(W, k, n, "input"), Buffer(Y, m, n, "output")
-    communication = all_gather.all_gather(
-        _split(problem, settings, config), k, template.method, problem.returns_gathered
-    )
+    split = _split(problem, settings, config)
+    if template.method in gather_templates.TEMPLATES:
+        moves = gather_templates.gather_moves(template.method, mesh_of(split, k, settings))
+        communication = chunked_gather(moves, m, k, problem.returns_gathered)
+    else:
+        communication = all_gather.all_gather(split, k, template.method, problem.returns_gathered)
     kernel = Footprint(
         queue=_queue(config),
         a=None,

@@ -28,13 +28,32 @@ from overweave.ir.schedule import (
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send
+from overweave.schedules.chunked_gather import chunked_gather
+from overweave.schedules.chunks import Gather
 from overweave.schedules.communication import COPIES, MAIN, SUMS, A, B, Chunk, Communication, Mover, Split, X, Y
-from overweave.schedules.options import COPY_PROGRAMS, MOVER, ORDER, OWN_PIECES, PIECES, Option, Settings, settle
+from overweave.schedules.gather_templates import TEMPLATES as GATHERS
+from overweave.schedules.gather_templates import gather_moves
+from overweave.schedules.mesh import mesh_of
+from overweave.schedules.options import (
+    AXIS,
+    COL_PIECES,
+    COPY_PROGRAMS,
+    ISLAND,
+    LANES,
+    MOVER,
+    ORDER,
+    OWN_PIECES,
+    PIECES,
+    Option,
+    Settings,
+    settle,
+)
 from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
 from overweave.schedules.spread import Spread, spread
 
 Side = Literal["gather", "scatter", "spread"]
+Asked = str | Gather  # a schedule by name and options, or written by hand
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 PUSHES = f"{COPIES}.kernel"
 KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes; other rows the library sums
@@ -67,6 +86,24 @@ TRANSPORTS: dict[str, Transport] = {
         GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, MOVER, COPY_PROGRAMS)
     ),
     "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER)),
+    "all_gather.mesh": Transport(
+        GATHER,
+        "mesh",
+        "chunks by rows and columns go straight to every rank of a mesh, line by line",
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+    ),
+    "all_gather.ring": Transport(
+        GATHER, "ring", "every rank passes on what came from the next one", (PIECES, COL_PIECES, LANES)
+    ),
+    "all_gather.double_ring": Transport(
+        GATHER, "double_ring", "two rings, one each way, take chunks by turns", (PIECES, COL_PIECES)
+    ),
+    "all_gather.islands": Transport(
+        GATHER,
+        "islands",
+        "inside islands, while each shard crosses to others once and is passed on there",
+        (PIECES, COL_PIECES, ISLAND),
+    ),
     "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
     "reduce_scatter.scatter": Transport(
         SCATTER, "scatter", "pieces are put to their owner, who sums in rank order", (PIECES, ORDER, OWN_PIECES)
@@ -76,6 +113,9 @@ TRANSPORTS: dict[str, Transport] = {
     "all_reduce.two_shot": Transport(
         SCATTER, "two_shot", "owners sum pieces in rank order and put them to all", (PIECES,), gathers_sums=True
     ),
+    "all_reduce.one_shot": Transport(
+        SCATTER, "one_shot", "partials are put to every peer, and every rank sums them", (ORDER,), gathers_sums=True
+    ),
     "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
     "all_to_all.receive": Transport(
         GATHER, "receive", "block p of each rank is put to rank p, piece by piece", (PIECES, ORDER)
@@ -83,6 +123,9 @@ TRANSPORTS: dict[str, Transport] = {
     "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES,)),
     "spread.push": Transport(SPREAD, "push", "what tiles store is put to every peer, piece by piece", (PIECES,)),
 }
+
+
+BY_HAND = Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down")
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
@@ -107,12 +150,14 @@ class Exchange(Struct, frozen=True, kw_only=True):
         return (name, rank * self.operand.rows, ()) if self.side == SPREAD else (name, 0, ((rank, rank + 1),))
 
 
-def exchange(space: TileSpace, tensor: str, words: str, world_size: int) -> Exchange:
-    """The exchange that `words` ask for, such as `all_gather.push pieces=2`.
+def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Exchange:
+    """The exchange that `words` ask for, such as `all_gather.push pieces=2`, or that a caller wrote by hand.
 
-    Raises InputError for an unknown transport, option or tensor, and for a tensor whose first dimension no axis cuts.
+    Raises InputError for an unknown transport, option or tensor, ScheduleError for moves that do not gather it.
     """
     transport = transport_of(words)
+    if not isinstance(words, str):
+        return _by_hand(_operand(space, tensor, transport), words, world_size)
     name, *pairs = words.split()
     operand = _operand(space, tensor, transport)
     settings = settle(name, transport.options, _options(name, pairs))
@@ -135,34 +180,52 @@ def exchange(space: TileSpace, tensor: str, words: str, world_size: int) -> Exch
     )
 
 
-def transport_of(words: str) -> Transport:
+def _by_hand(operand: Operand, gather: Gather, world_size: int) -> Exchange:
+    if gather.world_size != world_size:
+        found = f"the group has {world_size} ranks"
+        raise InputError(
+            f"gather {operand.tensor} on {gather.world_size} ranks", found, "Write its moves for this group"
+        )
+    name = operand.tensor
+    made = _renamed(chunked_gather(gather, operand.rows, operand.cols), name, {X: name}, {A: name})
+    return Exchange(operand=operand, method=BY_HAND.method, side=BY_HAND.side, communication=made)
+
+
+def transport_of(words: object) -> Transport:
     """What a schedule's first word names. Raises InputError."""
+    if isinstance(words, Gather):
+        return BY_HAND
+    if not isinstance(words, str):
+        found = f"a {type(words).__name__}"
+        raise InputError("schedule", found, "Give a name with options, or a Gather")
     name = words.split(maxsplit=1)[0] if words.strip() else ""
     if name not in TRANSPORTS:
         raise InputError(f"schedule {name[:40]!r}", "unknown", f"Schedules: {', '.join(TRANSPORTS)}")
     return TRANSPORTS[name]
 
 
-def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: str | Mapping[str, str]) -> dict[str, str]:
+def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Mapping[str, Asked]) -> dict[str, Asked]:
     """tensor -> schedule, all of it checked and written anew. Raises InputError.
 
     One schedule alone stands for the first tensor that is read, or written.
     """
-    if isinstance(schedule, str):
+    if isinstance(schedule, str | Gather):
         side = loads if transport_of(schedule).side == GATHER else stores
         if not side:
-            raise InputError(f"schedule {schedule[:40]!r}", "the kernel reads no tensor", "Annotate a load")
+            raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")
         schedule = {side[0]: schedule}
     for tensor, words in schedule.items():
         known = loads if transport_of(words).side == GATHER else stores
         if tensor not in known:
             found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
-            raise InputError(f"schedule {words[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+            raise InputError(f"schedule {str(words)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
     return {tensor: _rewritten(words) for tensor, words in schedule.items()}
 
 
-def _rewritten(words: str) -> str:
+def _rewritten(words: Asked) -> Asked:
     """The same schedule from what was parsed: nothing of a caller's text is kept."""
+    if not isinstance(words, str):
+        return words
     name, *pairs = words.split()
     asked = _options(name, pairs)
     settings = settle(name, TRANSPORTS[name].options, asked)
@@ -194,6 +257,11 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         made = (receive if transport.method == "receive" else send)(split, operand.cols)
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
         return _renamed(made, name, {X: name, Y: name}, tensors)
+    if transport.side == GATHER and transport.method in GATHERS:
+        made = chunked_gather(
+            gather_moves(transport.method, mesh_of(split, operand.cols, settings)), split.rows, operand.cols
+        )
+        return _renamed(made, name, {X: name}, {A: name})
     if transport.side == GATHER:
         made = all_gather(split, operand.cols, transport.method)
         return _renamed(made, operand.tensor, {X: operand.tensor}, {A: operand.tensor})

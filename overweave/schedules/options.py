@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
+from overweave.schedules.gather_templates import Axis
 from overweave.schedules.tile_shape import Kernel
 
 AUTO = "auto"
@@ -64,6 +65,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     sharing: Sharing = "put"
     mover: Mover = "copy_engine"
     copy_programs: int = 16
+    col_pieces: int = 1
+    island: int | None = None
+    axis: Axis = "inner"
+    lanes: int = 1
     kernel: Kernel = "portable"
     sms: int = 132
     block_m: int | None = None
@@ -109,6 +114,14 @@ SUMS = Option(
     meaning="who adds the peers' partials: a kernel beside the last tiles, or the own tiles themselves as they end",
 )
 PIECES = Option(name="pieces", default=2, high=64, meaning="chunks per shard")
+COL_PIECES = Option(name="col_pieces", default=1, high=16, meaning="chunks of a shard side by side, by columns")
+ISLAND = Option(
+    name="island", high=1024, meaning="ranks that lie side by side in the mesh; auto: pairs where these are even"
+)
+AXIS = Option(
+    name="axis", default="inner", choices=("inner", "outer"), meaning="ranks met first: inside an island, or across"
+)
+LANES = Option(name="lanes", default=1, high=8, meaning="moves of a rank that are under way at once")
 SHARING = Option(
     name="sharing",
     default="put",

@@ -19,7 +19,8 @@ from tests.source_tree import ROOT
 pytestmark = pytest.mark.slow
 
 
-def test_compiled_kernels_are_right_on_ranks():
+@pytest.mark.parametrize("file", ["authored_kernels", "authored_chunks"])
+def test_compiled_kernels_are_right_on_ranks(file: str):
     command = [
         sys.executable,
         "-m",
@@ -28,7 +29,7 @@ def test_compiled_kernels_are_right_on_ranks():
         "-x",
         "-p",
         "no:cacheprovider",
-        "tests/compiler/authored_kernels.py",
+        f"tests/compiler/{file}.py",
     ]
     cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

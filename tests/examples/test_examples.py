@@ -14,6 +14,7 @@ from tests.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = ("01_first_call.py", "02_schedule_by_hand.py", "03_simulate.py", "04_all_reduce.py", "05_compile.py")
+RUN_BELOW += ("06_chunks_by_hand.py",)
 
 
 def example(name: str):
@@ -70,3 +71,13 @@ def test_compile():
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("e-06 on 4 ranks") == 3
+
+
+@pytest.mark.slow
+def test_chunks_by_hand():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / "06_chunks_by_hand.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "A.pull.2-1.6: get A.gathered@1[32:64,0:32] -> A.gathered@2[32:64,0:32]" in result.stdout
+    assert "e-06 on 3 ranks" in result.stdout

@@ -13,6 +13,7 @@ from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
 
 PLANS = ("sequential", "per_shard", "push", "gather", "gather_pull", "pull")
+PLANS += ("mesh", "ring", "double_ring", "islands")
 WITH_OPTIONS = (
     "per_shard order=all_peers",
     "push pieces=1",
@@ -21,6 +22,9 @@ WITH_OPTIONS = (
     "gather mover=copy_kernel",
     "pull pieces=3",
     "push block_m=16 block_n=16",
+    "mesh pieces=3 col_pieces=2 lanes=2 axis=outer island=3",
+    "ring pieces=1 lanes=2",
+    "double_ring pieces=3 col_pieces=2",
 )
 
 

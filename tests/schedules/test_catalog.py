@@ -114,7 +114,11 @@ def test_one_ranks_tables_are_those_of_the_whole_plan():
 def test_names_are_sorted_by_operator():
     assert operators() == ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
     assert names("all_gather_matmul") == tuple(
-        f"all_gather_matmul.{m}" for m in ("sequential", "per_shard", "push", "gather", "gather_pull", "pull")
+        f"all_gather_matmul.{m}"
+        for m in (
+            *("sequential", "per_shard", "push", "gather", "gather_pull", "pull"),
+            *("mesh", "ring", "double_ring", "islands"),
+        )
     )
     with pytest.raises(InputError, match="Operators: all_gather_matmul"):
         names("all_to_all")

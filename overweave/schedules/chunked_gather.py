@@ -1,0 +1,350 @@
+"""From a list of moves to a Communication: every dependence becomes a signal to whoever must hear of it.
+
+A move tells its destination, whose tiles wait for it, and every other rank that has a move which depends on it. A rank
+whose own shard is read where peers can reach it first copies it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from msgspec import Struct
+
+from overweave.errors import ScheduleError
+from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Notify, Put, Queue, Range, Region, SignalPad, Wait
+from overweave.ir.schedule import Collective as LibraryCollective
+from overweave.ir.shards import shard_rows
+from overweave.schedules import chunks
+from overweave.schedules.chunks import Box, Gather, Held, Move
+from overweave.schedules.communication import (
+    ARRIVED,
+    COMPLETE,
+    COPIES,
+    MAIN,
+    TILES,
+    A,
+    Chunk,
+    Communication,
+    X,
+    is_empty,
+    region,
+    shifted,
+    used,
+)
+
+GATHERED, GATHERED_OUT = "gathered", "gathered_out"
+TOLD = "told"  # pad: a move is complete that a rank other than its destination depends on
+STAGE = -1  # stands for the copy of a rank's own shard among the moves that a move depends on
+MOST_LANES = 16
+
+Event = tuple[int, int]  # a move and the rank that hears of it; STAGE - rank: that rank's own shard is staged
+
+
+class _Plan(Struct):
+    """What the moves of a gather need of each other. needs: of each move and rank that runs it, the events."""
+
+    gather: Gather
+    whole: Box
+    held: list[Held]
+    needs: dict[tuple[int, int], list[int]]
+    staged: set[int]
+    from_x: set[int]  # moves that read the caller's tensor
+    signals: dict[Event, tuple[str, int]]
+
+    @property
+    def size(self) -> int:
+        return self.gather.world_size
+
+    def waits(self, at: int, rank: int) -> tuple[Wait, ...]:
+        return joined(self.signals[event, rank] for event in self.needs.get((at, rank), ()))
+
+    def notifies(self, event: int, of_rank: int | None = None) -> tuple[Notify, ...]:
+        """To all that hear of a move, or of one rank's part of it."""
+        heard = [(rank, signal) for (one, rank), signal in self.signals.items() if one == event]
+        return tuple(Notify(pad, rank, signal) for rank, (pad, signal) in heard if of_rank in (None, rank))
+
+
+def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool = False) -> Communication:
+    """The moves of a gather of `[rows, cols]`, with a `Chunk` where each part that arrives together may be used.
+
+    returns_gathered: once all has arrived it is copied to output `gathered_out`.
+    Raises ScheduleError for moves that read what is not there, bring something twice, or leave something out.
+    """
+    plan = _planned(gather, Box((0, rows), (0, cols)))
+    buffers = _Buffers(
+        Buffer(X, -(-rows // gather.world_size), cols, "input"),
+        Buffer(GATHERED, rows, cols, "symmetric"),
+        Buffer(GATHERED_OUT, rows, cols, "output"),
+    )
+    ranks = range(gather.world_size)
+    steps: list[Put | Get | Copy | LibraryCollective | Chunk] = []
+    for rank in ranks:
+        steps += _moves(plan, buffers, rank)
+        steps += _uses(plan, buffers, rank)
+        steps += [_collect(plan, buffers, rank)] if returns_gathered and rows else []
+    lanes = dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk))
+    queues = [Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ()) for name in lanes]
+    kept = (buffers.x, buffers.gathered, *((buffers.out,) if returns_gathered else ()))
+    return Communication(
+        world_size=gather.world_size,
+        buffers=used(kept, steps),
+        pads=tuple(_pads(plan)),
+        queues=tuple(queues),
+        given=tuple(
+            Given(region(buffers.x, rank, (0, hi - lo)), A, lo, 0)
+            for rank in ranks
+            for lo, hi in [plan.held[rank].own.rows]
+            if lo < hi
+        ),
+        goal=tuple(Goal(region(buffers.out, rank, (0, rows)), A, 0, 0) for rank in ranks if returns_gathered and rows),
+        steps=tuple(steps),
+    )
+
+
+class _Buffers(Struct, frozen=True):
+    x: Buffer
+    gathered: Buffer
+    out: Buffer
+
+
+def _planned(gather: Gather, whole: Box) -> _Plan:
+    ranks = range(gather.world_size)
+    held = [Held(rank, Box(shard_rows(whole.rows[1], gather.world_size, rank), whole.cols), []) for rank in ranks]
+    plan = _Plan(gather, whole, held, {}, set(), set(), {})
+    places = gather.places()
+    for at, move in enumerate(gather.moves):
+        _check_move(plan, at, move)
+        after = [_place(places, at, one) for one in move.after]
+        if isinstance(move, chunks.Collective):
+            _note_collective(plan, at, move, after)
+        else:
+            _note_move(plan, at, move, after)
+    for one in held:
+        one.check_whole(whole)
+    _number(plan)
+    return plan
+
+
+def _check_move(plan: _Plan, at: int, move: Move) -> None:
+    ranks = range(plan.size)
+    asked = f"move {at} of a gather of {plan.whole} on {plan.size} ranks"
+    if isinstance(move, chunks.Collective):
+        own = zip(move.chunks, plan.held, strict=False)
+        if len(move.chunks) != plan.size or any(not _lies_in(_box(plan, chunk), one.own) for chunk, one in own):
+            raise ScheduleError(asked, "its chunks are not one of each rank's own shard", "Give one for each rank")
+        if any(_box(plan, chunk).cols != plan.whole.cols for chunk in move.chunks):
+            raise ScheduleError(asked, "its chunks are parts of rows", "Let the library gather whole rows")
+        return
+    if move.rank not in ranks or move.peer not in ranks or move.rank == move.peer:
+        raise ScheduleError(asked, f"it moves between ranks {move.rank} and {move.peer}", "Name two ranks of the group")
+    box = _box(plan, move.chunk)
+    if not _lies_in(box, plan.whole) or not box.area:
+        raise ScheduleError(
+            asked, f"chunk {move.chunk} is empty, or not inside the tensor", "Name rows and columns of it"
+        )
+    if not 0 <= move.lane < MOST_LANES:
+        raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {MOST_LANES - 1}")
+
+
+def _place(places: dict[tuple[int, int], int], at: int, one: tuple[int, int]) -> int:
+    place = places.get(one)
+    if place is None or place >= at:
+        found = "there is no such move" if place is None else "that move stands later"
+        raise ScheduleError(f"move {at} after move {one[1]} of rank {one[0]}", found, "Name an earlier move")
+    return place
+
+
+def _note_move(plan: _Plan, at: int, move: chunks.Put | chunks.Get, after: list[int]) -> None:
+    source, target = (move.rank, move.peer) if isinstance(move, chunks.Put) else (move.peer, move.rank)
+    box = _box(plan, move.chunk)
+    is_own, arrived = plan.held[source].sources(at, box)
+    plan.held[target].take(at, box)
+    if is_own and (arrived or isinstance(move, chunks.Get)):
+        plan.staged.add(source)
+        arrived = [STAGE - source, *arrived]
+    elif is_own:
+        plan.from_x.add(at)
+    plan.needs[at, move.rank] = _not_in_order(plan, at, move.rank, [*arrived, *after])
+
+
+def _note_collective(plan: _Plan, at: int, move: chunks.Collective, after: list[int]) -> None:
+    for rank, held in enumerate(plan.held):
+        plan.needs[at, rank] = _not_in_order(plan, at, rank, after)
+        plan.staged.add(rank)
+        for peer, chunk in enumerate(move.chunks):
+            if peer != rank:
+                held.take(at, _box(plan, chunk))
+
+
+def _number(plan: _Plan) -> None:
+    """A signal for each event: arrivals by their place in the tensor, so that neighbours make a range.
+
+    Tiles need none of what the library brings, since it ends before they begin.
+    """
+    moves = plan.gather.moves
+    for rank, held in enumerate(plan.held):
+        put = [(box.rows[0], box.cols[0], at) for at, box in held.arrived if _lane(moves[at], rank) != MAIN]
+        for number, (_, _, at) in enumerate(sorted(put)):
+            plan.signals[at, rank] = (ARRIVED, number)
+    told = dict.fromkeys(range(plan.size), 0)
+    for (_, rank), events in plan.needs.items():
+        for event in events:
+            if (event, rank) not in plan.signals:
+                plan.signals[event, rank] = (TOLD, told[rank])
+                told[rank] += 1
+
+
+def _lane(move: Move, rank: int) -> int | str | None:
+    """The lane of a rank in which a move is carried; MAIN for the library's, None for another rank's move."""
+    if isinstance(move, chunks.Collective):
+        return MAIN
+    return move.lane if move.rank == rank else None
+
+
+def _not_in_order(plan: _Plan, at: int, rank: int, events: list[int]) -> list[int]:
+    """Without those that the order of the rank's own lane implies."""
+    moves = plan.gather.moves
+    lane = _lane(moves[at], rank)
+    implied = [event for event in events if event >= 0 and _lane(moves[event], rank) == lane]
+    return [event for event in dict.fromkeys(events) if event not in implied]
+
+
+def _pads(plan: _Plan) -> Iterator[SignalPad]:
+    for pad in (ARRIVED, TOLD):
+        size = max((signal + 1 for name, signal in plan.signals.values() if name == pad), default=0)
+        if size:
+            yield SignalPad(pad, size)
+
+
+def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Copy | LibraryCollective]:
+    """A rank's moves in launch order, after what stages its own shard."""
+    own = plan.held[rank].own.rows
+    rest = _not_gathered(plan, rank)
+    lanes = {move.lane for move in plan.gather.moves if not isinstance(move, chunks.Collective)}
+    if rank in plan.staged and rest:
+        yield Copy(
+            name=f"stage.{rank}",
+            rank=rank,
+            queue=MAIN,
+            notifies=plan.notifies(STAGE - rank),
+            sources=tuple(region(buffers.x, rank, shifted(rows, -own[0])) for rows in rest),
+            destinations=tuple(region(buffers.gathered, rank, rows) for rows in rest),
+        )
+    for at in plan.gather.of_rank(rank):
+        move, waits = plan.gather.moves[at], plan.waits(at, rank)
+        if isinstance(move, chunks.Collective):
+            yield _collective(plan, buffers, at, rank)
+            continue
+        box = _box(plan, move.chunk)
+        kind, source, target = (Put, rank, move.peer) if isinstance(move, chunks.Put) else (Get, move.peer, rank)
+        first = own[0] if at in plan.from_x else 0
+        read = (box.rows[0] - first, box.rows[1] - first)
+        yield kind(
+            name=f"{'push' if kind is Put else 'pull'}.{rank}-{move.peer}.{at}",
+            rank=rank,
+            queue=f"{COPIES}.{move.lane}" if len(lanes) > 1 else COPIES,
+            waits=waits,
+            notifies=plan.notifies(at),
+            sources=(Region(X if at in plan.from_x else GATHERED, source, read, box.cols),),
+            destinations=(Region(GATHERED, target, box.rows, box.cols),),
+        )
+
+
+def _not_gathered(plan: _Plan, rank: int) -> list[Range]:
+    """The rows of a rank's own shard that the library does not put among the gathered ones."""
+    lo, hi = plan.held[rank].own.rows
+    given = [move.chunks[rank].rows for move in plan.gather.moves if isinstance(move, chunks.Collective)]
+    given = sorted(rows for rows in given if not is_empty(rows))
+    ends, begins = [lo, *(rows[1] for rows in given)], [*(rows[0] for rows in given), hi]
+    return [rows for rows in zip(ends, begins, strict=True) if not is_empty(rows)]
+
+
+def _collective(plan: _Plan, buffers: _Buffers, at: int, rank: int) -> LibraryCollective:
+    move = plan.gather.moves[at]
+    assert isinstance(move, chunks.Collective)
+    boxes = [_box(plan, chunk) for chunk in move.chunks]
+    lo, hi = boxes[rank].rows
+    first = plan.held[rank].own.rows[0]
+    return LibraryCollective(
+        name=f"all_gather.{rank}.{at}",
+        rank=rank,
+        queue=MAIN,
+        waits=plan.waits(at, rank),
+        notifies=plan.notifies(at, rank),
+        function="all_gather",
+        label=f"all_gather.{at}",
+        ranks=tuple(range(plan.size)),
+        sources=(Region(X, rank, (lo - first, hi - first), boxes[rank].cols),),
+        destinations=tuple(Region(GATHERED, rank, box.rows, box.cols) for box in boxes),
+    )
+
+
+def _uses(plan: _Plan, buffers: _Buffers, rank: int) -> list[Chunk]:
+    """The own shard, then all other rows in the order in which the last part of them arrives."""
+    held = plan.held[rank]
+    found: list[tuple[int, int, Chunk]] = []
+    if not is_empty(held.own.rows):
+        lo, hi = held.own.rows
+        is_staged = rank in plan.staged
+        own = region(buffers.gathered, rank, (lo, hi)) if is_staged else region(buffers.x, rank, (0, hi - lo))
+        found.append((STAGE, lo, Chunk(name=f"use.{rank}.own", rank=rank, rows=(lo, hi), region=own)))
+    cuts = {edge for _, box in held.arrived for edge in box.rows}
+    for rows in pairwise(sorted(cuts)):
+        bringers = [at for at, box in held.arrived if not is_empty(_meet(box.rows, rows))]
+        if bringers:
+            waits = joined(_arrivals(plan, rank, bringers))
+            name, part = f"use.{rank}.{rows[0]}", region(buffers.gathered, rank, rows)
+            use = Chunk(name=name, rank=rank, rows=rows, region=part, waits=waits)
+            found.append((max(bringers) if waits else STAGE, rows[0], use))
+    return [use for _, _, use in sorted(found, key=lambda one: one[:2])]
+
+
+def _collect(plan: _Plan, buffers: _Buffers, rank: int) -> Copy:
+    """Everything that has arrived, and the own shard, to the caller's output."""
+    lo, hi = plan.held[rank].own.rows
+    rest = [rows for rows in ((0, lo), (hi, plan.whole.rows[1])) if not is_empty(rows)]
+    own = [] if lo == hi else [(region(buffers.x, rank, (0, hi - lo)), (lo, hi))]
+    parts = own + [(region(buffers.gathered, rank, rows), rows) for rows in rest]
+    signals = _arrivals(plan, rank, (at for at, _ in plan.held[rank].arrived))
+    return Copy(
+        name=f"collect.{rank}",
+        rank=rank,
+        queue=MAIN,
+        waits=joined(signals),
+        sources=tuple(source for source, _ in parts),
+        destinations=tuple(region(buffers.out, rank, rows) for _, rows in parts),
+    )
+
+
+def _arrivals(plan: _Plan, rank: int, bringers: Iterable[int]) -> Iterator[tuple[str, int]]:
+    """The signals by which a rank's tiles hear of what these moves bring it."""
+    heard = (plan.signals.get((at, rank)) for at in bringers)
+    return (signal for signal in heard if signal is not None and signal[0] == ARRIVED)
+
+
+def joined(signals: Iterable[tuple[str, int]]) -> tuple[Wait, ...]:
+    """Waits for signals that are announced once, neighbours as one range."""
+    waits: list[Wait] = []
+    for pad, signal in sorted(set(signals)):
+        if waits and (waits[-1].pad, waits[-1].signals[1]) == (pad, signal):
+            waits[-1] = Wait(pad, (waits[-1].signals[0], signal + 1), 1)
+        else:
+            waits.append(Wait(pad, (signal, signal + 1), 1))
+    return tuple(waits)
+
+
+def _box(plan: _Plan, chunk: chunks.Chunk) -> Box:
+    return Box(chunk.rows, chunk.cols or plan.whole.cols)
+
+
+def _lies_in(box: Box, outer: Box) -> bool:
+    """Empty ones lie anywhere within its rows."""
+    return all(
+        lo <= one[0] <= one[1] <= hi
+        for (lo, hi), one in zip((outer.rows, outer.cols), (box.rows, box.cols), strict=True)
+    )
+
+
+def _meet(one: Range, other: Range) -> Range:
+    return max(one[0], other[0]), min(one[1], other[1])

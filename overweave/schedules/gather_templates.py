@@ -1,0 +1,127 @@
+"""All-gathers as lists of chunk moves: straight across a mesh of ranks, round a ring, round it both ways, by islands.
+
+Every template takes the same `Mesh`: how shards are cut into chunks and how ranks lie. Lists are written step by step
+for all ranks, so that tiles run in the order in which a rank meets the others: rank + 1, rank + 2, ...
+SOURCE: AutoOverlap 5.1 and its Figure 4 (ring, partition-based, heterogeneous by levels of a mesh); FiCCO for chunks by
+rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from overweave.errors import InputError
+from overweave.ir.shards import piece_rows, shard_rows
+from overweave.schedules.chunks import Chunk, Gather, Move, Put
+
+Axis = Literal["inner", "outer"]
+COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
+
+
+class Mesh(Struct, frozen=True, kw_only=True):
+    """`[rows, cols]` on ranks that lie in rows of `island` (None: pairs, where these come out even).
+
+    pieces, col_pieces: chunks of a shard by rows and by columns; rows begin at multiples of `alignment` in it.
+    axis: along which ranks are met first, inside an island or across islands. lanes: moves of a rank under way at once.
+    """
+
+    rows: int
+    cols: int
+    world_size: int
+    pieces: int = 1
+    col_pieces: int = 1
+    alignment: int = 1
+    island: int | None = None
+    axis: Axis = "inner"
+    lanes: int = 1
+
+    @property
+    def width(self) -> int:
+        """Ranks of an island. Raises InputError if islands do not come out even."""
+        width = self.island or (2 if self.world_size % 2 == 0 else 1)
+        if self.world_size % width:
+            found = f"{self.world_size} ranks are no whole islands"
+            raise InputError(f"islands of {width}", found, "Use a divisor of the ranks, or auto")
+        return width
+
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of a rank's shard, row by row. None is empty."""
+        shard = shard_rows(self.rows, self.world_size, rank)
+        rows = piece_rows(shard, self.pieces, self.alignment)
+        cols = piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT)
+        known = [Chunk(row, None if self.col_pieces == 1 else col) for row in rows for col in cols if col[0] < col[1]]
+        return tuple(chunk for chunk in known if chunk.rows[0] < chunk.rows[1])
+
+    def moves(self, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Move]:
+        """Pushes of all chunks of an owner's shard; without a lane, dealt to all lanes."""
+        for index, chunk in enumerate(self.chunks(owner)):
+            yield Put(rank, peer, chunk, index % self.lanes if lane is None else lane)
+
+
+def gather_moves(name: str, mesh: Mesh) -> Gather:
+    """The moves of the template `name`. Raises InputError."""
+    return Gather(mesh.world_size, tuple(TEMPLATES[name](mesh)))
+
+
+def _mesh(mesh: Mesh) -> Iterator[Move]:
+    """Owners push straight to every peer, peers of one line of the mesh before those of the next."""
+    width, ranks = mesh.width, range(mesh.world_size)
+    height = mesh.world_size // width
+    steps = [(outer, inner) for outer in range(height) for inner in range(width)]
+    if mesh.axis == "outer":
+        steps.sort(key=lambda step: step[::-1])
+    for outer, inner in steps[1:]:
+        for rank in ranks:
+            peer = (rank // width - outer) % height * width + (rank - inner) % width
+            yield from mesh.moves(rank, peer, rank)
+
+
+def _ring(mesh: Mesh) -> Iterator[Move]:
+    """Every rank passes on what came from the next one: each link carries one shard at a time, to a neighbour."""
+    for step in range(1, mesh.world_size):
+        for rank in range(mesh.world_size):
+            yield from mesh.moves(rank, (rank - 1) % mesh.world_size, (rank + step - 1) % mesh.world_size)
+
+
+def _double_ring(mesh: Mesh) -> Iterator[Move]:
+    """Two rings at once, one each way, in lanes of their own: chunks of every shard are dealt to them by turns."""
+    size = mesh.world_size
+    for step in range(1, size):
+        for way in (1, -1):
+            for rank in range(size):
+                owner = (rank + way * (step - 1)) % size
+                for index, chunk in enumerate(mesh.chunks(owner)):
+                    if (index % 2 == 0) == (way > 0):
+                        yield Put(rank, (rank - way) % size, chunk, index % 2)
+
+
+def _islands(mesh: Mesh) -> Iterator[Move]:
+    """Shards are gathered inside every island while each crosses to the others once, and there it is passed on."""
+    width, ranks = mesh.width, range(mesh.world_size)
+    height = mesh.world_size // width
+    inside, across = 0, 1
+    for inner in range(1, width):
+        for rank in ranks:
+            yield from mesh.moves(rank, _at(rank // width, rank - inner, width), rank, inside)
+    for outer in range(1, height):
+        for rank in ranks:
+            yield from mesh.moves(rank, (rank - outer * width) % mesh.world_size, rank, across)
+        for inner in range(1, width):
+            for rank in ranks:
+                owner = (rank + outer * width) % mesh.world_size
+                yield from mesh.moves(rank, _at(rank // width, rank - inner, width), owner, inside)
+
+
+def _at(island: int, place: int, width: int) -> int:
+    return island * width + place % width
+
+
+TEMPLATES: dict[str, Callable[[Mesh], Iterator[Move]]] = {
+    "mesh": _mesh,
+    "ring": _ring,
+    "double_ring": _double_ring,
+    "islands": _islands,
+}

@@ -1,0 +1,116 @@
+"""Compiled kernels whose tensors are gathered chunk by chunk, by template and by hand: exact on CPU ranks.
+
+Run by test_authored.py in a process of its own, as authored_kernels.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+import overweave as ow  # noqa: E402
+from examples.kernels import matmul  # noqa: E402
+from overweave.errors import OverweaveError  # noqa: E402
+from overweave.memory.group import Group, resolve  # noqa: E402
+from overweave.ops.compile import Fused, compile  # noqa: E402
+from overweave.runtime.processes import run_ranks  # noqa: E402
+from tests.compiler.authored_kernels import (  # noqa: E402
+    CALLS,
+    WORLDS,
+    attended,
+    batches,
+    gathered_matmul,
+    persistent_matmul,
+    reduced_matmul,
+)
+
+TEMPLATES = (
+    "all_gather.mesh pieces=1 col_pieces=2 lanes=2",
+    "all_gather.ring",
+    "all_gather.double_ring",
+    "all_gather.islands",
+)
+
+
+@pytest.mark.parametrize(("world_size", "m"), [(2, 64), (3, 52), (4, 128), (4, 52)])
+@pytest.mark.parametrize("schedule", TEMPLATES)
+def test_a_gathered_matmul_is_exact(schedule: str, world_size: int, m: int):
+    """Shards of whole tiles, and ragged ones."""
+    assert run_ranks(gathered_matmul, world_size, schedule, m) == [[0.0] * CALLS] * world_size
+
+
+def test_islands_of_eight():
+    assert run_ranks(gathered_matmul, 8, "all_gather.islands island=4", 52) == [[0.0] * CALLS] * 8
+
+
+def test_other_kernels_take_them_too():
+    assert run_ranks(persistent_matmul, 4, "all_gather.islands", "A", 64) == [[0.0] * CALLS] * 4
+    assert run_ranks(batches, 2, TEMPLATES[0], "B") == [[0.0] * CALLS] * 2
+    found = run_ranks(attended, 2, "all_gather.double_ring", True)
+    assert max(error for errors in found for error in errors) < 0.05
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_one_shot_all_reduce(world_size: int):
+    found = run_ranks(reduced_matmul, world_size, "all_reduce.one_shot")
+    assert len({str(errors) for errors in found}) == 1
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
+def by_hand(rows: int, ranks: int) -> ow.Gather:
+    """Rank 0 broadcasts its shard down a chain in two chunks; the others are pulled, the last one by columns."""
+    size = rows // ranks
+    moves: list[ow.Put | ow.Get] = []
+    for half in ((0, size // 2), (size // 2, size)):
+        moves += [ow.Put(rank, rank + 1, ow.Chunk(half)) for rank in range(ranks - 1)]
+    for owner in range(1, ranks):
+        for rank in range(ranks):
+            if rank != owner:
+                part = (owner * size, (owner + 1) * size)
+                cut = [(0, 8), (8, 32)] if owner == ranks - 1 else [None]
+                moves += [ow.Get(rank, owner, ow.Chunk(part, cols), lane=1) for cols in cut]
+    return ow.Gather(ranks, tuple(moves))
+
+
+def handmade(m: int) -> list[float]:
+    return gathered_matmul(by_hand(m, resolve(None).world_size), m)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_moves_written_by_hand(world_size: int):
+    assert run_ranks(handmade, world_size, 32 * world_size) == [[0.0] * CALLS] * world_size
+
+
+def with_the_library(m: int) -> list[float]:
+    lo, half = m // 2, m // 4
+    first = ow.Collective((ow.Chunk((0, half)), ow.Chunk((lo, lo + half))))
+    puts = ow.Put(0, 1, ow.Chunk((half, lo))), ow.Put(1, 0, ow.Chunk((lo + half, m)), after=((0, 1),))
+    return gathered_matmul(ow.Gather(2, (first, *puts)), m)  # type: ignore[arg-type]
+
+
+def test_a_part_is_the_librarys():
+    assert run_ranks(with_the_library, 2, 64) == [[0.0] * CALLS] * 2
+
+
+def differing() -> str:
+    """Ranks whose lists differ hear of it before anything is launched."""
+    group = resolve(None)
+    fused: Fused = compile(matmul.matmul_kernel, by_hand(64 if group.rank else 128, 2))
+    return refused(fused, group)
+
+
+def refused(fused: Fused, group: Group) -> str:
+    a, b, c = torch.ones(32, 32), torch.ones(32, 16), torch.zeros(64, 16)
+    try:
+        fused(a, b, c, 64, 16, 32, 32, 1, 16, 1, 16, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP_M=4)
+    except (OverweaveError, ValueError) as error:
+        return type(error).__name__
+    return "ran"
+
+
+def test_lists_that_differ_are_heard_of_by_all():
+    assert sorted(run_ranks(differing, 2)) == ["RankMismatch", "ScheduleError"]
