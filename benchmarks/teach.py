@@ -15,14 +15,28 @@ from pathlib import Path
 import msgspec
 
 from overweave.schedules.catalog import TEMPLATES
-from overweave.tuner import cache
-from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL, TORCH_FUSED
+from overweave.tuner import baselines, cache
+from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL
 from overweave.tuner.shapes import Case
-from overweave.tuner.space import TORCH_FUSED as FUSED_PLAN
-from overweave.tuner.space import Candidate, candidate, candidates, is_member
+from overweave.tuner.space import (
+    BY_TORCH,
+    TORCH_FUSED,
+    TORCH_ONE_SHOT,
+    TORCH_TWO_SHOT,
+    Candidate,
+    candidate,
+    candidates,
+    is_member,
+)
 from overweave.tuner.table import Entry, Time, bucketed
 
-PLANS = {SEQUENTIAL: "sequential", PER_SHARD: "per_shard", TORCH_FUSED: FUSED_PLAN}
+PLANS = {
+    SEQUENTIAL: SEQUENTIAL,
+    PER_SHARD: PER_SHARD,
+    baselines.TORCH_FUSED: TORCH_FUSED,
+    baselines.TORCH_ONE_SHOT: TORCH_ONE_SHOT,
+    baselines.TORCH_TWO_SHOT: TORCH_TWO_SHOT,
+}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/target.py)
 
 
@@ -53,7 +67,7 @@ def _known(operator: str, text: str) -> Candidate | None:
     asked = {key: int(value) if value.isdigit() else value for key, value in (pair.split("=") for pair in pairs)}
     if is_member(operator, candidate(plan, asked)):
         return candidate(plan, asked)
-    if plan == FUSED_PLAN:
+    if plan in BY_TORCH:
         return None
     defaults = {option.name: option.default for option in TEMPLATES[f"{operator}.{plan}"].options}
     runs_as = {**defaults, **DEFAULTS, **asked}

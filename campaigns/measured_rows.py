@@ -15,7 +15,7 @@ from overweave.ir.plan import Problem
 from overweave.schedules.catalog import template_of
 from overweave.tuner.baselines import NAMED, OURS
 from overweave.tuner.shapes import Case
-from overweave.tuner.space import TORCH_FUSED, Options, candidate, full_options
+from overweave.tuner.space import BY_TORCH, Options, candidate, full_options
 from overweave.tuner.target import Target
 
 MATMUL = "matmul"
@@ -95,7 +95,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, machine: Machine) -> list[Measured]:
-    """The rows of the middle run of a result file; none where ours was torch's fused operator, which has no schedule.
+    """The rows of the middle run of a result file; none where ours ran an operator of torch's.
 
     Raises InputError for a file that is none.
     """
@@ -117,7 +117,7 @@ def read(path: Path, machine: Machine) -> list[Measured]:
 def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]:
     run = report.runs[report.middle]
     alone = times.of(MATMUL)
-    if alone is None or method.plan == TORCH_FUSED:
+    if alone is None or method.plan in BY_TORCH:
         return []
     schedule, options = _plan(run.problem(times.case), method)
     return [

@@ -25,7 +25,7 @@ from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog import template_of
 from overweave.tuner.choose import choose
-from overweave.tuner.space import TORCH_FUSED
+from overweave.tuner.space import BY_TORCH
 from overweave.tuner.target import Target
 
 FAILED = 1
@@ -81,11 +81,9 @@ def _schedule(
     """The schedule that was asked for, by its short or full name, or the one the operator takes."""
     if plan is None:
         taken = choose(problem, Target(place)).plan
-        if taken == TORCH_FUSED:
+        if taken in BY_TORCH:
             cure = "Name a schedule of ours with --plan"
-            raise InputError(
-                f"trace {problem.operator}", "it takes torch's fused operator, which has no schedule", cure
-            )
+            raise InputError(f"trace {problem.operator}", f"it takes {taken}, which has no schedule", cure)
         return taken, dict(options)
     name = plan if "." in plan else f"{problem.operator}.{plan}"
     template_of(name)

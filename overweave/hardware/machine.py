@@ -58,10 +58,10 @@ class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
 
     Total is what all ranks hold together after an all-gather or before a reduce-scatter has scattered it, and what each
     holds after an all-reduce; GB/s count the bytes that cross each rank's port, `(world_size - 1) / world_size` of the
-    total. (An all-reduce cannot do with fewer than twice as many.)
+    total. (An all-reduce cannot do with fewer than twice as many.) one_shot, two_shot: torch's, from symmetric memory.
     """
 
-    function: Literal["all_gather", "reduce_scatter", "all_reduce"]
+    function: Literal["all_gather", "reduce_scatter", "all_reduce", "one_shot_all_reduce", "two_shot_all_reduce"]
     world_size: Whole
     points: Points
     source: str
@@ -218,6 +218,10 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
             if rate.dtype == dtype:
                 return rate.share
         raise InputError(f"dtype on {self.name}", dtype, f"Use one of {', '.join(rate.dtype for rate in self.dtypes)}")
+
+    def has_measured(self, function: str, world_size: int) -> bool:
+        """Whether a collective has a curve for just so many ranks."""
+        return any((curve.function, curve.world_size) == (function, world_size) for curve in self.collectives)
 
     def collective_us(self, function: str, world_size: int, total_bytes: float) -> float:
         """Time of a library collective over `world_size` ranks, from the curve of the nearest group size measured."""

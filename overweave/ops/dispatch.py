@@ -20,15 +20,15 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import Group, resolve
 from overweave.ops.arguments import check_kinds
+from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
 from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors
-from overweave.ops.torch_fused import bind_torch_fused
 from overweave.runtime.host import run_on_host
 from overweave.schedules.catalog import build, template_of
 from overweave.tuner.agreement import agreed_knowledge
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.choose import choose
-from overweave.tuner.space import TORCH_FUSED, Candidate, candidate, obstacle
+from overweave.tuner.space import BY_TORCH, Candidate, candidate, obstacle
 from overweave.tuner.target import Target, kernel_obstacle, target_of
 
 GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
@@ -81,12 +81,15 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     known = agreed_knowledge(group, target)
     try:
         choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)
-        built = None if choice.plan == TORCH_FUSED else _proven(choice, problem, group.rank)
+        built = None if choice.plan in BY_TORCH else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
-    run, bound = _bind(built, group, tensors) if built else (bind_torch_fused(problem, group), None)
+    if built is None:
+        run, bound = bind_by_torch(choice.plan, problem, group, tensors["x"].device)
+    else:
+        run, bound = _bind(built, group, tensors)
     prepared = Prepared(problem, signature, choice, run, bound)
     _calls(group).put(key, prepared)
     return prepared
@@ -130,8 +133,8 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
 
 def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
     """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
-    if what.plan == TORCH_FUSED:
-        return "torch.fused takes no options" if what.options else obstacle(problem, target, what)
+    if what.is_by_torch:
+        return f"{what.plan} takes no options" if what.options else obstacle(problem, target, what)
     template_of(what.schedule(problem.operator))
     return kernel_obstacle(problem, target) if what.has_kernels(problem.operator) else ""
 

@@ -24,7 +24,7 @@ def matmul_all_reduce(
     either memory layout. Returns y `[m, n]`, the same bits on every rank. Each rank waits for its peers' partials of
     what it sums, and for their sums.
     Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once: the same bits every time;
-    the plan `sequential` leaves both to the library.
+    the plans `sequential`, `torch.one_shot` and `torch.two_shot` leave both to the library and to torch.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`two_shot pieces=2`); None: chosen, see `overweave.explain`.
 

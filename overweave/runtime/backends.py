@@ -18,6 +18,7 @@ BACKENDS = {
     "gpu launch": "overweave.runtime.launch:bind",
     "gpu trace": "overweave.runtime.trace_gpu:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda_heap:CudaHeap",
+    "gpu scratch": "overweave.memory.scratch:Scratch",
 }
 
 

@@ -26,7 +26,7 @@ class Weight(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """A schedule of the catalog with its options, or `torch.fused`; why it was taken, and what was not taken and why.
+    """A schedule of the catalog with its options, or one of torch's; why it was taken, and what was not taken and why.
 
     source: where the answer comes from. text: the choice as the operators' `plan=` takes it. weights: all candidates,
     where `explain` has weighed them.

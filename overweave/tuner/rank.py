@@ -12,13 +12,15 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
-from overweave.ir.plan import Problem
+from overweave.ir.plan import ITEMSIZE_BYTES, Problem
 from overweave.schedules.catalog import build
+from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.space import (
     SEQUENTIAL,
     SPACE,
-    TORCH_FUSED,
+    TORCH_ONE_SHOT,
+    TORCH_TWO_SHOT,
     Candidate,
     Family,
     candidate,
@@ -30,6 +32,8 @@ from overweave.tuner.table import bucketed
 from overweave.tuner.target import Target
 
 MACHINES = {"NVIDIA H200": "h200x4"}
+# What torch's own all-reduces are in a machine's description; its fused operators have no prediction.
+TORCHS = {TORCH_ONE_SHOT: "one_shot_all_reduce", TORCH_TWO_SHOT: "two_shot_all_reduce"}
 # Elements of a product that are simulated for a first call, which must not wait long, and at all; and the fewest rows.
 FEW_ELEMENTS, MOST_ELEMENTS, FEWEST_ROWS = 1 << 26, 1 << 30, 2048
 REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
@@ -47,7 +51,8 @@ class Margin(Struct, frozen=True):
 # host 100 us and more.
 # MEASURED: on 72 rows (small and mlp, W=2 and 4) the choice loses less than 1 % in the mean, and 3 to 5 % without these
 # margins (H200, 2026-11-20; `python -m campaigns.cold_choice`).
-WITH_KERNELS, OF_LIBRARY = Margin(10.0, 0.02), Margin(25.0, 0.03)
+# torch's own all-reduces cost the host less than the library's, and their times are measured ones.
+WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Margin(0.0, 0.02)
 
 
 class Weighed(Struct, frozen=True):
@@ -85,13 +90,19 @@ def cold_choice(weighed: tuple[Weighed, ...], operator: str) -> Weighed:
         if each.candidate.plan == SEQUENTIAL:
             return base_us
         margin = WITH_KERNELS if each.candidate.has_kernels(operator) else OF_LIBRARY
+        margin = BY_TORCH if each.candidate.is_by_torch else margin
         return _us(each) + margin.us + margin.share * base_us
 
     return min(predicted, key=handicapped_us)
 
 
 def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machine) -> float:
-    """The time of a call, simulated."""
+    """The time of a call, simulated; for torch's all-reduces, a library matmul and what was measured of them."""
+    if what.is_by_torch:
+        size_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.dtype]
+        matmul_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
+        sum_us = machine.collective_us(TORCHS[what.plan], problem.world_size, size_bytes)
+        return matmul_us + sum_us - machine.latency.call.us
     return total_us(build(what.schedule(problem.operator), problem, full_options(problem, target, what)), machine)
 
 
@@ -140,13 +151,19 @@ class _Model:
 
     def _weighed(self, what: Candidate) -> Weighed:
         known = self.unasked(what)
-        if known.obstacle or self._machine is None or what.plan == TORCH_FUSED:
+        if known.obstacle or self._machine is None or not self._has_model(what):
             return known
         try:
             us = predict_us(self._simulated, self._target, what, self._machine)
             return Weighed(what, us * self._problem.m / max(self._simulated.m, 1))
         except (InputError, ScheduleError) as error:
             return Weighed(what, None, f"{error.asked}: {error.found}")
+
+    def _has_model(self, what: Candidate) -> bool:
+        """Whether a time can be predicted: torch's operators have no schedule, and only some have a measured curve."""
+        assert self._machine is not None
+        measured = self._machine.has_measured(TORCHS.get(what.plan, ""), self._problem.world_size)
+        return measured or not what.is_by_torch
 
 
 def _us(each: Weighed) -> float:

@@ -1,7 +1,7 @@
 """The space that the tuner searches: every way to compute an operator, as data, and the one function that judges them.
 
-A candidate is a schedule of the catalog with values for its options, or torch's own fused operator, which has no
-Schedule and can only be measured. The library path stands first: where nothing is quicker, it is taken.
+A candidate is a schedule of the catalog with values for its options, or one of torch's own operators, which have no
+Schedule and cannot be simulated. The library path stands first: where nothing is quicker, it is taken.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ from itertools import product
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import MatmulConfig, Problem
+from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.tile_shape import HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
-from overweave.tuner.target import Target, kernel_obstacle, tile_options
+from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options
 
 Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
-SEQUENTIAL, TORCH_FUSED = "sequential", "torch.fused"
+SEQUENTIAL = "sequential"
+TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
+# torch's own, from symmetric memory, and the operators that each computes.
+BY_TORCH = {
+    TORCH_FUSED: ("all_gather_matmul", "matmul_reduce_scatter"),
+    TORCH_ONE_SHOT: ("matmul_all_reduce",),
+    TORCH_TWO_SHOT: ("matmul_all_reduce",),
+}
 TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
-# Operators that torch has a fused operator for, from symmetric memory.
-FUSED_BY_TORCH = ("all_gather_matmul", "matmul_reduce_scatter")
 
 
 class Candidate(Struct, frozen=True):
-    """A schedule by its short name, or `torch.fused`, with options in the order of their names."""
+    """A schedule by its short name, or one of BY_TORCH, with options in the order of their names."""
 
     plan: str
     options: tuple[tuple[str, Value], ...] = ()
@@ -37,17 +42,22 @@ class Candidate(Struct, frozen=True):
         """As the operators' `plan=` takes it."""
         return " ".join([self.plan, *(f"{name}={value}" for name, value in self.options)])
 
+    @property
+    def is_by_torch(self) -> bool:
+        """Whether it is an operator of torch's own, without a Schedule."""
+        return self.plan in BY_TORCH
+
     def schedule(self, operator: str) -> str:
         """Its name in the catalog."""
-        return self.plan if self.plan == TORCH_FUSED else f"{operator}.{self.plan}"
+        return self.plan if self.is_by_torch else f"{operator}.{self.plan}"
 
     def is_fused(self, operator: str) -> bool:
         """Whether one of our tile kernels computes."""
-        return self.plan != TORCH_FUSED and TEMPLATES[self.schedule(operator)].is_fused
+        return not self.is_by_torch and TEMPLATES[self.schedule(operator)].is_fused
 
     def has_kernels(self, operator: str) -> bool:
         """Whether any kernel of ours runs."""
-        return self.plan != TORCH_FUSED and TEMPLATES[self.schedule(operator)].has_kernels
+        return not self.is_by_torch and TEMPLATES[self.schedule(operator)].has_kernels
 
 
 def candidate(plan: str, options: Options) -> Candidate:
@@ -92,6 +102,8 @@ SPACE: dict[str, tuple[Family, ...]] = {
     ),
     "matmul_all_reduce": (
         Family(SEQUENTIAL),
+        Family(TORCH_ONE_SHOT),
+        Family(TORCH_TWO_SHOT),
         Family("one_shot_pull"),
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
@@ -126,8 +138,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
         return "a group of one has nothing to overlap"
     if not problem.m:
         return "there are no rows"
-    if what.plan == TORCH_FUSED:
-        return _fused_obstacle(problem, target)
+    if what.is_by_torch:
+        return _torchs_obstacle(problem, target, what)
     if what.has_kernels(problem.operator):
         why = kernel_obstacle(problem, target)
         if why:
@@ -151,16 +163,25 @@ def full_options(problem: Problem, target: Target, what: Candidate) -> Options:
     return (tile_options(target) if what.is_fused(problem.operator) else {}) | dict(what.options)
 
 
-def _fused_obstacle(problem: Problem, target: Target) -> str:
-    if problem.operator not in FUSED_BY_TORCH:
-        return f"torch has no fused {problem.operator}"
+def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:
+    if problem.operator not in BY_TORCH[what.plan]:
+        return f"{what.plan} is no {problem.operator}"
     if target.kind != "cuda":
-        return "torch's fused operators need CUDA"
+        return f"{what.plan} needs CUDA"
     if problem.epilogue.bits:
-        return f"torch's fused operators do no {problem.epilogue}"
+        return f"torch's operators do no {problem.epilogue}"
+    if what.plan != TORCH_FUSED:
+        return _all_reduce_obstacle(problem)
     if problem.m % problem.world_size:
         return f"torch's fused operators need rows that divide by {problem.world_size}"
     return ""
+
+
+def _all_reduce_obstacle(problem: Problem) -> str:
+    if problem.dtype == "float16":
+        return "torch's own all-reduces need bf16 or fp32"
+    step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
+    return f"n={problem.n} must be a multiple of {step}: torch's all-reduces move 16 bytes" if problem.n % step else ""
 
 
 def _pieces_obstacle(problem: Problem, what: Candidate) -> str:

@@ -9,7 +9,7 @@ from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
 from overweave.tuner.cache import fingerprint, keep, path_of
 from overweave.tuner.choose import choose, explained
-from overweave.tuner.space import SPACE, TORCH_FUSED
+from overweave.tuner.space import BY_TORCH, SPACE, TORCH_FUSED
 from overweave.tuner.table import Entry, Knowledge, Table, Time, bucketed
 from overweave.tuner.target import Target
 
@@ -59,7 +59,7 @@ def test_every_choice_can_be_built(operator: str, target: Target):
             problem = replace(PROBLEM, **({"operator": operator, "n": 256, "k": 128, "dtype": dtype} | changes))
             choice = choose(problem, target)
             assert choice.reason
-            if choice.plan != TORCH_FUSED:
+            if choice.plan not in BY_TORCH:
                 assert build(choice.plan, problem, choice.options, rank=0).name == choice.plan
 
 

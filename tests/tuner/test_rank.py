@@ -13,7 +13,7 @@ from campaigns.cold_choice import main, read, shares
 from overweave.ir.plan import Problem
 from overweave.tuner import rank
 from overweave.tuner.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
-from overweave.tuner.space import SEQUENTIAL, SPACE, TORCH_FUSED, Candidate, candidate
+from overweave.tuner.space import SEQUENTIAL, SPACE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT, Candidate, candidate
 from overweave.tuner.target import Target
 from tests.source_tree import ROOT
 
@@ -30,7 +30,8 @@ def problem_of(operator: str, **changes: object) -> Problem:
 @pytest.mark.parametrize("operator", SPACE)
 def test_every_candidate_is_weighed_or_refused(operator: str):
     for each in weigh(problem_of(operator), GPU):
-        assert (each.predicted_us is not None) + bool(each.obstacle) + (each.candidate.plan == TORCH_FUSED) == 1
+        only_measured = each.candidate.plan == TORCH_FUSED
+        assert (each.predicted_us is not None) + bool(each.obstacle) + only_measured == 1
         assert each.predicted_us is None or 1 < each.predicted_us < 1e5
 
 
@@ -75,6 +76,15 @@ def test_what_has_no_prediction_is_not_taken_cold():
         Weighed(Candidate("push"), None, "no"),
     )
     assert cold_choice(weighed, "all_gather_matmul").candidate.plan == SEQUENTIAL
+
+
+def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
+    small = problem_of("matmul_all_reduce", m=128, n=8192)
+    four, two = (weigh(replace(small, world_size=size), GPU, is_thorough=False) for size in (4, 2))
+    times = {each.candidate.plan: each.predicted_us for each in four}
+    assert times[TORCH_TWO_SHOT] < times[SEQUENTIAL] < times[TORCH_ONE_SHOT]
+    assert cold_choice(four, small.operator).candidate.plan == TORCH_TWO_SHOT
+    assert [each.predicted_us for each in two if each.candidate.is_by_torch] == [None, None]
 
 
 def test_which_machines_are_described():

@@ -9,10 +9,12 @@ from overweave.errors import InputError
 from overweave.ir.plan import Epilogue, Problem
 from overweave.schedules.catalog import TEMPLATES, build
 from overweave.tuner.space import (
-    FUSED_BY_TORCH,
+    BY_TORCH,
     SEQUENTIAL,
     SPACE,
     TORCH_FUSED,
+    TORCH_ONE_SHOT,
+    TORCH_TWO_SHOT,
     Candidate,
     candidate,
     candidates,
@@ -44,7 +46,9 @@ def test_the_library_path_stands_first_and_nothing_twice(operator: str):
     space = candidates(operator)
     assert space[0] == Candidate(SEQUENTIAL)
     assert len(set(space)) == len(space)
-    assert (Candidate(TORCH_FUSED) in space) == (operator in FUSED_BY_TORCH)
+    assert {what.plan for what in space if what.is_by_torch} == {
+        plan for plan in BY_TORCH if operator in BY_TORCH[plan]
+    }
 
 
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False)])
@@ -52,7 +56,7 @@ def test_what_nothing_stands_against_can_be_built(operator: str, target: Target)
     problem = problem_of(operator)
     built = 0
     for what in candidates(operator):
-        if what.plan != TORCH_FUSED and not obstacle(problem, target, what):
+        if not what.is_by_torch and not obstacle(problem, target, what):
             options = full_options(problem, target, what)
             assert build(what.schedule(operator), problem, options, rank=0).name == what.schedule(operator)
             built += 1
@@ -79,6 +83,16 @@ def test_the_library_path_stands_against_everything(operator: str):
 def test_what_cannot_be_says_why(changes: dict[str, object], what: Candidate, why: str):
     assert why in obstacle(problem_of("all_gather_matmul", **changes), GPU, what)
     assert obstacle(problem_of("all_gather_matmul"), GPU, what) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"dtype": "float16"}, "bf16 or fp32"), ({"n": 513}, "multiple of 8"), ({"m": 0}, "no rows")]
+)
+@pytest.mark.parametrize("plan", [TORCH_ONE_SHOT, TORCH_TWO_SHOT])
+def test_what_torchs_all_reduces_cannot_sum(plan: str, changes: dict[str, object], why: str):
+    assert why in obstacle(problem_of("matmul_all_reduce", **changes), GPU, Candidate(plan))
+    assert obstacle(problem_of("matmul_all_reduce", m=3), GPU, Candidate(plan)) == ""
+    assert "is no all_gather_matmul" in obstacle(problem_of("all_gather_matmul"), GPU, Candidate(plan))
 
 
 def test_torch_needs_cuda_and_the_hopper_kernel_a_hopper():

@@ -1,0 +1,95 @@
+"""torch's own operators as candidates of ours: where the tuner measured them to be the quickest, they run.
+
+Its fused ones bring their workspace. Its all-reduces sum a tensor in symmetric memory, into which the matmul writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+from overweave.memory.board import Board
+from overweave.memory.group import Group
+from overweave.ops.prepared import Bound, Run, Tensors
+from overweave.runtime.backends import load
+from overweave.runtime.library import full_precision
+from overweave.tuner.space import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+
+
+def bind_by_torch(plan: str, problem: Problem, group: Group, device: torch.device) -> tuple[Run, Bound | None]:
+    """A run of `torch.fused`, `torch.one_shot` or `torch.two_shot`, and what it keeps on the GPU.
+
+    What they cannot compute stands in tuner/space.py. Collective. Raises, at the call, whatever torch raises.
+    """
+    load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
+    bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, device)
+    multiply: Run = bound or (lambda tensors: _FUSED[problem.operator](tensors, group.name))
+    board, workspace = Board.of(group), load("gpu workspace")
+
+    def run(tensors: Tensors) -> None:
+        with full_precision(tensors["x"].dtype):
+            multiply(tensors)
+        if workspace.opened(group, tensors["x"].device) is None:
+            board.finish()
+
+    return run, bound
+
+
+class _AllReduce:
+    """The matmul into symmetric memory, and torch's all-reduce of that into `y`.
+
+    Its kernels end when every rank has read what it needs, so the next call on the stream may write there again.
+    """
+
+    was_captured = False
+
+    def __init__(self, plan: str, problem: Problem, group: Group, device: torch.device) -> None:
+        self._name, self._sum = group.name, _ALL_REDUCES[plan]
+        self._scratch = load("gpu scratch").of(group, device)
+        self._scratch.reserve(problem.m * problem.n * ITEMSIZE_BYTES[problem.dtype])
+        self._captured: list[object] = []  # heaps whose addresses graphs of the caller's hold
+
+    def __call__(self, tensors: Tensors, /) -> None:
+        y = tensors["y"]
+        if torch.cuda.is_current_stream_capturing():
+            heap, self.was_captured = self._scratch.heap, True
+            self._captured.append(heap)
+        else:
+            heap = self._scratch.enter(torch.cuda.current_stream())
+        partial = heap.view(0, tuple(y.shape), y.dtype)
+        torch.mm(tensors["x"], tensors["w"], out=partial)
+        self._sum(partial, self._name, y)
+
+
+def _one_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
+    torch.ops.symm_mem.one_shot_all_reduce_out(partial, "sum", group, y)
+
+
+def _two_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
+    torch.ops.symm_mem.two_shot_all_reduce_out(partial, "sum", group, y)
+
+
+def _all_gather_matmul(tensors: Tensors, group: str) -> None:
+    wants_gathered = "gathered_out" in tensors
+    gathered, products = torch.ops.symm_mem.fused_all_gather_matmul(
+        tensors["x"], [tensors["w"]], 0, group, return_A=wants_gathered
+    )
+    tensors["y"] = products[0]
+    if wants_gathered:
+        tensors["gathered_out"] = gathered
+
+
+def _matmul_reduce_scatter(tensors: Tensors, group: str) -> None:
+    tensors["y"] = torch.ops.symm_mem.fused_matmul_reduce_scatter(tensors["x"], tensors["w"], "sum", 0, group)
+
+
+_FUSED: dict[str, Callable[[Tensors, str], None]] = {
+    "all_gather_matmul": _all_gather_matmul,
+    "matmul_reduce_scatter": _matmul_reduce_scatter,
+}
+_ALL_REDUCES: dict[str, Callable[[torch.Tensor, str, torch.Tensor], None]] = {
+    TORCH_ONE_SHOT: _one_shot,
+    TORCH_TWO_SHOT: _two_shot,
+}
