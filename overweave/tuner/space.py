@@ -167,7 +167,7 @@ def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:
     if problem.operator not in BY_TORCH[what.plan]:
         return f"{what.plan} is no {problem.operator}"
     if target.kind != "cuda":
-        return f"{what.plan} needs CUDA"
+        return "torch's fused operators need CUDA" if what.plan == TORCH_FUSED else "torch's all-reduces need CUDA"
     if problem.epilogue.bits:
         return f"torch's operators do no {problem.epilogue}"
     if what.plan != TORCH_FUSED:
