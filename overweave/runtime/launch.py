@@ -7,6 +7,7 @@ built, addresses resolved, per slot. A call then costs a few launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Compute, Copy, Operation, Put, Region
+from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Collective, Compute, Copy, Operation, Put, Region
 from overweave.memory import driver
 from overweave.memory.board import Board
 from overweave.memory.copy_engine import CopyQueue
@@ -27,6 +28,7 @@ from overweave.runtime.bind import SlotKernels
 from overweave.runtime.epilogue import finish_product
 from overweave.runtime.library import run_operation
 from overweave.runtime.order import Action, launch_order
+from overweave.runtime.replays import Replays
 
 Tensors = Mapping[str, torch.Tensor]
 Addresses = dict[str, int]
@@ -73,6 +75,7 @@ class BoundSlot:
         self._traced = traced
         self.timed: list[Timed] = []
         self._queues: list[tuple[int, CopyQueue]] = []
+        self.replays = Replays()
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
         self.enqueue = tuple(self._bound(action) for action in actions)
@@ -241,19 +244,36 @@ class CudaRun:
         queues = dict.fromkeys(action.queue for action in actions if is_beside(plan, action))
         self._sides = [workspace.stream(queue) for queue in queues]
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+        # What a trace times, and a library's collectives, are enqueued one by one.
+        self._may_replay = not traced and not any(isinstance(op, Collective) for op in plan.schedule.operations)
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
         workspace, stream = self._workspace, self._workspace.current_stream()
-        is_captured = torch.cuda.is_current_stream_capturing()
-        if is_captured:
-            self.was_captured = True
-        else:
-            workspace.enter(stream)
-        slot = self.slot = self._slots[workspace.take_turn()]
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        if not is_captured:
+        if torch.cuda.is_current_stream_capturing():
+            self.was_captured = True
+            slot = self.slot = self._slots[workspace.take_turn()]
+            self._enqueue(slot, stream, tensors, addresses)
+            return
+        workspace.enter(stream)
+        slot = self.slot = self._slots[workspace.take_turn()]
+        graph = self._graph(slot, tensors, addresses)
+        if graph is not None:
+            graph.replay()
+        else:
             slot.prepare(addresses)
+            self._enqueue(slot, stream, tensors, addresses)
+        workspace.leave(stream)
+
+    def _graph(self, slot: BoundSlot, tensors: Tensors, addresses: Addresses) -> torch.cuda.CUDAGraph | None:
+        """This call as a graph, if it may be one and its tensors came here before."""
+        if not self._may_replay:
+            return None
+        enqueue = partial(self._enqueue, slot, tensors=tensors, addresses=addresses)
+        return slot.replays.graph(tuple(addresses.values()), enqueue)
+
+    def _enqueue(self, slot: BoundSlot, stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
         slot.begin(stream.cuda_stream)
         self._begun.record(stream)
         for side in self._sides:
@@ -263,8 +283,6 @@ class CudaRun:
         for side in self._sides:
             self._done.record(side)
             stream.wait_event(self._done)
-        if not is_captured:
-            workspace.leave(stream)
 
 
 class LibraryRun:

@@ -1,0 +1,98 @@
+"""Calls whose tensors come back to the same places, kept as graphs: one launch of the host in place of many.
+
+A loop hands an operator the same few addresses again and again. The second call with them is captured, as a caller
+could have captured it, and launched as a graph from then on. Nothing else changes: slots alternate, calls are chained
+and posted as ever, and words that grow live on the device (docs/design/0002-device-protocol.md).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+Places = tuple[int, ...]
+
+MOST_GRAPHS = 64  # of one slot: a model of many layers calls one plan with the tensors of each
+MOST_SEEN = 256
+STALE_CALLS = 1024  # a graph that so many calls passed by makes way for another
+
+
+@dataclass
+class _Kept:
+    graph: torch.cuda.CUDAGraph
+    last_call: int
+
+
+class Replays:
+    """The graphs of one plan in one slot, by the addresses of a call's tensors."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Places, _Kept] = {}
+        self._seen: dict[Places, None] = {}
+        self._calls = 0
+
+    def graph(self, places: Places, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph | None:
+        """The graph of a call with tensors at these places, captured now if it is the second one; None for the first.
+
+        enqueue: puts the call on a stream. A graph is made before its call begins: the driver may wait for running
+        kernels until it has memory for one.
+        """
+        self._calls += 1
+        kept = self._kept.get(places)
+        if kept is None:
+            if not self._comes_back(places) or not self._has_room():
+                return None
+            kept = self._kept[places] = _Kept(_captured(enqueue), 0)
+        kept.last_call = self._calls
+        return kept.graph
+
+    def _comes_back(self, places: Places) -> bool:
+        if places in self._seen:
+            return True
+        if len(self._seen) >= MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[places] = None
+        return False
+
+    def _has_room(self) -> bool:
+        if len(self._kept) < MOST_GRAPHS:
+            return True
+        oldest = min(self._kept, key=lambda places: self._kept[places].last_call)
+        if self._calls - self._kept[oldest].last_call < STALE_CALLS:
+            return False
+        del self._kept[oldest]
+        return True
+
+
+def _captured(enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
+    graph, stream = torch.cuda.CUDAGraph(), _capture_stream(torch.cuda.current_device())
+    with torch.cuda.stream(stream), _without_collection():
+        graph.capture_begin(capture_error_mode="thread_local")  # a watcher's calls are no part of it
+        try:
+            enqueue(stream)
+        finally:
+            graph.capture_end()
+    return graph
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all graphs of a GPU: a library's matmul keeps memory for every stream it has run on."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A graph that the collector drops meanwhile would end the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
