@@ -35,6 +35,9 @@ REPORT_OPERATION = tl.constexpr(1)
 REPORT_SIGNAL = tl.constexpr(2)
 REPORT_EXPECTED = tl.constexpr(3)
 REPORT_SEEN = tl.constexpr(4)
+# What the first one says: a wait of this GPU was void, or a peer's were, and that peer tells why.
+REPORTED = tl.constexpr(1)
+ENDED_BY_PEER = tl.constexpr(2)
 
 # Columns of a trace: int64 nanoseconds per tile.
 CLAIMED = tl.constexpr(0)
@@ -100,14 +103,17 @@ def notify(signal, enabled):
 @triton.jit
 def sound_alarm(word, wanted, operation, signal, words, limits, world_size):
     """The first block whose wait is void writes the report and sets the abort word of every peer."""
-    if tl.atomic_cas(words, 0, ABORTED_HERE, sem="acq_rel", scope="sys") == 0:
-        report = tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32))
+    report = tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32))
+    before = tl.atomic_cas(words, 0, ABORTED_HERE, sem="acq_rel", scope="sys")
+    if before == ABORTED_BY_PEER:
+        tl.store(report + REPORT_IS_SET, ENDED_BY_PEER)
+    if before == 0:
         tl.store(report + REPORT_OPERATION, operation)
         tl.store(report + REPORT_SIGNAL, signal)
         tl.store(report + REPORT_EXPECTED, wanted)
         tl.store(report + REPORT_SEEN, tl.atomic_add(word, 0, sem="acquire", scope="sys"))
         tl.debug_barrier()
-        tl.atomic_xchg(report + REPORT_IS_SET, 1, sem="release", scope="sys")
+        tl.atomic_xchg(report + REPORT_IS_SET, REPORTED, sem="release", scope="sys")
         for peer in range(world_size):
             peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
             tl.atomic_cas(peer_words, 0, ABORTED_BY_PEER, sem="acq_rel", scope="sys")

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch.distributed import ProcessGroup
 
-from overweave.errors import WorkspaceBroken
+from overweave.errors import OverweaveError, WorkspaceBroken
 from overweave.memory import driver
 from overweave.memory.board import Alarm, Board
 from overweave.memory.cuda_heap import CudaHeap
@@ -23,6 +23,7 @@ from overweave.memory.device import (
     REPORT_OPERATION,
     REPORT_SEEN,
     REPORT_SIGNAL,
+    REPORTED,
 )
 from overweave.memory.group import Group
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
@@ -148,11 +149,7 @@ class Workspace:
     def check(self) -> None:
         """Waits for all calls to end on the device; raises what went wrong in any of them."""
         torch.cuda.synchronize(self.device)
-        trouble = self._watcher.look()
-        if trouble is None and self._is_aborted():
-            # A peer's kernel ended our waits, and its host has not told why yet: its watcher will, within a moment.
-            trouble = reason_within(TOLD_WITHIN_S, self._watcher.look)
-            trouble = trouble or self.board.alarm(Alarm("timeout", "a peer gave a call up"))
+        trouble = self._trouble()
         if trouble is not None:
             raise trouble
 
@@ -167,7 +164,7 @@ class Workspace:
 
     def reported_alarm(self) -> Alarm | None:
         """What a kernel of this GPU reported when a wait of its own was void."""
-        if not self._report[REPORT_IS_SET.value]:
+        if self._report[REPORT_IS_SET.value] != REPORTED.value:
             return None
         operation, signal, expected, seen = (
             int(self._report[field.value]) for field in (REPORT_OPERATION, REPORT_SIGNAL, REPORT_EXPECTED, REPORT_SEEN)
@@ -197,8 +194,17 @@ class Workspace:
         """Whether the own abort word is set. Waits for the device."""
         return bool(self.words.view(0, (1,), torch.int32).item())
 
-    def _refuse(self) -> None:
+    def _trouble(self) -> OverweaveError | None:
+        """What went wrong in earlier calls, if anything did. Waits for the device where nobody has told yet."""
         trouble = self._watcher.look()
+        if trouble is None and self._is_aborted():
+            # A peer's kernel ended our waits, and its host has not told why yet: its watcher will, within a moment.
+            trouble = reason_within(TOLD_WITHIN_S, self._watcher.look)
+            trouble = trouble or self.board.alarm(Alarm("timeout", "a peer gave a call up"))
+        return trouble
+
+    def _refuse(self) -> None:
+        trouble = self._trouble()
         assert trouble is not None
         if not getattr(trouble, "was_raised", False):
             trouble.was_raised = True  # type: ignore[attr-defined]
