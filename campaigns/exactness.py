@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import ITEMSIZE_BYTES, Dtype, Plan, Problem
+from overweave.ir.plan import ITEMSIZE_BYTES, MOST_WEIGHTS, Dtype, Plan, Problem, numbered
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, resolve
 from overweave.runtime.host import Depth, run_on_host
@@ -76,7 +76,7 @@ class Case:
     def __str__(self) -> str:
         p = self.problem
         layout = "b^T" if p.b_is_transposed else "b"
-        return f"{self.schedule} W={p.world_size} m={p.m} n={p.n} k={p.k} {p.dtype} {layout} {self.options}"
+        return f"{self.schedule} W={p.world_size} {p.extents} {p.dtype} {layout} {self.options}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Data:
 
 
 def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
-    """Any schedule, dtype and layout; every tenth m is smaller than the group."""
+    """Any schedule, dtype and layout, one weight or several; every tenth m is smaller than the group."""
     operator, dtype = chance.choice(OPERATORS), chance.choice(DTYPES)
     schedule = chance.choice(catalog.names(operator))
     largest = LARGEST[depth]
@@ -109,8 +109,18 @@ def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
         world_size=world_size,
         dtype=dtype,
         b_is_transposed=chance.random() < 0.5,
+        columns=_columns(chance, n, step) if operator == ALL_GATHER else (),
     )
     return Case(schedule, problem, options, chance.randrange(1 << 30))
+
+
+def _columns(chance: random.Random, n: int, step: int) -> tuple[int, ...]:
+    """In every other case, n as the columns of two or three weights, where it has so many steps."""
+    cuts = range(step, n, step)
+    if chance.random() < 0.5 or len(cuts) < MOST_WEIGHTS - 1:
+        return ()
+    ends = sorted(chance.sample(cuts, chance.randint(1, MOST_WEIGHTS - 1)))
+    return tuple(hi - lo for lo, hi in zip((0, *ends), (*ends, n), strict=True))
 
 
 def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
@@ -142,10 +152,14 @@ def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
 
 
 def compute(case: Case, plan: Plan, group: Group, data: Data, depth: Depth) -> torch.Tensor:
-    """Our result, into an output of NaN."""
-    output = torch.full(data.exact.shape, torch.nan, dtype=data.x.dtype)
-    run_on_host(plan, group, {"x": data.x, "w": data.w}, {"y": output}, depth=depth)
-    return output
+    """Our result, into outputs of NaN: one for each weight, side by side."""
+    inputs, outputs = {"x": data.x}, {}
+    for index, w in enumerate(data.w.split(case.problem.widths, dim=1)):
+        inputs[numbered("w", index)] = w.t().contiguous().t() if case.problem.b_is_transposed else w.contiguous()
+        shape = len(data.exact), w.shape[1]
+        outputs[numbered("y", index)] = torch.full(shape, torch.nan, dtype=data.x.dtype)
+    run_on_host(plan, group, inputs, outputs, depth=depth)
+    return torch.cat(list(outputs.values()), dim=1)
 
 
 def library_result(case: Case, group: Group, data: Data) -> torch.Tensor:

@@ -14,7 +14,17 @@ from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract, Guard
-from overweave.ir.plan import BIAS, NO_EPILOGUE, RESIDUAL, CopyConfig, Dtype, Epilogue, MatmulConfig, ReduceConfig
+from overweave.ir.plan import (
+    BIAS,
+    MOST_WEIGHTS,
+    NO_EPILOGUE,
+    RESIDUAL,
+    CopyConfig,
+    Dtype,
+    Epilogue,
+    MatmulConfig,
+    ReduceConfig,
+)
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
@@ -89,6 +99,7 @@ def cases() -> Iterator[Case]:
             for shape in shapes("bfloat16", kernel, epilogue)[:2]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
+    yield from several_cases("portable")
 
 
 def sum_cases(kernel: Kernel) -> Iterator[Case]:
@@ -103,6 +114,15 @@ def sum_cases(kernel: Kernel) -> Iterator[Case]:
     yield matmul_case("bfloat16", config, SUM._replace(traced=True), addends=3)
     if kernel == "hopper":
         yield matmul_case("bfloat16", config, SUM._replace(ragged=True, is_transposed=True), addends=3)
+
+
+def several_cases(kernel: Kernel) -> Iterator[Case]:
+    """Tiles of two weights in every shape, of three, traced and ragged."""
+    for shape in shapes("bfloat16", kernel):
+        yield matmul_case("bfloat16", shape.config, VARIANTS[-1], weights=2)
+    config = shapes("bfloat16", kernel)[0].config
+    for variant in (VARIANTS[-1], *RARE_VARIANTS):
+        yield matmul_case("bfloat16", config, variant, weights=3)
 
 
 def begin_case() -> Case:
@@ -164,7 +184,12 @@ def copy_case(traced: bool, ragged: bool) -> Case:
 
 
 def matmul_case(
-    dtype: Dtype, config: MatmulConfig, variant: Variant, epilogue: Epilogue = NO_EPILOGUE, addends: int = 0
+    dtype: Dtype,
+    config: MatmulConfig,
+    variant: Variant,
+    epilogue: Epilogue = NO_EPILOGUE,
+    addends: int = 0,
+    weights: int = 1,
 ) -> Case:
     """The matmul that `config` names. Tensor cores are promised where the dtype has them."""
     is_hopper = config.kernel == "hopper"
@@ -174,7 +199,9 @@ def matmul_case(
     out = {"out": f"*{DTYPES[dtype]}"}
     if is_hopper:
         out = {"out": _descriptor(dtype, (block_m, part_n), True), "out_pointer": f"*{DTYPES[dtype]}"}
-    sides = {"a_shard": a, "a_workspace": a, "b": _descriptor(dtype, b_block, is_hopper), **out}
+    factors = dict.fromkeys(_names("b", weights), _descriptor(dtype, b_block, is_hopper))
+    outs = {name: kind for base, kind in out.items() for name in _names(base, weights)}
+    sides = {"a_shard": a, "a_workspace": a, **factors, **outs}
     constant: dict[str, int | str | None] = {"PRECISION": "ieee" if dtype == "float32" else "tf32"}
     if is_hopper:
         constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
@@ -182,21 +209,32 @@ def matmul_case(
     constant |= dict.fromkeys({BIAS, RESIDUAL} - extras.keys()) | {"EPILOGUE": epilogue.bits}
     sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
     constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}
+    columns = _names("n", weights)
+    if not is_hopper:
+        constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
+        constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
+        constant["WEIGHTS"] = weights
     options = {"num_warps": 4} if is_hopper else {"num_warps": config.warps, "num_stages": config.stages}
     launch = f"{config.warps}w{config.stages}s" + (f"/{config.split_n}" if config.split_n > 1 else "")
     tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
     added = f"{addends} addend{'s' if addends > 1 else ''}" if addends else ""
+    several = f"{weights} weights" if weights > 1 else ""
     source = _source(
         matmul_hopper_kernel if is_hopper else matmul_kernel,
-        {**sides, **extras, **sums, **PROTOCOL, **TABLE, "k": "i32"},
+        {**sides, **extras, **sums, **PROTOCOL, **TABLE, **dict.fromkeys(columns, "i32"), "k": "i32"},
         {**constant, **variant.constexprs},
         options,
-        " ".join(filter(None, (f"{dtype} {tile} {launch}", str(variant), str(epilogue), added))),
-        () if variant.ragged else ("n", "k"),
+        " ".join(filter(None, (f"{dtype} {tile} {launch}", str(variant), str(epilogue), added, several))),
+        () if variant.ragged else (*columns, "k"),
     )
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
-    contract = _tiles(guarded, (*out, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
+    contract = _tiles(guarded, (*outs, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
     return Case(source, _with_addends(contract) if addends else contract)
+
+
+def _names(base: str, weights: int) -> list[str]:
+    """What belongs to each weight: `b`, `b_1`, `b_2`."""
+    return [base, *(f"{base}_{index}" for index in range(1, weights))]
 
 
 def _with_addends(contract: Contract) -> Contract:

@@ -14,6 +14,8 @@ from overweave.ir.schedule import Count, Name, Put, Schedule
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEMSIZE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
+MOST_WEIGHTS = 3  # that a tile kernel multiplies by in one launch: query, key and value
+LONGEST_LIST = 64  # of weights, in one call
 
 COPY_ENGINE, LIBRARY, TILE_KERNEL, REDUCE_KERNEL = "copy_engine", "library", "tile_kernel", "reduce_kernel"
 COPY_KERNEL, AUTHOR_KERNEL = "copy_kernel", "author_kernel"
@@ -62,6 +64,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     matmul_reduce_scatter: `m` rows before the scatter, `n` columns, `k` the own part of the reduced axis.
     matmul_all_reduce: `m` rows, `n` columns, `k` the own part of the reduced axis.
     b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product (all_gather_matmul).
+    columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
     """
 
     operator: Name
@@ -73,6 +76,22 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     b_is_transposed: bool = False
     returns_gathered: bool = False
     epilogue: Epilogue = NO_EPILOGUE
+    columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each weight."""
+        return self.columns or (self.n,)
+
+    @property
+    def n_text(self) -> str:
+        """For reports: `1024+256+256`."""
+        return "+".join(map(str, self.widths))
+
+    @property
+    def extents(self) -> str:
+        """For reports: `m=4096 n=1024+256+256 k=4096`."""
+        return f"m={self.m} n={self.n_text} k={self.k}"
 
 
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -158,6 +177,11 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise KeyError(queue)
 
 
+def numbered(name: str, index: int) -> str:
+    """The buffer of a further weight, or of its product: `w`, `w.1`, `w.2`, ..."""
+    return f"{name}.{index}" if index else name
+
+
 MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
 OWN_SHARD, WORKSPACE = 0, 1
 NO_SIGNAL = -1
@@ -176,6 +200,7 @@ class TileRow(NamedTuple):
     width: its columns, if they are fewer than the kernel's tile has (MatmulConfig.split_n); 0: a whole tile.
     place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the
     result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
+    weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
     operation: position of its operation among those of the rank and queue, for traces and reports.
     APPLY: `row` is the tile's number in the author's kernel. PART: no tile, but rows `[row, row_end)` of what is read
     part by part, and what to wait for before they are; parts stand behind all tiles.
@@ -200,6 +225,7 @@ class TileRow(NamedTuple):
     late_lo: int = 0
     late_hi: int = 0
     late_count: int = 0
+    weight: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):

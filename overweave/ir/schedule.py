@@ -340,6 +340,12 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """The operations that `rank` launches, in launch order."""
         return (operation for operation in self.operations if operation.rank == rank)
 
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The buffers by which Computes multiply, in the order of `buffers`."""
+        read = {operation.b.buffer for operation in self.operations if isinstance(operation, Compute)}
+        return tuple(buffer.name for buffer in self.buffers if buffer.name in read)
+
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`. Raises KeyError."""
         for buffer in self.buffers:

@@ -2,6 +2,7 @@
 
     a [m, k], from one of two places: the own shard, read in place, or the workspace, filled by peers
     b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
+    b_1 and out_1, b_2 and out_2: further weights, of other n, and their products: `TileRow.weight` says whose a tile is
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum in
@@ -32,6 +33,7 @@ from overweave.lang.tile_table import (
     SOURCE,
     SOURCE_ROW,
     STORED,
+    WEIGHT,
     WIDTH,
     claim_tile,
     finish_tile,
@@ -63,7 +65,11 @@ def matmul_kernel(
     a_shard,
     a_workspace,
     b,
+    b_1,
+    b_2,
     out,
+    out_1,
+    out_2,
     bias,
     residual,
     total,
@@ -76,6 +82,8 @@ def matmul_kernel(
     trace,
     tiles,
     n,
+    n_1,
+    n_2,
     k,
     world_size,
     PRECISION: tl.constexpr,
@@ -84,6 +92,7 @@ def matmul_kernel(
     TRACED: tl.constexpr,
     EPILOGUE: tl.constexpr,
     ADDENDS: tl.constexpr,
+    WEIGHTS: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = a_shard.block_shape[0]
     BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
@@ -105,7 +114,20 @@ def matmul_kernel(
         if TWO_SOURCES:
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
-        accumulator = multiply_tile(a, b, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
+        factor = b
+        target = out
+        cols_end = n
+        if WEIGHTS > 1:
+            if read_column(table, tile, WEIGHT) == 1:
+                factor = b_1
+                target = out_1
+                cols_end = n_1
+        if WEIGHTS > 2:
+            if read_column(table, tile, WEIGHT) == 2:
+                factor = b_2
+                target = out_2
+                cols_end = n_2
+        accumulator = multiply_tile(a, factor, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.
@@ -121,9 +143,9 @@ def matmul_kernel(
             accumulator += tl.where(verdict == 1, 0.0, float("nan"))
             store_sum(accumulator, total, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
         else:
-            inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < n))[None, :]
-            target = out + rows.to(tl.int64)[:, None] * n + cols[None, :]
-            tl.store(target, accumulator.to(out.dtype.element_ty), mask=inside)
+            inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
+            places = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
+            tl.store(places, accumulator.to(out.dtype.element_ty), mask=inside)
         finish_tile(table, tile, signals, verdict)
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

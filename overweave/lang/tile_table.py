@@ -62,6 +62,7 @@ PLACE = tl.constexpr(TileRow._fields.index("place"))
 LATE_LO = tl.constexpr(TileRow._fields.index("late_lo"))
 LATE_HI = tl.constexpr(TileRow._fields.index("late_hi"))
 LATE_COUNT = tl.constexpr(TileRow._fields.index("late_count"))
+WEIGHT = tl.constexpr(TileRow._fields.index("weight"))
 
 COMPLETE_ASSEMBLY = tl.constexpr(COMPLETE_BULK_STORES)
 FROM_OWN_SHARD = tl.constexpr(OWN_SHARD)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import NoneType
+from typing import TypeVar
 
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.plan import LONGEST_LIST
 
+_T = TypeVar("_T")
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
 _OPTIONS: dict[str, tuple[type, ...]] = {"m": (int, NoneType), "return_gathered": (bool,), "plan": (str, NoneType)}
 
 
-def check_kinds(operator: str, x: object, w: object, options: Mapping[str, object]) -> None:
-    """x and w are strided tensors, options of the types that the operators declare. Raises InputError."""
-    for name, tensor in (("x", x), ("w", w)):
+def weights_of(w: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The weights of a caller who may pass one or a list of them; what they are is for `check_kinds` to say."""
+    return tuple(w) if isinstance(w, list | tuple) else (w,)
+
+
+def check_kinds(operator: str, x: object, weights: tuple[object, ...], options: Mapping[str, object]) -> None:
+    """x and every weight are strided tensors, options of the types that the operators declare. Raises InputError."""
+    if not 1 <= len(weights) <= LONGEST_LIST:
+        cure = f"Pass a weight, or a list of 1 to {LONGEST_LIST}"
+        raise InputError(f"{operator}: w", f"got {len(weights)} weights", cure)
+    for name, tensor in (("x", x), *_named(weights)):
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor")
         if tensor.layout is not torch.strided:
@@ -28,28 +39,48 @@ def check_kinds(operator: str, x: object, w: object, options: Mapping[str, objec
             raise InputError(f"{operator}: {name}", f"got {type(value).__name__}", f"Pass {wanted}")
 
 
-def check_operands(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
-    """`x @ w` for two dense matrices of one supported dtype on one device. Raises InputError."""
-    for name, tensor in (("x", x), ("w", w)):
+def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor) -> bool:
+    """`x @ w` for dense matrices of one supported dtype on one device, all weights in one layout. Raises InputError.
+
+    Returns whether the weights lie in memory as `[n, k]`.
+    """
+    for name, w in _named(weights):
+        _check_pair(operator, x, w, name)
+    if all(w.is_contiguous() for w in weights):
+        return False
+    if not all(w.t().is_contiguous() for w in weights):
+        found = ", ".join("[k, n]" if w.is_contiguous() else "[n, k]" for w in weights)
+        raise InputError(f"{operator}: weights in one memory layout", f"they lie as {found}", "Lay them out alike")
+    return True
+
+
+def _named(weights: tuple[_T, ...]) -> list[tuple[str, _T]]:
+    return [("w" if len(weights) == 1 else f"w[{index}]", each) for index, each in enumerate(weights)]
+
+
+def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str) -> None:
+    for name, tensor in (("x", x), (called, w)):
         if tensor.dim() != 2:
             raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
     if x.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
     if x.dtype != w.dtype or x.device != w.device:
-        found = f"x is {x.dtype} on {x.device}, w is {w.dtype} on {w.device}"
-        raise InputError(f"{operator}: x and w alike", found, "Cast or move one of them")
+        found = f"x is {x.dtype} on {x.device}, {called} is {w.dtype} on {w.device}"
+        raise InputError(f"{operator}: x and {called} alike", found, "Cast or move one of them")
     if x.device.type not in ("cpu", "cuda"):
         raise InputError(f"{operator}: tensors on a CPU or a CUDA GPU", f"got {x.device}", "Move them")
     if x.shape[1] != w.shape[0]:
-        found = f"x is {list(x.shape)}, w is {list(w.shape)}"
-        raise InputError(f"{operator}: x [.., k] @ w [k, n]", found, "Pass w as [k, n]; `w.t()` is accepted as it is")
+        found = f"x is {list(x.shape)}, {called} is {list(w.shape)}"
+        raise InputError(
+            f"{operator}: x [.., k] @ {called} [k, n]", found, "Pass w as [k, n]; `w.t()` is accepted as it is"
+        )
     if not w.numel():
-        raise InputError(f"{operator}: w [k, n], both at least 1", f"got {list(w.shape)}", "Leave out the call")
+        raise InputError(f"{operator}: {called} [k, n], both at least 1", f"got {list(w.shape)}", "Leave out the call")
     if not x.is_contiguous():
         raise InputError(f"{operator}: x row-major", f"its strides are {x.stride()}", "Pass x.contiguous()")
     if not (w.is_contiguous() or w.t().is_contiguous()):
-        found = f"w {list(w.shape)} has strides {w.stride()}"
-        raise InputError(f"{operator}: w dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
+        found = f"{called} {list(w.shape)} has strides {w.stride()}"
+        raise InputError(f"{operator}: {called} dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         raise InputError(f"{operator}: tensors without gradient", "requires_grad is set", "Call it under no_grad")

@@ -73,10 +73,11 @@ def _two_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
 
 def _all_gather_matmul(tensors: Tensors, group: str) -> None:
     wants_gathered = "gathered_out" in tensors
+    names = [name for name in tensors if name.split(".")[0] == "w"]
     gathered, products = torch.ops.symm_mem.fused_all_gather_matmul(
-        tensors["x"], [tensors["w"]], 0, group, return_A=wants_gathered
+        tensors["x"], [tensors[name] for name in names], 0, group, return_A=wants_gathered
     )
-    tensors["y"] = products[0]
+    tensors |= {name.replace("w", "y"): product for name, product in zip(names, products, strict=True)}
     if wants_gathered:
         tensors["gathered_out"] = gathered
 

@@ -31,6 +31,7 @@ from overweave.tuner.choose import choose
 from overweave.tuner.space import BY_TORCH, Candidate, candidate, obstacle
 from overweave.tuner.target import Target, kernel_obstacle, target_of
 
+Weights = tuple[torch.Tensor, ...]
 GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
 ALIGNED_BYTES = 16
 
@@ -52,16 +53,18 @@ def group_of(group: GroupLike) -> Group:
     return resolve(group)
 
 
-def key_of(group: Group, operator: str, x: torch.Tensor, w: torch.Tensor, options: Mapping[str, object]) -> Key:
+def key_of(group: Group, operator: str, x: torch.Tensor, weights: Weights, options: Mapping[str, object]) -> Key:
     """Everything that decides how a call runs: equal keys need neither checks nor choices again. Raises InputError."""
     try:
-        check_kinds(operator, x, w, options)
+        check_kinds(operator, x, weights, options)
     except InputError as error:
         raise refuse(group, error) from None
-    misaligned = (x.data_ptr() | w.data_ptr()) % ALIGNED_BYTES
-    gradient = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-    operands = (x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device)
-    return (operator, *operands, misaligned, gradient, *options.values())
+    operands, needs_gradient = (x, *weights), torch.is_grad_enabled()
+    told: list[object] = [operator]
+    for each in operands:
+        misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
+        told += (each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
+    return (*told, len(weights), *options.values())
 
 
 def prepared_call(group: Group, key: Key) -> Prepared | None:
@@ -150,7 +153,7 @@ def _signature(problem: Problem, choice: Choice) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
     done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
-    shape = f"m={problem.m} n={problem.n} k={problem.k} {problem.dtype}{layout}{gathered}{done}"
+    shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{choice.plan} {shape} {options}".strip().encode()
 

@@ -17,7 +17,7 @@ def explain(
     operator: str,
     *,
     m: int,
-    n: int,
+    n: int | tuple[int, ...],
     k: int,
     world_size: int,
     dtype: torch.dtype = torch.bfloat16,
@@ -27,18 +27,28 @@ def explain(
 
     It says where the answer comes from (this machine's measurements, the package's, a neighbour's, or the model) and
     weighs every candidate: predicted, measured where somebody did, or why it cannot be.
-    m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. Without a GPU at hand,
+    m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. n, a tuple: the columns of
+    each of several weights. Without a GPU at hand,
     device "cuda" means an H200. Raises InputError for an unknown operator, dtype or device, or sizes that are none.
     """
     if operator not in SPACE:
         raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
     if dtype not in DTYPES:
         raise InputError(f"explain {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
-    if min(m, n - 1, k - 1, world_size - 1) < 0:
+    columns = n if isinstance(n, tuple) else (n,)
+    if not columns or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:
         found = f"m={m} n={n} k={k} world_size={world_size}"
         raise InputError(f"explain {operator}", found, "m is at least 0, the others at least 1")
     where = _device(device)
-    problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])  # type: ignore[arg-type]
+    problem = Problem(
+        operator=operator,
+        m=m,
+        n=sum(columns),
+        k=k,
+        world_size=world_size,
+        dtype=DTYPES[dtype],  # type: ignore[arg-type]
+        columns=columns if len(columns) > 1 else (),
+    )
     has_gpu = where.type == "cuda" and torch.cuda.is_available()
     target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")
     return explained(problem, target)

@@ -32,7 +32,7 @@ def matmul_all_reduce(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
     """
     resolved = group_of(group)
-    key = key_of(resolved, OPERATOR, x, w, {"plan": plan})
+    key = key_of(resolved, OPERATOR, x, (w,), {"plan": plan})
     prepared = prepared_call(resolved, key)
     problem = prepared.problem if prepared else _checked(x, w, resolved)
     tensors = {"x": x, "w": w, "y": x.new_empty((problem.m, problem.n))}

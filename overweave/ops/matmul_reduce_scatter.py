@@ -31,7 +31,7 @@ def matmul_reduce_scatter(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     resolved = group_of(group)
-    key = key_of(resolved, OPERATOR, x, w, {"plan": plan})
+    key = key_of(resolved, OPERATOR, x, (w,), {"plan": plan})
     prepared = prepared_call(resolved, key)
     problem = prepared.problem if prepared else _checked(x, w, resolved)
     lo, hi = shard_rows(problem.m, resolved.world_size, resolved.rank)

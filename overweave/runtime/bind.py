@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import BIAS, RESIDUAL, Engine, Plan
+from overweave.ir.plan import BIAS, RESIDUAL, Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -82,10 +82,15 @@ class SlotKernels:
         sides = {self._buffer(compute.a[0].buffer) for compute in computes}
         shard = next((buffer for buffer in sides if buffer.home == INPUT), None)
         gathered = next((buffer for buffer in sides if buffer.home != INPUT), None)
-        outs = {bool(compute.addends): self._buffer(compute.out[0].buffer) for compute in computes}
-        out, total = outs.get(False) or outs[True], outs.get(True)
-        movers = {"b": "w"} | ({"a_shard": shard.name} if shard else {})
+        weights = self._plan.schedule.weights
+        sums = {each.b.buffer: self._buffer(each.out[0].buffer) for each in computes if each.addends}
+        products = sums | {each.b.buffer: self._buffer(each.out[0].buffer) for each in computes if not each.addends}
+        out, total = products[weights[0]], sums.get(weights[0])
+        more = [(name, products[name]) for name in weights[1:]]
+        movers = {"b": weights[0]} | ({"a_shard": shard.name} if shard else {})
         movers |= {"out": out.name} if out.home == OUTPUT else {}
+        for index, (name, product) in enumerate(more, start=1):
+            movers |= {numbered("b", index): name, numbered("out", index): product.name}
         movers |= {"total": total.name} if total and total.home == OUTPUT else {}
         epilogue = self._plan.problem.epilogue
         movers |= {name: name for name in epilogue.inputs}
@@ -93,7 +98,8 @@ class SlotKernels:
         operands = Operands(
             a_shard=self._example[shard.name] if shard else None,
             a_workspace=self._own(gathered) if gathered else None,
-            b=self._example["w"],
+            b=self._example[weights[0]],
+            more=tuple((self._example[name], self._instance(product)) for name, product in more),
             out=self._instance(out),
             b_is_transposed=self._plan.problem.b_is_transposed,
             bases=bases,

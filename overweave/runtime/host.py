@@ -103,7 +103,7 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
 def _signature(plan: Plan, depth: Depth) -> bytes:
     """Readable, and different for plans that differ in anything all ranks share."""
     problem = plan.problem
-    shape = f"m={problem.m} n={problem.n} k={problem.k} {problem.dtype}"
+    shape = f"{problem.extents} {problem.dtype}"
     shared = msgspec.json.encode((plan.schedule, plan.realization, problem))
     return f"{plan.name} {shape} {depth} #{blake2b(shared, digest_size=6).hexdigest()}".encode()
 

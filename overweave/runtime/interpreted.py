@@ -8,7 +8,7 @@ set, which is this loop's to do: the interpreter has no device clock to bound it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from overweave.ir.plan import (
     BIAS,
     COPY_KERNEL,
     ITEMSIZE_BYTES,
+    MOST_WEIGHTS,
     OWN_SHARD,
     REDUCE_KERNEL,
     RESIDUAL,
     TILE_KERNEL,
     WORKSPACE,
+    MatmulConfig,
     Plan,
 )
 from overweave.ir.schedule import INPUT, Compute, Reduce
@@ -62,7 +64,7 @@ class InterpretedCall(HostCall):
             return
         if config is not None and config.kernel != "portable":
             raise InputError(f"interpret {plan.name}", f"it names the {config.kernel} kernel", "Name the portable one")
-        for name, extent in (("k", problem.k), ("n", problem.n)):
+        for name, extent in (("k", problem.k), *(("n", width) for width in problem.widths)):
             if extent * ITEMSIZE_BYTES[problem.dtype] % _ROW_BYTES:
                 cure = f"Pad {name} to a multiple of {_ROW_BYTES // ITEMSIZE_BYTES[problem.dtype]}"
                 raise InputError(f"run the kernels of {plan.name}", f"{name}={extent} of {problem.dtype}", cure)
@@ -149,16 +151,16 @@ class InterpretedCall(HostCall):
             matrix = _row_major(self.tensors[buffer]) if is_own else self.slot.buffer(buffer, self.group.rank)
             sides[OWN_SHARD if is_own else WORKSPACE] = TensorDescriptor.from_tensor(matrix, block)
         own, workspace = (sides.get(side, next(iter(sides.values()))) for side in (OWN_SHARD, WORKSPACE))
-        b = self.tensors[computes[0].b.buffer]
-        block = [config.block_n, config.block_k] if problem.b_is_transposed else [config.block_k, config.block_n]
-        weight = TensorDescriptor.from_tensor(_row_major(b.t() if problem.b_is_transposed else b), block)
-        outs = {bool(compute.addends): self._matrix(compute.out[0].buffer) for compute in computes}
-        out, total = outs.get(False, outs.get(True)), outs.get(True)
+        weights = self.plan.schedule.weights
+        factors = [self._factor(name, config) for name in weights]
+        sums = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if one.addends}
+        products = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if not one.addends}
+        outs, total = [(sums | products)[name] for name in weights], sums.get(weights[0])
         addends = self._addends(computes)
         extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)]
-        arguments = [own, workspace, weight, out, *extras, total, addends, table, claims, *self._protocol]
-        arguments += [self._trace(step.queue, len(table))]
-        numbers = [len(table), problem.n, problem.k, self.group.world_size]
+        arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends]
+        arguments += [table, claims, *self._protocol, self._trace(step.queue, len(table))]
+        numbers = [len(table), *_filled(problem.widths), problem.k, self.group.world_size]
         flags = [
             _PRECISION,
             problem.b_is_transposed,
@@ -166,7 +168,13 @@ class InterpretedCall(HostCall):
             self.stopwatch is not None,
             problem.epilogue.bits,
         ]
-        matmul_kernel[grid](*arguments, *numbers, *flags, 0 if addends is None else addends.shape[1])
+        flags += [0 if addends is None else addends.shape[1], len(factors)]
+        matmul_kernel[grid](*arguments, *numbers, *flags)
+
+    def _factor(self, weight: str, config: MatmulConfig) -> Any:
+        is_transposed, matrix = self.plan.problem.b_is_transposed, self.tensors[weight]
+        block = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
+        return TensorDescriptor.from_tensor(_row_major(matrix.t() if is_transposed else matrix), block)
 
     def _addends(self, computes: list[Compute]) -> Tensor | None:
         """For each Compute, where row 0 of its output's buffer would lie beside each addend; None if there are none."""
@@ -223,6 +231,11 @@ class InterpretedCall(HostCall):
 def _kernel_queues(plan: Plan) -> list[str]:
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
     return [queue for queue, engine in engines.items() if engine in _CLAIMS]
+
+
+def _filled(operands: Sequence[Any]) -> list[Any]:
+    """Those of every weight that the kernel has a place for; None where there is none."""
+    return [*operands, *[None] * (MOST_WEIGHTS - len(operands))]
 
 
 def _row_major(matrix: Tensor) -> Tensor:

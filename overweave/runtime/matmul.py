@@ -11,7 +11,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.plan import NO_EPILOGUE, Epilogue, MatmulConfig, TileRow
+from overweave.ir.plan import BIAS, MOST_WEIGHTS, NO_EPILOGUE, RESIDUAL, Epilogue, MatmulConfig, TileRow, numbered
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
@@ -27,6 +27,8 @@ class Operands:
     """What a tile kernel multiplies. Example tensors: `bases` says which of them move.
 
     a_shard, a_workspace: `[rows, k]`, either may be None. b: `[k, n]`, in either memory layout. out: `[rows, n]`.
+    more: further weights of `b`'s layout and their outs, by which `TileRow.weight` numbers them; `bases` calls them
+    `b.1` and `out.1`, and so on.
     bias `[n]`, residual `[rows, n]`: what the epilogue reads, else None.
     total: `[rows, n]`, where tiles with addends store, and addends: int64 `[operations, addends]`, where those lie
     (memory/lower.addend_addresses); None if no tile has any.
@@ -43,11 +45,34 @@ class Operands:
     epilogue: Epilogue = NO_EPILOGUE
     total: torch.Tensor | None = None
     addends: torch.Tensor | None = None
+    more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
     def base(self, name: str) -> Moving:
         """The stand-in of an operand, fixed if it does not move."""
-        tensor = getattr(self, name)
-        return self.bases.get(name) or moving(tensor)
+        return self.bases.get(name) or moving(getattr(self, name))
+
+    @property
+    def factors(self) -> list[tuple[torch.Tensor, Moving]]:
+        """Every weight as it lies in memory, row-major, with its stand-in."""
+        return self._numbered("b", [self.stored(b) for b in (self.b, *(b for b, _ in self.more))])
+
+    @property
+    def outs(self) -> list[tuple[torch.Tensor, Moving]]:
+        """The output of every weight, with its stand-in."""
+        return self._numbered("out", [self.out, *(out for _, out in self.more)])
+
+    @property
+    def widths(self) -> list[int | None]:
+        """The columns of every weight that a kernel has a place for."""
+        return filled([out.shape[1] for out, _ in self.outs])
+
+    def stored(self, b: torch.Tensor) -> torch.Tensor:
+        """A weight as it lies in memory, row-major."""
+        return b.t() if self.b_is_transposed else b
+
+    def _numbered(self, name: str, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Moving]]:
+        bases = [self.bases.get(numbered(name, index)) for index in range(len(tensors))]
+        return [(tensor, base or moving(tensor)) for tensor, base in zip(tensors, bases, strict=True)]
 
     @property
     def extras(self) -> list[Moving | None]:
@@ -59,11 +84,6 @@ class Operands:
     def addend_count(self) -> int:
         """How many addends a tile with addends has; 0 if none has any."""
         return 0 if self.addends is None else self.addends.shape[1]
-
-    @property
-    def stored_b(self) -> torch.Tensor:
-        """`b` as it lies in memory, row-major."""
-        return self.b.t() if self.b_is_transposed else self.b
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,11 @@ def matmul_launch(config: MatmulConfig, operands: Operands, protocol: Protocol) 
     return make(config, operands, protocol)
 
 
+def filled(operands: list[Any]) -> list[Any]:
+    """Those of every weight that a kernel has a place for; None where there is none."""
+    return operands + [None] * (MOST_WEIGHTS - len(operands))
+
+
 def programs_for(tiles: int, device: torch.device, sms_beside: int = 0) -> int:
     """One persistent program per SM, less those left to another kernel, or fewer if there are fewer tiles."""
     return max(1, min(torch.cuda.get_device_properties(device).multi_processor_count - sms_beside, tiles))
@@ -104,13 +129,15 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
     block_a = [config.block_m, config.block_k]
     block_b = [config.block_n, config.block_k] if operands.b_is_transposed else [config.block_k, config.block_n]
     shard, workspace = _a_sides(operands, lambda matrix, base: descriptor(matrix, block_a, base))
-    b = descriptor(operands.stored_b, block_b, operands.base("b"))
-    tiles, (k, n) = protocol.table.shape[0], operands.b.shape
+    factors = [descriptor(matrix, block_b, base) for matrix, base in operands.factors]
+    tiles, k = protocol.table.shape[0], operands.b.shape[0]
     total = None if operands.total is None else operands.base("total")
-    arguments: list[Any] = [shard, workspace, b, operands.base("out"), *operands.extras, total, operands.addends]
-    arguments += [*protocol.arrays, tiles, n, k, protocol.world_size]
+    arguments: list[Any] = [shard, workspace, *filled(factors), *filled([base for _, base in operands.outs])]
+    arguments += [*operands.extras, total, operands.addends]
+    arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
     arguments += [_has_two_sources(operands), protocol.traced, operands.epilogue.bits, operands.addend_count]
+    arguments += [len(factors)]
     options = {"num_warps": config.warps, "num_stages": config.stages}
     return Launch(matmul_kernel, protocol.programs(), arguments, options)
 
@@ -127,7 +154,9 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     (part_m, part_n), block_k = hopper_parts(config), config.block_k
     shard, workspace = _a_sides(operands, lambda matrix, base: describe(matrix, base, [part_m, block_k]))
     b = describe(
-        operands.stored_b, operands.base("b"), [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
+        operands.stored(operands.b),
+        operands.base("b"),
+        [part_n, block_k] if operands.b_is_transposed else [block_k, part_n],
     )
     out_base = operands.base("out")
     out = describe(operands.out, out_base, [part_m, part_n])
@@ -179,7 +208,8 @@ class Matmul:
     ) -> None:
         """extras: what the epilogue reads, by name."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
-        operands = Operands(a, None, b, out, is_transposed, {}, **extras, epilogue=epilogue)
+        bias, residual = extras.get(BIAS), extras.get(RESIDUAL)
+        operands = Operands(a, None, b, out, is_transposed, {}, bias, residual, epilogue)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
         trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)

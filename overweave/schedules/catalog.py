@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import cast
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     ITEMSIZE_BYTES,
     LIBRARY,
+    MOST_WEIGHTS,
     REDUCE_KERNEL,
     TILE_KERNEL,
     Assignment,
@@ -23,6 +25,7 @@ from overweave.ir.plan import (
     Problem,
     Realization,
     ReduceConfig,
+    numbered,
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
 from overweave.schedules import all_gather, all_reduce, gather_templates, options, reduce_scatter
@@ -237,8 +240,24 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None) ->
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     if problem.epilogue.bits and template.operator != ALL_GATHER_MATMUL:
         raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
+    if problem.columns:
+        _check_columns(asked, template, problem)
     if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:
         raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
+
+
+def _check_columns(asked: str, template: Template, problem: Problem) -> None:
+    if template.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, f"{len(problem.columns)} weights", "Only all_gather_matmul takes several")
+    if sum(problem.columns) != problem.n:
+        found = f"n={problem.n}, weights of {problem.n_text} columns"
+        raise InputError(asked, found, "n counts the columns of all weights")
+    if template.is_fused and len(problem.columns) > MOST_WEIGHTS:
+        found, cure = f"{len(problem.columns)} weights", f"A tile kernel takes {MOST_WEIGHTS}; name a library plan"
+        raise InputError(asked, found, cure)
+    if problem.epilogue.bits:
+        found = f"epilogue {problem.epilogue} of {len(problem.columns)} weights"
+        raise InputError(asked, found, "Only the product of one weight has an epilogue")
 
 
 def _names_for(operator: str) -> str:
@@ -264,8 +283,11 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
+    if settings.kernel == "hopper" and problem.columns:
+        found = f"{len(problem.columns)} weights"
+        raise InputError("kernel hopper", found, "It multiplies by one so far; use kernel=portable")
     candidates = shapes(problem.dtype, settings.kernel, problem.epilogue)
-    return settings.matmul(tile_shape(heights, problem.n, settings.sms, candidates))
+    return settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates))
 
 
 def _sums(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:
@@ -286,10 +308,16 @@ _How = tuple[Settings, MatmulConfig | None]
 
 
 def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
-    """Every rank has its own `b [k, n]`: columns `[rank * n, (rank + 1) * n)` of the whole product are its own."""
+    """Every rank has its own `b [k, n]`: columns `[rank * n, (rank + 1) * n)` of the whole product are its own.
+
+    Of several weights each has its part of those columns.
+    """
     m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
-    ranks = range(problem.world_size)
-    b, y = Buffer(W, k, n, "input"), Buffer(Y, m, n, "output")
+    ranks, widths = range(problem.world_size), problem.widths
+    weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
+    outs = [Buffer(numbered(Y, index), m, cols, "output") for index, cols in enumerate(widths)]
+    triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
+    parts = [(rank, b, y, rank * n + before) for rank in ranks for b, y, before in triples]
     split = _split(problem, settings, config)
     if template.method in gather_templates.TEMPLATES:
         moves = gather_templates.gather_moves(template.method, mesh_of(split, k, settings))
@@ -299,11 +327,14 @@ def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _Ho
     kernel = Footprint(
         queue=_queue(config),
         a=None,
-        b=b,
-        out=y,
+        b=weights[0],
+        out=outs[0],
+        more=tuple(zip(weights[1:], outs[1:], strict=True)),
         config=config,
-        given=tuple(Given(region(b, rank, (0, k)), B, 0, rank * n) for rank in ranks),
-        goal=tuple(Goal(region(y, rank, (0, m)), product(A, B), 0, rank * n, ((0, k),)) for rank in ranks if m > 0),
+        given=tuple(Given(region(b, rank, (0, k)), B, 0, col) for rank, b, _, col in parts),
+        goal=tuple(
+            Goal(region(y, rank, (0, m)), product(A, B), 0, col, ((0, k),)) for rank, _, y, col in parts if m > 0
+        ),
         sms=settings.sms,
     )
     return compose(name, communication, kernel)

@@ -28,6 +28,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     """What a matmul `a @ b -> out` on every rank reads, writes and announces.
 
     a, out: None on the side that the communication's chunks hold; else the buffer with the same rows in global place.
+    more: further weights and their outputs. Chunks of `a` are multiplied by them, too, and announce nothing then.
     config: None for a library matmul, which is one instance whatever its size.
     sms: by which the last wave is judged, whose tiles may be cut.
     """
@@ -36,18 +37,24 @@ class Footprint(Struct, frozen=True, kw_only=True):
     a: Buffer | None
     b: Buffer
     out: Buffer | None
+    more: tuple[tuple[Buffer, Buffer], ...] = ()
     config: MatmulConfig | None
     given: tuple[Given, ...]
     goal: tuple[Goal, ...] = ()
     sms: int = 132
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each weight."""
+        return self.b.cols, *(b.cols for b, _ in self.more)
+
     def tiles(self, chunks: list[Chunk]) -> list[int]:
-        """How many tiles compute each chunk of one rank, those of the last wave cut."""
+        """How many tiles multiply each chunk of one rank by each weight, those of the last wave cut."""
         if self.config is None:
-            return [1] * len(chunks)
+            return [1] * len(chunks) * len(self.widths)
         heights = [chunk.rows[1] - chunk.rows[0] for chunk in chunks]
-        counts = [count_tiles((height,), self.b.cols, self.config) for height in heights]
-        left = tiles_to_cut(count_tiles(heights, self.b.cols, self.config), self.sms, self.config)
+        counts = [count_tiles((height,), width, self.config) for height in heights for width in self.widths]
+        left = tiles_to_cut(count_tiles(heights, self.widths, self.config), self.sms, self.config)
         tiles = []
         for count in reversed(counts):
             cut = min(left, count.whole)
@@ -55,7 +62,14 @@ class Footprint(Struct, frozen=True, kw_only=True):
             tiles.append(sum(count) + cut)
         return tiles[::-1]
 
-    def compute(self, chunk: Chunk, tiles: int) -> Compute:
+    def computes(self, chunk: Chunk, tiles: Iterator[int]) -> Iterator[Compute]:
+        """The chunk by each weight in turn."""
+        yield self._compute(chunk, next(tiles))
+        for index, (b, out) in enumerate(self.more, start=1):
+            named = replace(chunk, name=f"{chunk.name}.w{index}")
+            yield replace(self, b=b, out=out, more=())._compute(named, next(tiles))
+
+    def _compute(self, chunk: Chunk, tiles: int) -> Compute:
         rank, rows = chunk.rank, chunk.rows
         return Compute(
             name=chunk.name,
@@ -86,7 +100,8 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         steps = _gathered_into_one_launch(communication.steps)
     operations = tuple(_woven(tuple(steps), kernel))
     queues = (kernel.queue, *(queue for queue in communication.queues if queue.name != kernel.queue.name))
-    matmul_buffers = tuple(buffer for buffer in (kernel.a, kernel.b, kernel.out) if buffer)
+    sides = (kernel.a, *(buffer for pair in ((kernel.b, kernel.out), *kernel.more) for buffer in pair))
+    matmul_buffers = tuple(buffer for buffer in sides if buffer)
     return Schedule(
         name=name,
         world_size=communication.world_size,
@@ -107,7 +122,10 @@ def _woven(steps: tuple[Operation | Chunk, ...], kernel: Footprint) -> Iterator[
             chunks.setdefault(step.rank, []).append(step)
     tiles = {rank: iter(kernel.tiles(of_rank)) for rank, of_rank in chunks.items()}
     for step in steps:
-        yield kernel.compute(step, next(tiles[step.rank])) if isinstance(step, Chunk) else step
+        if isinstance(step, Chunk):
+            yield from kernel.computes(step, tiles[step.rank])
+        else:
+            yield step
 
 
 def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:

@@ -50,6 +50,7 @@ class _Context(Struct, frozen=True):
     homes: dict[str, str]
     # Signals that only the rank's own operations in these queues announce.
     announced_by: dict[tuple[str, int], set[str | None]]
+    weights: tuple[str, ...]
 
 
 def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
@@ -115,6 +116,7 @@ def _context(schedule: Schedule, rank: int) -> _Context:
         {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)},
         {buffer.name: buffer.home for buffer in schedule.buffers},
         announced_by,
+        schedule.weights,
     )
 
 
@@ -163,6 +165,9 @@ def _multiply_rows(
     for a, out in zip(compute.a, compute.out, strict=True):
         source = OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE
         rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
+    weight = context.weights.index(compute.b.buffer)
+    if weight:
+        rows = [row._replace(weight=weight) for row in rows]
     if compute.addends:
         late = _late(compute, context.first_signal)
         rows = [row._replace(place=compute.place, **late) for row in rows]

@@ -89,7 +89,10 @@ def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
     return SINGLE_PRECISION if dtype == "float32" else HALF_PRECISION
 
 
-def tile_shape(heights: Iterable[int], cols: int, sms: int, candidates: tuple[TileShape, ...]) -> MatmulConfig:
+Columns = int | tuple[int, ...]  # of one product, or of each of several
+
+
+def tile_shape(heights: Iterable[int], cols: Columns, sms: int, candidates: tuple[TileShape, ...]) -> MatmulConfig:
     """The candidate with the shortest time for chunks of `heights` rows each and `cols` columns on `sms` SMs.
 
     Time is waves x tile area / efficiency. Tiles never straddle chunks, so each chunk is rounded up by itself.
@@ -116,9 +119,17 @@ class TileCount(NamedTuple):
         return self.whole + CUT_TILE_COST * self.half
 
 
-def count_tiles(heights: Iterable[int], cols: int, config: MatmulConfig) -> TileCount:
+def count_tiles(heights: Iterable[int], cols: Columns, config: MatmulConfig) -> TileCount:
     """The tiles of chunks of `heights` rows each and `cols` columns, before any is cut."""
     rows = sum(-(-height // config.block_m) for height in heights)
+    if isinstance(cols, tuple):
+        counts = [_count_tiles(rows, one, config) for one in cols]
+        return TileCount(sum(count.whole for count in counts), sum(count.half for count in counts))
+    return _count_tiles(rows, cols, config)
+
+
+def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
+    """rows: of tiles."""
     columns, rest = divmod(cols, config.block_n)
     if config.split_n > 1 and 0 < rest <= config.block_n // config.split_n:
         return TileCount(rows * columns, rows)

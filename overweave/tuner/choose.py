@@ -60,8 +60,7 @@ def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | 
     if not able:
         return None
     taken, least = able[0], min(able, key=lambda time: time.us)
-    at = f"m={entry.problem.m} n={entry.problem.n} k={entry.problem.k}"
-    reason = f"it was the quickest of {len(entry.times)} at {at}: {taken.us:.1f} us"
+    reason = f"it was the quickest of {len(entry.times)} at {entry.problem.extents}: {taken.us:.1f} us"
     if taken is not least:
         reason += f", but for {least.candidate}, {least.us:.1f} us, which costs the host more"
     return chosen(problem, target, taken.candidate, (found.source, reason), tuple((n, w) for n, w in why.items() if w))

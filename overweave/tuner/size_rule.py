@@ -10,7 +10,7 @@ from msgspec import Struct
 from overweave.ir.plan import ITEMSIZE_BYTES, Problem
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.space import SEQUENTIAL, candidate
-from overweave.tuner.target import Target, kernel_obstacle
+from overweave.tuner.target import Target, kernel_obstacle, weights_obstacle
 
 
 class SizeRule(Struct, frozen=True):
@@ -53,7 +53,7 @@ def by_size(problem: Problem, target: Target) -> Choice:
     if too_small:
         why = "the plain library calls win at this size"
         return chosen(problem, target, sequential, ("rule", why), ((overlapped, too_small),))
-    obstacle = kernel_obstacle(problem, target)
+    obstacle = kernel_obstacle(problem, target) or weights_obstacle(problem)
     if obstacle:
         taken, why = candidate(rule.without_kernel, {}), "library matmuls take any layout"
         return chosen(problem, target, taken, ("rule", why), ((overlapped, obstacle),))

@@ -16,7 +16,7 @@ from overweave.errors import InputError
 from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.tile_shape import HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
-from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options
+from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
 
 Value = str | int
 Options = dict[str, Value]
@@ -141,7 +141,7 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
     if what.is_by_torch:
         return _torchs_obstacle(problem, target, what)
     if what.has_kernels(problem.operator):
-        why = kernel_obstacle(problem, target)
+        why = kernel_obstacle(problem, target) or (weights_obstacle(problem) if what.is_fused(problem.operator) else "")
         if why:
             return why
         if dict(what.options).get("kernel") == "hopper" and not (target.kind == "cuda" and target.is_hopper):
@@ -160,7 +160,10 @@ def is_member(operator: str, what: Candidate) -> bool:
 
 def full_options(problem: Problem, target: Target, what: Candidate) -> Options:
     """What the catalog is asked for: the candidate's options over those that every plan takes on a target."""
-    return (tile_options(target) if what.is_fused(problem.operator) else {}) | dict(what.options)
+    options = tile_options(target) if what.is_fused(problem.operator) else {}
+    if problem.columns and "kernel" in options:
+        options["kernel"] = "portable"  # the other one multiplies by one weight
+    return options | dict(what.options)
 
 
 def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:

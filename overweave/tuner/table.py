@@ -27,7 +27,7 @@ MOST_PIECES = 64
 # MEASURED: each of 72 problems left out in turn: up to 0.5 the neighbour's winner loses 0.8 % in the mean and the model
 # 0.3 %, up to 1.0 it is 8 % and 1 %, because small problems change sides (W=2 and 4, H200, 2026-11-20).
 FARTHEST = 0.5
-LAYOUT_STEP, GATHERED_STEP, EPILOGUE_STEP = 0.1, 0.25, 0.1
+LAYOUT_STEP, GATHERED_STEP, EPILOGUE_STEP, COLUMNS_STEP = 0.1, 0.25, 0.1, 0.1
 
 Word = Annotated[str, Meta(min_length=1, max_length=128)]
 OptionValue = Annotated[int, Meta(ge=0, le=1 << 20)] | Annotated[str, Meta(max_length=32)]
@@ -162,12 +162,13 @@ def distance(one: Problem, other: Problem) -> float:
     extents = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
     steps = sum(abs(math.log2(a / b)) for a, b in extents)
     steps += LAYOUT_STEP * (one.b_is_transposed != other.b_is_transposed)
-    steps += EPILOGUE_STEP * (one.epilogue != other.epilogue)
+    steps += EPILOGUE_STEP * (one.epilogue != other.epilogue) + COLUMNS_STEP * (one.columns != other.columns)
     return steps + GATHERED_STEP * (one.returns_gathered != other.returns_gathered)
 
 
 def _kind(problem: Problem) -> Problem:
-    return replace(problem, m=0, n=0, k=0, b_is_transposed=False, returns_gathered=False, epilogue=NO_EPILOGUE)
+    same = replace(problem, m=0, n=0, k=0, columns=(), epilogue=NO_EPILOGUE)
+    return replace(same, b_is_transposed=False, returns_gathered=False)
 
 
 def _digest(data: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from msgspec import Struct
 
-from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+from overweave.ir.plan import ITEMSIZE_BYTES, MOST_WEIGHTS, Problem
 
 DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
 
@@ -44,6 +44,13 @@ def kernel_obstacle(problem: Problem, target: Target) -> str:
     if problem.dtype == "float32" and target.kind == "cuda":
         return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
-    if problem.k % step or problem.n % step:
-        return f"n={problem.n} and k={problem.k} must be multiples of {step}: rows must start at multiples of 16 bytes"
+    if problem.k % step or any(width % step for width in problem.widths):
+        found = f"n={problem.n_text} and k={problem.k} must be multiples of {step}"
+        return f"{found}: rows must start at multiples of 16 bytes"
     return ""
+
+
+def weights_obstacle(problem: Problem) -> str:
+    """Why the tile kernels cannot multiply by all weights of a problem at once; empty if they can."""
+    count = len(problem.widths)
+    return f"there are {count} weights, and a tile kernel takes {MOST_WEIGHTS}" if count > MOST_WEIGHTS else ""

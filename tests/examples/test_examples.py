@@ -14,7 +14,7 @@ from tests.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = ("01_first_call.py", "02_schedule_by_hand.py", "03_simulate.py", "04_all_reduce.py", "05_compile.py")
-RUN_BELOW += ("06_chunks_by_hand.py",)
+RUN_BELOW += ("06_chunks_by_hand.py", "07_several_weights.py")
 
 
 def example(name: str):
@@ -62,6 +62,16 @@ def test_all_reduce():
     assert result.returncode == 0, result.stderr
     assert "5 plans and our choice: all equal plain torch" in result.stdout
     assert "matmul_all_reduce." in result.stdout
+
+
+@pytest.mark.slow
+def test_several_weights():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / "07_several_weights.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00") == 2
+    assert "all_gather_matmul." in result.stdout
 
 
 @pytest.mark.slow

@@ -85,8 +85,10 @@ def test_a_refused_schedule_is_a_refused_plan():
 def test_every_change_of_a_tile_is_refused():
     """Slots, signals, counts, rows, columns, sources: nothing in a table may be different."""
     rng = Random(0)
-    for name in ("all_gather_matmul.push", "all_gather_matmul.pull", "matmul_reduce_scatter.scatter"):
-        plan = plan_of(name)
+    several = plan_of("all_gather_matmul.push", columns=(8, 24, 8))
+    one = ("all_gather_matmul.push", "all_gather_matmul.pull", "matmul_reduce_scatter.scatter")
+    for plan in (several, *map(plan_of, one)):
+        name = plan.name
         order = plan.tile_orders[-1] if name.endswith("scatter") else plan.tile_orders[0]
         for field, by in product(TileRow._fields, (-1, 1, 16, LIMIT)):
             told = [at for at, row in enumerate(order.rows) if says_something(row, field)]
@@ -115,6 +117,22 @@ def test_cut_tiles_are_proven_and_every_change_of_one_is_refused():
     refused(with_tables(plan, lambda rows: [*rows[: cut + 1], *rows[cut:]]), "lowering", "tile")
     narrow = replace(plan.realization, matmul=replace(plan.realization.matmul, block_n=64))
     refused(replace(plan, realization=narrow), "lowering", "less than 64 columns")
+
+
+def test_a_kernel_multiplies_by_so_many_weights_and_each_has_an_output(monkeypatch: pytest.MonkeyPatch):
+    plan = plan_of("all_gather_matmul.push", columns=(8, 24, 8))
+    assert verify_plan(plan, H200).ok
+    # The same columns of the product, but two weights change their outputs for one chunk.
+    swapped = {"y": "y.2", "y.2": "y"}
+    first = next(at for at, each in enumerate(plan.schedule.operations) if isinstance(each, Compute))
+    operations = list(plan.schedule.operations)
+    for at in (first, first + 2):
+        out = operations[at].out[0]
+        operations[at] = replace(operations[at], out=(replace(out, buffer=swapped[out.buffer]),))
+    crossed = replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
+    refused(crossed, "value", "begins with a@b[0,32]")
+    monkeypatch.setattr("overweave.ir.verify.lowering.MOST_WEIGHTS", 2)
+    refused(plan, "lowering", "w.2: more weights than its kernel takes")
 
 
 def says_something(row: TileRow, field: str) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.plan import Plan, Problem
-from overweave.ir.schedule import Reduce
+from overweave.ir.plan import Epilogue, Plan, Problem
+from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import TEMPLATES, build, names, operators
@@ -53,6 +54,35 @@ def test_the_gathered_input_is_returned_when_asked_for(method: str, world_size: 
     schedule = build(name, problem(name, 10, world_size, returns_gathered=True), {}).schedule
     assert verify_schedule(schedule).ok
     assert {goal.region.buffer for goal in schedule.goal} == {"gathered_out", "y"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("name", names("all_gather_matmul"))
+def test_several_weights_over_one_gather(name: str, world_size: int):
+    """What moves is what moves for one weight; every output is proven."""
+    for m, columns in itertools.product(SIZES, ((8, 40), (16, 24, 8))):
+        one, several = (build(name, problem(name, m, world_size, columns=split), {}) for split in ((), columns))
+        verdict = verify_plan(several, MachineLimits())
+        assert verdict.ok, (m, columns, verdict.refusals)
+        check_tables(several)
+        moves = [[op for op in plan.schedule.operations if not isinstance(op, Compute)] for plan in (one, several)]
+        assert moves[0] == moves[1]
+        goals = {goal.region.buffer: goal.region.cols for goal in several.schedule.goal}
+        assert goals == ({f"y.{at}" if at else "y": (0, cols) for at, cols in enumerate(columns)} if m else {})
+
+
+@pytest.mark.parametrize(
+    ("operator", "fields", "found"),
+    [
+        ("matmul_reduce_scatter.scatter", {"columns": (8, 40)}, "Only all_gather_matmul takes several"),
+        ("all_gather_matmul.push", {"columns": (8, 8)}, "n=48, weights of 8+8 columns"),
+        ("all_gather_matmul.push", {"columns": (8, 8, 8, 24)}, "4 weights"),
+        ("all_gather_matmul.gather", {"columns": (8, 40), "epilogue": Epilogue(activation="silu")}, "epilogue silu"),
+    ],
+)
+def test_weights_that_cannot_be_say_why(operator: str, fields: dict[str, object], found: str):
+    with pytest.raises(InputError, match=re.escape(found)):
+        build(operator, problem(operator, **fields), {})
 
 
 def test_a_group_of_one_communicates_nothing():

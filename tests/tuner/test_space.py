@@ -78,6 +78,8 @@ def test_the_library_path_stands_against_everything(operator: str):
         ({"m": 512}, candidate("push", {"pieces": 2}), "pieces=2"),
         ({"m": 2046}, Candidate(TORCH_FUSED), "divide by 4"),
         ({"epilogue": Epilogue(activation="silu")}, Candidate(TORCH_FUSED), "do no silu"),
+        ({"n": 512, "columns": (128,) * 4}, candidate("push", {}), "takes 3"),
+        ({"n": 513, "columns": (500, 13)}, candidate("push", {}), "n=500+13"),
     ],
 )
 def test_what_cannot_be_says_why(changes: dict[str, object], what: Candidate, why: str):

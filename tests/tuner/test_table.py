@@ -49,7 +49,12 @@ def test_distance_counts_factors_of_two():
     assert distance(PROBLEM, PROBLEM) == 0
     assert distance(PROBLEM, replace(PROBLEM, n=1024)) == 1
     assert distance(PROBLEM, replace(PROBLEM, n=1024, k=128)) == 2
-    for near in ({"b_is_transposed": True}, {"returns_gathered": True}, {"epilogue": Epilogue(bias=True)}):
+    for near in (
+        {"b_is_transposed": True},
+        {"returns_gathered": True},
+        {"epilogue": Epilogue(bias=True)},
+        {"columns": (256, 256)},
+    ):
         assert 0 < distance(PROBLEM, replace(PROBLEM, **near)) < FARTHEST
     for other in ({"dtype": "float16"}, {"world_size": 2}, {"operator": "matmul_reduce_scatter"}, {"m": 0}):
         assert distance(PROBLEM, replace(PROBLEM, **other)) == math.inf

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     KERNELS,
+    MOST_WEIGHTS,
     MULTIPLY,
     NO_SIGNAL,
     OWN_SHARD,
@@ -55,6 +56,7 @@ class _Table:
     def __init__(self, plan: Plan, graph: Graph, order: TileOrder, findings: Findings) -> None:
         self.plan, self.graph, self.order, self.findings = plan, graph, order, findings
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
+        self.weights = plan.schedule.weights
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
         config = plan.realization.matmul if self.is_matmul else plan.realization.reduction
@@ -92,9 +94,12 @@ class _Table:
             base = self.order.rank * self.graph.signals_per_rank
             late = {key - base: self.graph.full[key] for key in self.graph.late.get(position, ())}
             late = {} if isinstance(operation, Apply) else late
+            weight = self.weights.index(operation.b.buffer) if isinstance(operation, Compute) else 0
+            if any(row.weight != weight for row in rows):
+                self.findings.add("lowering", operation, "a tile multiplies by another weight")
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
-                _note_operands(operation, self.buffers, operands)
+                _note_operands(operation, self.buffers, operands, f"out of {operation.b.buffer}")
                 self._check_compute(operation, rows)
             elif isinstance(operation, Apply):
                 check_applied(operation, rows, {name: one.home for name, one in self.buffers.items()}, self.findings)
@@ -105,10 +110,19 @@ class _Table:
             elif isinstance(operation, Put | Copy):
                 operands.setdefault("source", set()).update(part.buffer for part in operation.sources)
                 check_copy(operation, rows, self.buffers, self.plan.realization.dtype, self.findings)
+        self._check_weights(positions)
         for role, names in operands.items():
             if len(names) > 1:
                 said = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
                 self.findings.add("lowering", None, f"{said}; a kernel has one")
+
+    def _check_weights(self, positions: list[int]) -> None:
+        """A kernel multiplies by so many weights at most, and adds what peers sent to the product of one alone."""
+        computes = [one for at in positions if isinstance(one := self.graph.operations[at], Compute)]
+        weights = {compute.b.buffer for compute in computes}
+        if len(weights) > (1 if any(compute.addends for compute in computes) else MOST_WEIGHTS):
+            said = f"queue {self.order.queue} on rank {self.order.rank} multiplies by {', '.join(sorted(weights))}"
+            self.findings.add("lowering", None, f"{said}: more weights than its kernel takes")
 
     def _check_duties(self, position: int, rows: list[TileRow], implied: set[Key]) -> None:
         """Waits that the queue's `after` already implies may be left out; everything else must be there."""
@@ -228,13 +242,12 @@ class _Table:
         return tiles - cut | halves
 
 
-def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[str, set[str]]) -> None:
+def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[str, set[str]], out: str) -> None:
     for part in compute.a:
         role = "own shard" if buffers[part.buffer].home == INPUT else "workspace"
         operands.setdefault(role, set()).add(part.buffer)
-    operands.setdefault("b", set()).add(compute.b.buffer)
     for part in compute.out:
-        operands.setdefault("sum" if compute.addends else "out", set()).add(part.buffer)
+        operands.setdefault("sum" if compute.addends else out, set()).add(part.buffer)
     if compute.addends:
         operands.setdefault("number of addends", set()).add(str(len(compute.addends)))
 
