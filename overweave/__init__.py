@@ -15,12 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from overweave.lang.mapping import TileChannel, Tiles
     from overweave.ops.all_gather_matmul import all_gather_matmul
     from overweave.ops.compile import compile
     from overweave.ops.epilogue import Extras
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
+    from overweave.ops.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
     from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put
@@ -43,6 +45,10 @@ _HOMES = {
     "check": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
+    "SymmetricBuffer": "overweave.ops.tile_program",
+    "TileChannel": "overweave.lang.mapping",
+    "TileProgram": "overweave.ops.tile_program",
+    "Tiles": "overweave.lang.mapping",
 }
 
 __all__ = [
@@ -52,6 +58,10 @@ __all__ = [
     "Gather",
     "Get",
     "Put",
+    "SymmetricBuffer",
+    "TileChannel",
+    "TileProgram",
+    "Tiles",
     "all_gather_matmul",
     "check",
     "compile",

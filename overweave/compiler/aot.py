@@ -12,7 +12,7 @@ import io
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ class Source(Struct, frozen=True):
     """A kernel and what it is specialised for.
 
     kernel: the `@triton.jit` or `@gluon.jit` function. signature: argument name -> type, without the constexprs: `i32`,
-    `*bf16`, `tensordesc<bf16[128,64]>`; Gluon's descriptors name their layout, `tensordesc<bf16[128, 64],LAYOUT>`.
+    `*bf16`, `tensordesc<bf16[128,64]>`; Gluon's descriptors name their layout, `tensordesc<bf16[128, 64],LAYOUT>`; of
+    an argument that is a tuple with names, the same tuple of types, with any other value for a constant.
     constexprs: name -> value. attrs: name -> power of two that divides the argument (a launch finds 16 for aligned
     pointers and sizes). options: `num_warps`, `num_stages`, ... config: a label for reports.
     """
 
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, str | tuple[Any, ...]]
     constexprs: Mapping[str, Any] = {}
     attrs: Mapping[str, int] = {}
     options: Mapping[str, int] = {}
@@ -86,24 +87,32 @@ def compile_kernel(source: Source) -> Compiled:
     the source's names do not fit the kernel.
     """
     _require_compilable(source)
-    signature = {name: source.signature.get(name, "constexpr") for name in source.kernel.arg_names}
-    attrs = {(source.kernel.arg_names.index(name),): [["tt.divisibility", by]] for name, by in source.attrs.items()}
+    names = source.kernel.arg_names
+    given = {name: source.signature.get(name, "constexpr") for name in names}
+    signature = {name: _types(kind) for name, kind in given.items()}
+    paths = {path: at for at, path in _leaves(given)}
+    attrs = {paths[name]: [["tt.divisibility", by]] for name, by in source.attrs.items()}
+    constants = {(names.index(name),): value for name, value in source.constexprs.items()} | {
+        (at, field): value
+        for at, name in enumerate(names)
+        if isinstance(given[name], tuple)
+        for field, value in enumerate(given[name])
+        if not isinstance(value, str)
+    }
     make = GluonASTSource if source.kernel.is_gluon() else ASTSource
     said = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="overweave-") as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         try:
             with contextlib.redirect_stdout(said):  # Triton prints the whole PTX when the assembler refuses it
-                made = triton.compile(
-                    make(source.kernel, signature, dict(source.constexprs), attrs), HOPPER, dict(source.options)
-                )
+                made = triton.compile(make(source.kernel, signature, constants, attrs), HOPPER, dict(source.options))
         except Exception as error:
             raise MachineError(
                 f"compile {source.name} [{source.config}] for {ARCHITECTURE}", str(error)[:800], "Mend the kernel"
             ) from error
         ptx, cubin = str(made.asm["ptx"]), bytes(made.asm["cubin"])
         shared_bytes, num_warps = int(made.metadata.shared), int(made.metadata.num_warps)
-    pointers = _pointers(source, signature, ptx)
+    pointers = _pointers(source, given, ptx)
     resources = measure(ptx, shared_bytes, num_warps)
     return Compiled(source.name, source.config, ptx, cubin, pointers, resources)
 
@@ -137,7 +146,11 @@ def _require_compilable(source: Source) -> None:
         )
     names = set(source.kernel.arg_names)
     given = set(source.signature) | set(source.constexprs)
-    if names != given or set(source.signature) & set(source.constexprs) or not set(source.attrs) <= names:
+    if (
+        names != given
+        or set(source.signature) & set(source.constexprs)
+        or not {name.split(".")[0] for name in source.attrs} <= names
+    ):
         raise InputError(
             f"compile {source.name}",
             f"arguments {sorted(names ^ given)} are missing or unknown, or stand twice",
@@ -145,13 +158,31 @@ def _require_compilable(source: Source) -> None:
         )
 
 
-def _pointers(source: Source, signature: Mapping[str, str], ptx: str) -> dict[int, str]:
+def _types(kind: str | tuple[Any, ...]) -> Any:
+    """A type as Triton wants it: constants within a tuple by that name."""
+    if isinstance(kind, str):
+        return kind
+    return type(kind)(*(one if isinstance(one, str) else "constexpr" for one in kind))
+
+
+def _leaves(signature: Mapping[str, str | tuple[Any, ...]]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Where each argument stands, and its name: `channel.signals` of a tuple's part."""
+    for at, (name, kind) in enumerate(signature.items()):
+        if isinstance(kind, str):
+            yield (at,), name
+        else:
+            yield from (((at, place), f"{name}.{field}") for place, field in enumerate(kind._fields))  # type: ignore[attr-defined]
+
+
+def _pointers(source: Source, signature: Mapping[str, str | tuple[Any, ...]], ptx: str) -> dict[int, str]:
     """A descriptor of d dimensions takes 1 + 2 d parameters (itself, its shape, its strides), all else takes one."""
     position = 0
     found = {}
-    for name in source.kernel.arg_names:
-        kind = signature[name]
-        if kind == "constexpr":
+    kinds = list(signature.values())
+    for (at, *inside), name in _leaves(signature):
+        whole = kinds[at]
+        kind = whole if isinstance(whole, str) else whole[inside[0]]
+        if kind == "constexpr" or not isinstance(kind, str):
             continue
         descriptor = _DESCRIPTOR.match(kind)
         if descriptor or kind.startswith("*"):

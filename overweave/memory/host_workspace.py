@@ -59,6 +59,11 @@ class HostWorkspace:
         return workspace
 
     def begin(self, schedule: Schedule, layout: SlotLayout, dtype: torch.dtype, timeout_s: float) -> HostSlot:
+        """`take_slot`, as a schedule sees it."""
+        heap, index = self.take_slot(layout, timeout_s)
+        return HostSlot(self, heap, index, schedule, layout, dtype)
+
+    def take_slot(self, layout: SlotLayout, timeout_s: float) -> tuple[HostHeap, int]:
         """The head of a call: a slot that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
         if self.is_broken:
             raise WorkspaceBroken("call on this group", "an earlier call failed", "Reset the workspace on every rank")
@@ -70,11 +75,10 @@ class HostWorkspace:
         self.fence()
         for peer in range(self.world_size):
             heap.word_lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
-        slot = HostSlot(self, heap, index, schedule, layout, dtype)
         self._used = heap.signal_lines(self.rank, index)[: layout.signals * SIGNAL_STRIDE_WORDS].cast("B")
         previous, self._last_use[index] = self._last_use[index], call
         self._await_credits(heap.word_lines(self.rank), previous, index, timeout_s)
-        return slot
+        return heap, index
 
     def reset(self, timeout_s: float | None = None) -> None:
         """Collective. Makes a broken workspace usable again. Raises PeerDied, PeerTimeout; may then be repeated."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
@@ -41,21 +43,27 @@ class SlotLayout(Struct, frozen=True):
 
 def lay_out(schedule: Schedule, dtype: Dtype) -> SlotLayout:
     """The signals, then the symmetric and local buffers, each aligned for bulk-tensor access. Raises ScheduleError."""
-    pads: dict[str, int] = {}
+    held = (buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL))
+    sizes = {buffer.name: buffer.rows * buffer.cols * ITEMSIZE_BYTES[dtype] for buffer in held}
+    return lay_out_slot(schedule.name, {pad.name: pad.size for pad in schedule.pads}, sizes)
+
+
+def lay_out_slot(name: str, pads: Mapping[str, int], sizes_bytes: Mapping[str, int]) -> SlotLayout:
+    """The same for pads of so many signals and buffers of so many bytes. Raises ScheduleError."""
+    firsts: dict[str, int] = {}
     signals = 0
-    for pad in schedule.pads:
-        pads[pad.name] = signals
-        signals += pad.size
+    for pad, size in pads.items():
+        firsts[pad] = signals
+        signals += size
     if signals > SIGNAL_CAPACITY:
         found = f"{signals} signals, a slot holds {SIGNAL_CAPACITY}"
-        raise ScheduleError(f"lay out {schedule.name}", found, "Use fewer pieces")
+        raise ScheduleError(f"lay out {name}", found, "Use fewer pieces, or larger tiles")
     buffers: dict[str, int] = {}
     offset = SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES
-    for buffer in schedule.buffers:
-        if buffer.home in (SYMMETRIC, LOCAL):
-            buffers[buffer.name] = offset
-            offset = _aligned(offset + buffer.rows * buffer.cols * ITEMSIZE_BYTES[dtype])
-    return SlotLayout(signals, pads, buffers, offset)
+    for buffer, size_bytes in sizes_bytes.items():
+        buffers[buffer] = offset
+        offset = _aligned(offset + size_bytes)
+    return SlotLayout(signals, firsts, buffers, offset)
 
 
 def _aligned(offset: int) -> int:

@@ -14,6 +14,8 @@ BACKENDS = {
     "host interpreter": "overweave.runtime.interpreted:InterpretedCall",
     "host author": "overweave.runtime.authored_host:AuthoredRun",
     "gpu author": "overweave.runtime.authored_gpu:AuthoredRun",
+    "host handwritten": "overweave.runtime.handwritten_host:HandwrittenRun",
+    "gpu handwritten": "overweave.runtime.handwritten_gpu:HandwrittenRun",
     "gpu workspace": "overweave.memory.workspace:Workspace",
     "gpu launch": "overweave.runtime.launch:bind",
     "gpu trace": "overweave.runtime.trace_gpu:trace_on_gpu",

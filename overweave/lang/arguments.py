@@ -1,0 +1,45 @@
+"""What a kernel that uses the tile primitives is given: a channel and symmetric tensors, each as one argument.
+
+They are tuples with names, which Triton takes apart. `layout` is a constant of the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Channel(NamedTuple):
+    """One rank's view of a TileChannel in one call. What it holds is the library's; kernels pass it on.
+
+    signals: the own ones, int32. peers: where each rank's signals lie, int64. words, limits: of every wait
+    (memory/device.py). tables: a dynamic mapping, int32 (lang/mapping.py), or None where the static one holds; counts:
+    how many tiles add to each counter of a dynamic producer. layout: the TileChannel.
+    """
+
+    signals: Any
+    peers: Any
+    words: Any
+    limits: Any
+    producer_table: Any
+    consumer_table: Any
+    counts: Any
+    rank: Any
+    number: Any
+    layout: Any
+
+
+class SymmetricTensor(NamedTuple):
+    """A matrix that every rank has one of. own: this rank's, to load and store. addresses: where each rank's lies."""
+
+    own: Any
+    addresses: Any
+    layout: Any
+
+
+@dataclass(frozen=True)
+class SymmetricLayout:
+    """stride: elements from row to row. is_shard: rows are one rank's, counted from the start of its shard."""
+
+    stride: int
+    is_shard: bool

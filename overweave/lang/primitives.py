@@ -1,0 +1,300 @@
+"""The tile primitives of TileLink, for kernels that fuse computation and communication by hand (docs/primitives.md).
+
+    producer_tile_notify  consumer_tile_wait      between the two sides of a channel, on one rank or across ranks
+    peer_tile_notify      peer_tile_wait          between the same tile on two ranks
+    tile_push_data        tile_pull_data          a tile of a symmetric tensor, by plain stores and loads
+
+The host's side (`rank_notify`, `rank_wait`, `rank_copy_data`) is in ops/tile_program.py. One source for the GPU and for
+the interpreter: memory/device.py has both forms of what waits and notifies.
+
+A notify releases: whatever any thread of the block stored before it is visible to who waits for it. A wait acquires:
+nothing behind it is read before it is over. Triton moves nothing across either, but for its software pipelining, which
+hoists the loads of an innermost loop: keep waits out of those, and the lint refuses a kernel that does not. A wait is
+bounded; its verdict is 0 if it is void, and then what depends on it is stored as NaN (`voided`) and not announced.
+SOURCE: TileLink, table 3 and sections 3.2 and 4.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.lang.mapping import MAPPING_COLUMNS
+from overweave.lang.tile_table import complete_bulk_stores, voided
+from overweave.memory.device import STRIDE, notify, sound_alarm, wait_at_least
+
+__all__ = [
+    "BROADCAST",
+    "LOCAL",
+    "P2P",
+    "complete_bulk_stores",
+    "consumer_column",
+    "consumer_rows",
+    "consumer_tile_wait",
+    "peer_tile_notify",
+    "peer_tile_wait",
+    "producer_column",
+    "producer_rank",
+    "producer_rows",
+    "producer_tile_notify",
+    "tile_pull_data",
+    "tile_push_data",
+    "voided",
+]
+
+# Whom a notify tells, and where data goes to or comes from.
+LOCAL = tl.constexpr("local")  # this rank: a producer that pulls, or that makes what this rank consumes
+P2P = tl.constexpr("p2p")  # the rank that owns the tile's rows
+BROADCAST = tl.constexpr("broadcast")  # every rank
+
+COLUMNS = tl.constexpr(len(MAPPING_COLUMNS))
+LOW = tl.constexpr(MAPPING_COLUMNS.index("low"))
+HIGH = tl.constexpr(MAPPING_COLUMNS.index("high"))
+RANK = tl.constexpr(MAPPING_COLUMNS.index("rank"))
+CHANNEL = tl.constexpr(MAPPING_COLUMNS.index("channel"))
+CHANNEL_END = tl.constexpr(MAPPING_COLUMNS.index("channel_end"))
+NEVER = tl.constexpr(1 << 30)  # what no signal reaches: a wait for a signal that is none ends by its deadline
+
+
+@triton.jit
+def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1):
+    """Marks a producer's tile done: adds one to its counter on this rank, on the rank that owns it, or on every rank.
+
+    verdict: of what the tile waited for itself; a void tile is not announced.
+    """
+    counter = _producer_counter(channel, tile)
+    if MODE == "local":
+        _raise_signal(channel, channel.rank, counter, verdict)
+    elif MODE == "p2p":
+        _raise_signal(channel, producer_rank(channel, tile), counter, verdict)
+    else:
+        tl.static_assert(MODE == "broadcast", "MODE is one of LOCAL, P2P, BROADCAST")
+        ranks: tl.constexpr = channel.layout.world_size
+        for turn in range(ranks):
+            _raise_signal(channel, (channel.rank + turn) % ranks, counter, verdict)
+
+
+@triton.jit
+def consumer_tile_wait(channel, tile):
+    """Waits until all producers' tiles that a consumer's tile depends on are done. 1, or 0 if the wait is void."""
+    low, high = _consumer_counters(channel, tile)
+    verdict = 1
+    for counter in range(low, high):
+        if verdict == 1:
+            verdict = _wait_for_signal(channel, counter, _counted(channel, counter))
+    return verdict
+
+
+@triton.jit
+def peer_tile_notify(channel, tile, rank, verdict=1):
+    """Tells `rank` that this rank is done with a producers' tile."""
+    tl.static_assert(channel.layout.has_peers, "the TileChannel needs has_peers=True")
+    _raise_signal(channel, rank, _peer_signal(channel, tile, channel.rank), verdict)
+
+
+@triton.jit
+def peer_tile_wait(channel, tile, rank):
+    """Waits until `rank` has told this rank that it is done with a producers' tile. 1, or 0 if the wait is void."""
+    tl.static_assert(channel.layout.has_peers, "the TileChannel needs has_peers=True")
+    return _wait_for_signal(channel, _peer_signal(channel, tile, rank), 1)
+
+
+@triton.jit
+def tile_push_data(channel, tensor, tile, data, MODE: tl.constexpr, rank=None):
+    """Stores a producers' tile of a symmetric tensor on the rank that owns it, or on `rank` (P2P), or on every rank.
+
+    data: `[tile_rows, tile_cols]`; what lies beyond the tile's rows and columns is left out.
+    """
+    offsets, inside = _elements(channel, tensor, tile)
+    data = data.to(tensor.own.dtype.element_ty)
+    if MODE == "p2p":
+        target = producer_rank(channel, tile) if rank is None else rank
+        tl.store(_on_rank(tensor, target) + offsets, data, mask=inside)
+    else:
+        tl.static_assert(MODE == "broadcast", "MODE is one of P2P, BROADCAST")
+        ranks: tl.constexpr = channel.layout.world_size
+        for turn in range(ranks):
+            tl.store(_on_rank(tensor, (channel.rank + turn) % ranks) + offsets, data, mask=inside)
+
+
+@triton.jit
+def tile_pull_data(channel, tensor, tile, MODE: tl.constexpr, rank=None):
+    """Loads a producers' tile of a symmetric tensor: `[tile_rows, tile_cols]`, zero beyond its rows and columns.
+
+    P2P: from the rank that owns it, or from `rank`. BROADCAST: every rank's, `[ranks, tile_rows, tile_cols]`, ranks
+    rounded up to a power of two with zeros.
+    """
+    offsets, inside = _elements(channel, tensor, tile)
+    if MODE == "p2p":
+        source = producer_rank(channel, tile) if rank is None else rank
+        data = tl.load(_on_rank(tensor, source) + offsets, mask=inside, other=0.0)
+    else:
+        tl.static_assert(MODE == "broadcast", "MODE is one of P2P, BROADCAST")
+        ranks = tl.arange(0, channel.layout.padded_ranks)
+        is_rank = ranks < channel.layout.world_size
+        bases = tl.load(tensor.addresses + ranks, mask=is_rank, other=0).to(tensor.own.dtype)
+        inside = is_rank[:, None, None] & inside[None, :, :]
+        data = tl.load(bases[:, None, None] + offsets[None, :, :], mask=inside, other=0.0)
+    return data
+
+
+@triton.jit
+def producer_rows(channel, tile):
+    """f_S of producers: the rows `[low, high)` of a tile."""
+    tiles: tl.constexpr = channel.layout.tiles
+    if channel.producer_table is None:
+        low, high = _static_rows(tiles, tile)
+    else:
+        low = _entry(channel.producer_table, tiles, tile, LOW)
+        high = _entry(channel.producer_table, tiles, tile, HIGH)
+    return low, high
+
+
+@triton.jit
+def producer_column(channel, tile):
+    """f_S of producers: the first column of a tile."""
+    tiles: tl.constexpr = channel.layout.tiles
+    return _column(tiles, tile)
+
+
+@triton.jit
+def producer_rank(channel, tile):
+    """f_R of producers: the rank that owns the rows of a tile."""
+    tiles: tl.constexpr = channel.layout.tiles
+    if channel.producer_table is None:
+        rank = tile // channel.layout.tiles.per_shard
+    else:
+        rank = _entry(channel.producer_table, tiles, tile, RANK)
+    return rank
+
+
+@triton.jit
+def consumer_rows(channel, tile):
+    """f_S of consumers: the rows `[low, high)` of a tile."""
+    tiles: tl.constexpr = channel.layout.consumed
+    if channel.consumer_table is None:
+        low, high = _static_rows(tiles, tile)
+    else:
+        low = _entry(channel.consumer_table, tiles, tile, LOW)
+        high = _entry(channel.consumer_table, tiles, tile, HIGH)
+    return low, high
+
+
+@triton.jit
+def consumer_column(channel, tile):
+    """f_S of consumers: the first column of a tile."""
+    tiles: tl.constexpr = channel.layout.consumed
+    return _column(tiles, tile)
+
+
+@triton.jit
+def _producer_counter(channel, tile):
+    """f_C of producers: the counter of a tile."""
+    tiles: tl.constexpr = channel.layout.tiles
+    if channel.producer_table is None:
+        inside = tile % tiles.per_shard // tiles.across
+        counter = tile // tiles.per_shard * channel.layout.channels + inside // channel.layout.down
+    else:
+        counter = _entry(channel.producer_table, tiles, tile, CHANNEL)
+    return counter
+
+
+@triton.jit
+def _consumer_counters(channel, tile):
+    """f_C of consumers: the counters `[low, high)` of a tile; none if the tile is empty."""
+    tiles: tl.constexpr = channel.layout.consumed
+    if channel.consumer_table is None:
+        tl.static_assert(channel.layout.is_static, "tiles of another matrix than the producers' need a consumer_table")
+        first, last = _static_rows(tiles, tile)
+        low = _counter_of_row(channel, first)
+        high = tl.where(first < last, _counter_of_row(channel, last - 1) + 1, low)
+    else:
+        low = _entry(channel.consumer_table, tiles, tile, CHANNEL)
+        high = _entry(channel.consumer_table, tiles, tile, CHANNEL_END)
+    return low, high
+
+
+@triton.jit
+def _counter_of_row(channel, row):
+    tiles: tl.constexpr = channel.layout.tiles
+    shard = row // tiles.shard_rows
+    inside = (row - shard * tiles.shard_rows) // tiles.tile_rows
+    return shard * channel.layout.channels + inside // channel.layout.down
+
+
+@triton.jit
+def _counted(channel, counter):
+    """How many tiles add to a counter."""
+    if channel.counts is None:
+        tiles: tl.constexpr = channel.layout.tiles
+        part = counter % channel.layout.channels
+        low = tl.minimum(part * channel.layout.down, tiles.down)
+        high = tl.minimum((part + 1) * channel.layout.down, tiles.down)
+        count = (high - low) * tiles.across
+    else:
+        is_one = (counter >= 0) & (counter < channel.layout.counters)
+        count = tl.load(channel.counts + counter, mask=is_one, other=0)
+    return count
+
+
+@triton.jit
+def _static_rows(tiles: tl.constexpr, tile):
+    shard = tile // tiles.per_shard
+    end = tl.minimum((shard + 1) * tiles.shard_rows, tiles.rows)
+    low = tl.minimum(shard * tiles.shard_rows + tile % tiles.per_shard // tiles.across * tiles.tile_rows, end)
+    return low, tl.minimum(low + tiles.tile_rows, end)
+
+
+@triton.jit
+def _column(tiles: tl.constexpr, tile):
+    return tile % tiles.across * tiles.tile_cols
+
+
+@triton.jit
+def _entry(table, tiles: tl.constexpr, tile, COLUMN: tl.constexpr):
+    """A dynamic mapping has one row for each row of tiles."""
+    return tl.load(table + tile // tiles.across * COLUMNS + COLUMN)
+
+
+@triton.jit
+def _peer_signal(channel, tile, rank):
+    return channel.layout.counters + tile * channel.layout.world_size + rank
+
+
+@triton.jit
+def _raise_signal(channel, rank, signal, verdict):
+    """Adds one to a signal of `rank`, behind a block barrier and with release; nothing if it is none of the channel."""
+    signal = tl.full((), 0, tl.int32) + signal
+    is_one = (signal >= 0) & (signal < channel.layout.signals)
+    pad = tl.load(channel.peers + rank).to(channel.signals.dtype)
+    notify(pad + tl.where(is_one, signal, 0) * STRIDE, is_one & (verdict == 1))
+
+
+@triton.jit
+def _wait_for_signal(channel, signal, wanted):
+    """Waits for one own signal; sounds the alarm if the wait is void. 1 or 0."""
+    signal = tl.full((), 0, tl.int32) + signal
+    is_one = (signal >= 0) & (signal < channel.layout.signals)
+    word = channel.signals + tl.where(is_one, signal, 0) * STRIDE
+    wanted = tl.where(is_one, wanted, NEVER)
+    verdict = wait_at_least(word, wanted, channel.words, channel.limits)
+    if verdict == 0:
+        ranks: tl.constexpr = channel.layout.world_size
+        sound_alarm(word, wanted, channel.number, signal, channel.words, channel.limits, ranks)
+    return verdict
+
+
+@triton.jit
+def _elements(channel, tensor, tile):
+    """Where the elements of a producers' tile lie in a symmetric tensor, and which of them there are."""
+    tiles: tl.constexpr = channel.layout.tiles
+    low, high = producer_rows(channel, tile)
+    rows = low + tl.arange(0, tiles.tile_rows)
+    cols = _column(tiles, tile) + tl.arange(0, tiles.tile_cols)
+    inside = (rows < high)[:, None] & (cols < tiles.cols)[None, :]
+    if tensor.layout.is_shard:
+        rows -= producer_rank(channel, tile) * tiles.shard_rows
+    return rows.to(tl.int64)[:, None] * tensor.layout.stride + cols[None, :], inside
+
+
+@triton.jit
+def _on_rank(tensor, rank):
+    return tl.load(tensor.addresses + rank).to(tensor.own.dtype)

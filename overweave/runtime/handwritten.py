@@ -1,0 +1,139 @@
+"""A call of kernels that an author fused by hand, as data: what each queue does, in order, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from overweave.errors import InputError
+from overweave.lang.mapping import TileChannel
+from overweave.memory.layout import SlotLayout, lay_out_slot
+
+MAIN = "main"  # the queue that is the caller's stream
+
+
+@dataclass(frozen=True)
+class SymmetricBuffer:
+    """A matrix `[rows, cols]` of which every rank has one that its peers can address, anew in each call.
+
+    is_shard: its rows are those of one rank's shard, so that a tile's rows count from the start of the tile's shard.
+    """
+
+    rows: int
+    cols: int
+    dtype: torch.dtype
+    is_shard: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of a slot it takes."""
+        return self.rows * self.cols * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangle of a symmetric buffer on one rank. `part[rows, cols]`, slices without a step, is a part of it."""
+
+    buffer: str
+    rank: int
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
+
+    def __getitem__(self, place: slice | tuple[slice, slice]) -> Part:
+        rows, cols = place if isinstance(place, tuple) else (place, slice(None))
+        return Part(self.buffer, self.rank, _within(self.rows, rows), _within(self.cols, cols))
+
+
+@dataclass(frozen=True)
+class ChannelArgument:
+    """Stands for a channel among a kernel's arguments. tables: of a dynamic mapping, on the kernel's device."""
+
+    name: str
+    producer_table: torch.Tensor | None = None
+    consumer_table: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """Stands for a symmetric tensor among a kernel's arguments."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Runs a kernel. options: what Triton takes beside arguments, such as num_warps."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return str(getattr(self.kernel, "__name__", self.kernel))
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copies a rectangle between ranks, or on this one."""
+
+    source: Part | torch.Tensor
+    target: Part | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Sets a counter of `rank` to its full count, which is one."""
+
+    channel: str
+    counter: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Await:
+    """Waits until the own counters of a channel are full. counts: (counter, count)."""
+
+    channel: str
+    counts: tuple[tuple[int, int], ...]
+
+
+Action = Launch | Move | Raise | Await
+Step = tuple[str, Action]  # the queue, and what it does
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a program's kernels share with their peers: the same on all ranks."""
+
+    buffers: Mapping[str, SymmetricBuffer]
+    channels: Mapping[str, TileChannel]
+
+    def lay_out(self) -> SlotLayout:
+        """Where it lies in a slot. Raises ScheduleError if there are too many signals."""
+        pads = {name: channel.signals for name, channel in self.channels.items()}
+        sizes = {name: buffer.size_bytes for name, buffer in self.buffers.items()}
+        return lay_out_slot("tile program", pads, sizes)
+
+    def number(self, channel: str) -> int:
+        """What a report calls a channel: its place in the order of declaration."""
+        return list(self.channels).index(channel)
+
+
+def _within(outer: tuple[int, int], wanted: slice) -> tuple[int, int]:
+    size = outer[1] - outer[0]
+    low, high, step = wanted.indices(size)
+    if step != 1:
+        raise InputError("take a part of a symmetric buffer", f"step {step}", "Take rows and columns without a step")
+    return outer[0] + low, outer[0] + max(low, high)

@@ -1,0 +1,195 @@
+"""Kernels fused by hand on GPUs: launched by Triton on the caller's stream, copies and flags on streams beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
+from overweave.memory import driver
+from overweave.memory.group import Group
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.workspace import Slot, Workspace
+from overweave.runtime.handwritten import (
+    MAIN,
+    Action,
+    Await,
+    ChannelArgument,
+    Declared,
+    Launch,
+    Move,
+    Part,
+    Raise,
+    Step,
+    TensorArgument,
+)
+from overweave.runtime.kernels import begin_launch
+
+
+class HandwrittenRun:
+    """A program bound to a workspace. A call enqueues its work on the current stream. Built collectively."""
+
+    def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
+        self._workspace = Workspace.of(group, device)
+        layout = declared.lay_out()
+        slots = self._workspace.lease(layout)
+        self._slots = [_BoundSlot(declared, layout, self._workspace, slot) for slot in slots]
+        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+        self._known: set[Any] = set()
+
+    def __call__(self, signature: bytes, steps: list[Step]) -> None:
+        """Raises RankMismatch, and PeerError for what went wrong in an earlier call. May be captured in a graph."""
+        workspace = self._workspace
+        workspace.board.post(signature)
+        stream, is_captured = workspace.current_stream(), torch.cuda.is_current_stream_capturing()
+        if not is_captured:
+            workspace.enter(stream)
+            self._load(steps)
+        slot = self._slots[workspace.take_turn()]
+        sides = {queue: workspace.stream(queue) for queue, _ in steps if queue != MAIN}
+        slot.begin(stream.cuda_stream)
+        self._begun.record(stream)
+        for side in sides.values():
+            side.wait_event(self._begun)
+        for queue, action in steps:
+            slot.enqueue(sides.get(queue, stream), action)
+        for side in sides.values():
+            self._done.record(side)
+            stream.wait_event(self._done)
+        if not is_captured:
+            workspace.leave(stream)
+
+    def _load(self, steps: list[Step]) -> None:
+        """Compiles and loads kernels that are new, while this GPU is idle: behind a kernel that waits it could not."""
+        for _, action in steps:
+            if not isinstance(action, Launch):
+                continue
+            arguments, options = self._slots[0].bound(action)
+            key = (id(action.kernel), *map(_specialised, arguments), *options.items())
+            if key not in self._known:
+                torch.cuda.synchronize(self._workspace.device)
+                action.kernel.warmup(*arguments, grid=action.grid, **options)._init_handles()
+                self._known.add(key)
+
+
+class _BoundSlot:
+    """What kernels and copies of this rank address in one slot."""
+
+    def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace, slot: Slot) -> None:
+        self._declared, self._layout, self._slot, self._rank = declared, layout, slot, workspace.group.rank
+        words = max(layout.signals, 1) * SIGNAL_STRIDE_WORDS
+        signals = slot.view(0, (words,), torch.int32)
+        abort = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        self.begin = begin_launch(
+            [workspace.state, signals, workspace.claims, abort, workspace.limits],
+            [slot.number, layout.signals, self._rank, workspace.group.world_size],
+        )
+        self._channels = {
+            name: Channel(
+                signals=signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
+                peers=self._table([base + layout.signal_offset(name, 0) for base in slot.bases], workspace.device),
+                words=abort,
+                limits=workspace.limits,
+                producer_table=None,
+                consumer_table=None,
+                counts=None,
+                rank=self._rank,
+                number=declared.number(name),
+                layout=tl.constexpr(channel),
+            )
+            for name, channel in declared.channels.items()
+        }
+        self._tensors = {
+            name: SymmetricTensor(
+                self._own(name),
+                self._table([base + layout.buffers[name] for base in slot.bases], workspace.device),
+                tl.constexpr(SymmetricLayout(buffer.cols, buffer.is_shard)),
+            )
+            for name, buffer in declared.buffers.items()
+        }
+
+    def enqueue(self, stream: torch.cuda.Stream, action: Action) -> None:
+        """Does what the action says, in stream order."""
+        if isinstance(action, Launch):
+            arguments, options = self.bound(action)
+            with torch.cuda.stream(stream):
+                action.kernel[action.grid](*arguments, **options)
+        elif isinstance(action, Raise):
+            address = self._slot.bases[action.rank] + self._layout.signal_offset(action.channel, action.counter)
+            driver.write_value(stream.cuda_stream, address, 1)
+        elif isinstance(action, Await):
+            for counter, count in action.counts:
+                address = self._slot.bases[self._rank] + self._layout.signal_offset(action.channel, counter)
+                driver.wait_value(stream.cuda_stream, address, count)
+        else:
+            self._move(stream, action)
+
+    def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
+        """A kernel's arguments and options in this slot."""
+        options = {name: self._argument(value) for name, value in launch.options.items()}
+        return [self._argument(argument) for argument in launch.arguments], options
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, ChannelArgument):
+            tables = (value.producer_table, value.consumer_table, value.counts)
+            named = dict(zip(("producer_table", "consumer_table", "counts"), tables, strict=True))
+            return self._channels[value.name]._replace(**named)
+        if isinstance(value, TensorArgument):
+            return self._tensors[value.name]
+        return self._view(value) if isinstance(value, Part) else value
+
+    def _move(self, stream: torch.cuda.Stream, move: Move) -> None:
+        source, target = move.source, move.target
+        rows, cols = source.shape
+        if not rows * cols:
+            return
+        if self._is_own(source) and self._is_own(target):
+            with torch.cuda.stream(stream):
+                self._view(target).copy_(self._view(source), non_blocking=True)
+            return
+        (begin, pitch), (end, end_pitch) = self._address(source), self._address(target)
+        row_bytes = cols * self._itemsize(source)
+        driver.copy(stream.cuda_stream, begin, end, row_bytes, rows, (pitch, end_pitch))
+
+    def _is_own(self, place: Part | torch.Tensor) -> bool:
+        return isinstance(place, torch.Tensor) or place.rank == self._rank
+
+    def _itemsize(self, place: Part | torch.Tensor) -> int:
+        dtype = place.dtype if isinstance(place, torch.Tensor) else self._declared.buffers[place.buffer].dtype
+        return dtype.itemsize
+
+    def _address(self, place: Part | torch.Tensor) -> tuple[int, int]:
+        """Where it begins, and how far its rows are apart, in bytes."""
+        if isinstance(place, torch.Tensor):
+            return place.data_ptr(), place.stride(0) * place.element_size()
+        buffer = self._declared.buffers[place.buffer]
+        pitch = buffer.cols * buffer.dtype.itemsize
+        base = self._slot.bases[place.rank] + self._layout.buffers[place.buffer]
+        return base + place.rows[0] * pitch + place.cols[0] * buffer.dtype.itemsize, pitch
+
+    def _own(self, name: str) -> torch.Tensor:
+        buffer = self._declared.buffers[name]
+        return self._slot.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
+
+    def _view(self, place: Part | torch.Tensor) -> torch.Tensor:
+        if isinstance(place, torch.Tensor):
+            return place
+        return self._own(place.buffer)[slice(*place.rows), slice(*place.cols)]
+
+    @staticmethod
+    def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
+        return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+def _specialised(value: Any) -> Any:
+    """What of an argument decides how a kernel is compiled."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, tuple):
+        return tuple(map(_specialised, value))
+    base = getattr(value, "base", None)
+    if isinstance(base, torch.Tensor):  # a descriptor
+        return base.dtype, tuple(value.block_shape)
+    return getattr(value, "value", value)
