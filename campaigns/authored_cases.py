@@ -19,6 +19,8 @@ from overweave.ops.compile import Fused, compile
 
 KERNELS = Path(__file__).parent.parent / "examples" / "kernels"
 GATHERS = ("all_gather.push pieces=2", "all_gather.pull", "all_gather.collective")
+BY_KERNEL = ("all_gather.push mover=copy_kernel", "all_gather.push mover=bulk_kernel")
+BY_TILES = ("all_gather.push mover=tiles", "all_gather.push mover=bulk_tiles")
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
 PROTOCOL = dict(zip(PARAMETERS, ("*i32",) * 4 + ("*i64",) + ("i32",) * 3, strict=True))
 WORLD_SIZE = 4
@@ -45,7 +47,9 @@ _LAUNCH = {"num_warps": 8, "num_stages": 3}
 _MATMULS = (
     *({"A": how} for how in GATHERS),
     *({"C": how} for how in SCATTERS),
+    *({"A": how} for how in BY_TILES),
     {"A": GATHERS[0], "C": SCATTERS[0]},
+    {"A": BY_TILES[0], "C": SCATTERS[0]},
     {"A": "all_to_all.receive", "C": "all_to_all.send"},
 )
 
@@ -73,7 +77,7 @@ AUTHORS: dict[str, Author] = {
         {"M": 4096, "N": 2048, "K": 1024},
         _BLOCKS,
         dict.fromkeys(("x", "gate", "up", "out"), "*bf16"),
-        tuple({"X": how} for how in GATHERS),
+        tuple({"X": how} for how in (*GATHERS, *BY_TILES)),
         1,
         _LAUNCH,
     ),
@@ -82,7 +86,7 @@ AUTHORS: dict[str, Author] = {
         {"Z": 16, "M": 1024, "N": 2048, "K": 1024},
         _BLOCKS,
         dict.fromkeys(("a", "b", "c"), "*bf16"),
-        tuple({"A": how} for how in GATHERS),
+        tuple({"A": how} for how in (*GATHERS, *BY_TILES)),
         1,
         _LAUNCH,
     ),
@@ -100,7 +104,7 @@ AUTHORS: dict[str, Author] = {
         {"Q": 1024, "S": 4096, "H": 16, "q_start": 1024},
         {"D": 128, "BLOCK_Q": 128, "BLOCK_S": 64, "CAUSAL": True},
         dict.fromkeys(("q", "k", "v", "out"), "*bf16") | {"scale": "fp32"},
-        tuple({"K": how, "V": how} for how in GATHERS),
+        tuple({"K": how, "V": how} for how in (*GATHERS, *BY_TILES)),
         0,
         _LAUNCH,
     ),
@@ -121,7 +125,8 @@ def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, 
         name: kind for name, kind in author.types.items() if f"overweave_{name}" in parameters_of(fused.kernel, weaving)
     }
     arrived = {f"overweave_{name}": kind for name, kind in own.items()}
-    signature = {**author.types, **integers, **arrived, **PROTOCOL}
+    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.carries else {}
+    signature = {**author.types, **integers, **arrived, **PROTOCOL, **carrying}
     divisible = [name for name in integers if author.numbers[name] % 16 == 0]
     aligned = dict.fromkeys((*(name for name, kind in signature.items() if kind.startswith("*")), *divisible), 16)
     config = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
-from campaigns.authored_cases import AUTHORS, GATHERS, KERNELS, SCATTERS
+from campaigns.authored_cases import AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
 from campaigns.gpu_ranks import join, report
 from overweave.ops.compile import Fused, compile
 
@@ -140,16 +140,16 @@ def trials() -> Iterator[Trial]:
         yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in GATHERS)
         yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)
         yield Trial(name, {"A": GATHERS[0], "C": SCATTERS[0]}, matmul(is_persistent, "AC"))
-        yield Trial(name, {"A": "all_gather.push mover=copy_kernel"}, matmul(is_persistent, "A"))
+        yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*BY_KERNEL, *BY_TILES))
     yield from (
         Trial("matmul", {"C": how}, reduced) for how in ("all_reduce.two_shot pieces=2", "all_reduce.collective")
     )
     yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, exchanged)
-    yield from (Trial("gate_up", {"X": how}, gate_up) for how in GATHERS)
-    yield from (Trial("batched", {"A": how}, batched) for how in GATHERS)
+    yield from (Trial("gate_up", {"X": how}, gate_up) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
+    yield from (Trial("batched", {"A": how}, batched) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
     yield from (Trial("norm", {"OUT": how}, norm) for how in ("spread.push", "spread.push pieces=4"))
     for is_causal in (False, True):
-        yield from (Trial("attention", {"K": how, "V": how}, attention(is_causal)) for how in GATHERS)
+        yield from (Trial("attention", {"K": how, "V": how}, attention(is_causal)) for how in (*GATHERS, *BY_TILES))
 
 
 def check(trial: Trial, calls: int) -> None:

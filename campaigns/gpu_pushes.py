@@ -33,6 +33,7 @@ TILES_KIB = (32, 128)
 EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 CONFIGS = (
     *(CopyConfig(programs=programs) for programs in (4, 8, 16, 24, 32, 64)),
+    *(CopyConfig(programs=programs, path="bulk") for programs in (4, 8, 16, 32, 64)),
     CopyConfig(block_kib=16),
     CopyConfig(block_kib=64),
     CopyConfig(block_kib=64, warps=32),

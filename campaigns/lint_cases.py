@@ -20,6 +20,7 @@ from overweave.ir.plan import (
     NO_EPILOGUE,
     RESIDUAL,
     CopyConfig,
+    DataPath,
     Dtype,
     Epilogue,
     MatmulConfig,
@@ -88,7 +89,7 @@ def cases() -> Iterator[Case]:
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
     for traced, ragged in product((False, True), (False, True)):
-        yield copy_case(traced, ragged)
+        yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
     for kernel, dtypes in TILE_KERNELS.items():
         for dtype in dtypes:
             for shape, variant in product(shapes(dtype, kernel), VARIANTS):
@@ -170,13 +171,13 @@ def reduction_case(dtype: Dtype, operands: int, traced: bool, config: ReduceConf
     return Case(source, _tiles(("*operands",), ("out", "*operands")))
 
 
-def copy_case(traced: bool, ragged: bool) -> Case:
+def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case:
     """Pushes to peers: where to, and whom to tell, stands in a table of addresses. ragged: rows of any many words."""
-    config = CopyConfig()
+    config = CopyConfig(path=path)
     numbers = {name: kind for name, kind in TABLE.items() if name != "n"}
     signature = {"targets": "*i64", "source": "*i32", **PROTOCOL, **numbers, "row_words": "i32"}
-    constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "TRACED": traced}
-    label = " ".join(word for word, holds in (("traced", traced), ("ragged", ragged)) if holds)
+    constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "BULK": path == "bulk", "TRACED": traced}
+    label = " ".join(word for word, holds in ((path, True), ("traced", traced), ("ragged", ragged)) if holds)
     divisible = () if ragged else ("row_words",)
     source = _source(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
     announced = (Guard("*targets", ("*targets",), optional=True),)

@@ -18,10 +18,12 @@ from overweave.compiler.expressions import Polynomial
 from overweave.compiler.kernel import Access, Kernel, Stream
 from overweave.compiler.module import fused_module
 from overweave.compiler.names import memory_calls, receiver
+from overweave.ir.plan import DataPath
 
 LANG = "overweave_lang"
 PROTOCOL = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
 PARAMETERS = tuple(f"overweave_{name}" for name in PROTOCOL)
+CARRYING = ("overweave_targets", "overweave_slices")  # where tiles carry what goes to peers
 _WAITED = "overweave_signals, overweave_words, overweave_limits, overweave_world_size"
 
 
@@ -30,6 +32,7 @@ class Weaving(Struct, frozen=True):
     chosen: the tensor of which a tile reads the caller's shard or what has arrived, by its row of the table.
 
     streams: whether parts are waited for in the loop. signals: whether a tile is announced when it is stored.
+    carries: how tiles move slices of what goes to peers, if they do.
     exchanges: tensor and schedule, for the reader.
     """
 
@@ -37,6 +40,7 @@ class Weaving(Struct, frozen=True):
     chosen: str | None
     streams: bool
     signals: bool
+    carries: DataPath | None
     exchanges: tuple[tuple[str, str], ...]
 
     @property
@@ -46,13 +50,14 @@ class Weaving(Struct, frozen=True):
 
 def emit(kernel: Kernel, weaving: Weaving) -> str:
     """The text of a module that holds the fused kernel under its author's name, and all it needs."""
-    body = _Tile(kernel, weaving).statements()
+    tile = _Tile(kernel, weaving)
+    body = tile.statements()
     function = kernel.source.function
     statements: list[cst.CSTNode] = list(function.body.body)
     if kernel.loop is None:
         statements = list(body)
     else:
-        statements[kernel.loop : kernel.loop + 1] = _persistent(kernel, body)
+        statements[kernel.loop : kernel.loop + 1] = _persistent(kernel, [*tile.carried(), *body])
     fused = function.with_changes(
         params=_with_protocol(function.params, parameters_of(kernel, weaving)),
         body=function.body.with_changes(body=statements),
@@ -88,7 +93,16 @@ class _Tile:
 
     def _claimed(self) -> list[cst.CSTNode]:
         claim = _parse(f"overweave_row = {LANG}.claim_tile(overweave_claims)")
-        return [claim, self._numbered(), *self._chosen()]
+        return [claim, *self.carried(), self._numbered(), *self._chosen()]
+
+    def carried(self) -> list[cst.CSTNode]:
+        """The tile's share of what goes to peers, from the caller's tensor or from where a table says."""
+        if self.weaving.carries is None:
+            return []
+        source = _parameter(self.kernel, self.weaving.chosen) or "overweave_targets"
+        table = "overweave_table, overweave_row, overweave_claims, overweave_targets"
+        slices = f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.weaving.carries == 'bulk'}"
+        return [_parse(f"{LANG}.carry_slices(\n    {table},\n    {source}, {slices}\n)")]
 
     def _chosen(self) -> list[cst.CSTNode]:
         """The pointer to a tensor that lies in two places, for the tile's rows of it."""
@@ -161,7 +175,12 @@ class _Tile:
 def parameters_of(kernel: Kernel, weaving: Weaving) -> tuple[str, ...]:
     """What the fused kernel takes beside the author's: where the chosen tensor arrives, and the protocol's."""
     arrived = [f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.chosen]
-    return (*dict.fromkeys(arrived), *PARAMETERS)
+    return (*dict.fromkeys(arrived), *PARAMETERS, *(CARRYING if weaving.carries else ()))
+
+
+def _parameter(kernel: Kernel, tensor: str | None) -> str | None:
+    """The kernel's parameter that holds a tensor which it loads."""
+    return next((one.directive.parameter for one in kernel.loads if one.directive.tensor == tensor), None)
 
 
 def can_choose(kernel: Kernel, tensor: str) -> bool:

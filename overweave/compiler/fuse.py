@@ -11,8 +11,8 @@ from overweave.compiler.kernel import Kernel, read_kernel
 from overweave.compiler.lint_contract import Contract, Guard
 from overweave.compiler.soundness import check_kernel
 from overweave.ir.footprint import TileSpace
-from overweave.ir.plan import Plan
-from overweave.ir.schedule import INPUT, Apply
+from overweave.ir.plan import AUTHOR_KERNEL, Plan
+from overweave.ir.schedule import INPUT, Apply, Operation, Put
 
 
 def kernel_of(path: Path, name: str) -> Kernel:
@@ -32,8 +32,13 @@ def weaving_of(plan: Plan, space: TileSpace, wanted: Mapping[str, object]) -> We
         chosen=_chosen(plan),
         streams=any(apply.late_waits for apply in applies),
         signals=any(apply.notifies for apply in applies),
+        carries=plan.realization.slices if any(_is_carried(plan, one) for one in plan.schedule.operations) else None,
         exchanges=tuple((tensor, str(how)) for tensor, how in wanted.items()),
     )
+
+
+def _is_carried(plan: Plan, operation: Operation) -> bool:
+    return isinstance(operation, Put) and plan.realization.engine_of(operation.queue) == AUTHOR_KERNEL
 
 
 def _chosen(plan: Plan) -> str | None:
@@ -60,10 +65,13 @@ def contract_of(kernel: Kernel, weaving: Weaving, tensor_cores: int = 0) -> Cont
     waits = bool(weaving.waits) + weaving.streams
     return Contract(
         waits=waits,
-        releases=int(weaving.signals),
+        releases=bool(weaving.signals) + bool(weaving.carries),
         looks=waits,
         guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
-        announced=(Guard("overweave_signals", tuple(stored), optional=True),) if weaving.signals else (),
+        announced=(
+            *((Guard("overweave_signals", tuple(stored), optional=True),) if weaving.signals else ()),
+            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.carries else ()),
+        ),
         alarm=("overweave_words", "*overweave_limits"),
         claims=("overweave_claims",),
         wgmma=bool(tensor_cores),

@@ -136,13 +136,18 @@ class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     programs: Count = 528
 
 
-class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Launch of the kernel that moves chunks by loads and stores. programs: SMs that it takes, one program on each.
+DataPath = Literal["load_store", "bulk"]
 
-    block_kib: what a program has under way at a time.
+
+class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Launch of the kernel that moves chunks. programs: SMs that it takes, one program on each.
+
+    path: by loads and stores, or by bulk copies through shared memory. block_kib: what a program has under way at a
+    time, by loads and stores.
     """
 
     programs: Count = 16
+    path: DataPath = "load_store"
     block_kib: Literal[4, 8, 16, 32, 64] = 32
     warps: Literal[4, 8, 16, 32] = 16
 
@@ -160,7 +165,8 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     copy_engine: Puts and Gets, without SMs. library: torch and NCCL calls on the caller's stream, in order.
     tile_kernel: all Computes of the queue in one launch. reduce_kernel: all Reduces of the queue in one launch.
     copy_kernel: all Puts of the queue in one launch, on the SMs that `copy` names.
-    author_kernel: all Applies of the queue in one launch of a kernel that the compiler made from its author's.
+    author_kernel: all Applies of the queue in one launch of a kernel that the compiler made from its author's; and its
+    Puts, which the programs carry between their tiles, on the path that `slices` names.
     """
 
     dtype: Dtype
@@ -168,6 +174,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     matmul: MatmulConfig | None = None
     reduction: ReduceConfig | None = None
     copy: CopyConfig | None = None
+    slices: DataPath = "load_store"
 
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""
@@ -202,8 +209,9 @@ class TileRow(NamedTuple):
     result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
     weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
     operation: position of its operation among those of the rank and queue, for traces and reports.
-    APPLY: `row` is the tile's number in the author's kernel. PART: no tile, but rows `[row, row_end)` of what is read
-    part by part, and what to wait for before they are; parts stand behind all tiles.
+    APPLY: `row` is the tile's number in the author's kernel; `col`: how many slices are to be claimed before it waits,
+    `width`: 1 if it claims any, one at least. Slices are COPY rows behind all others. PART: no tile, but rows
+    `[row, row_end)` of what is read part by part, and what to wait for before; parts stand behind all tiles.
     Signals are numbered through all pads of the schedule, in the order of `Schedule.pads`.
     """
 

@@ -1,4 +1,4 @@
-"""Pushes chunks to peers by plain loads and stores, on few SMs: quick to start where a copy engine is not.
+"""Pushes chunks to peers on few SMs, by loads and stores or by bulk copies: quick to start where a copy engine is not.
 
 `targets` has one row per operation of the table: where its buffer lies on the peer, and where the peer's signals do.
 Programs claim rows of the table in order, wait for the signals it names, move whole rows of the source in words of 16
@@ -27,6 +27,7 @@ from overweave.lang.tile_table import (
     wait_for_tile,
 )
 from overweave.memory.device import STRIDE
+from overweave.memory.moves import move_words
 
 WORD = tl.constexpr(4)  # int32 elements in 16 bytes: what a thread loads and stores at once
 TARGET = tl.constexpr(0)
@@ -48,9 +49,11 @@ def copy_kernel(
     row_words,
     world_size,
     BLOCK: tl.constexpr,
+    BULK: tl.constexpr,
     TRACED: tl.constexpr,
 ):
-    """source: the buffer that all operations read, as int32. row_words: 16-byte words in a row of it."""
+    """source: the buffer that all operations read, as int32. row_words: 16-byte words in a row of it. BULK: bulk copies
+    move it, not loads and stores of BLOCK int32 at a time."""
     tile = claim_tile(claims)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
@@ -62,10 +65,7 @@ def copy_kernel(
         base = tl.multiple_of(tl.load(addresses + TARGET).to(source.dtype), 16)
         target = base + row.to(tl.int64) * row_words * WORD
         origin = source + read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_words * WORD
-        for start in range(0, count, BLOCK):
-            offsets = start + tl.arange(0, BLOCK)
-            inside = offsets < count
-            tl.store(target + offsets, tl.load(origin + offsets, mask=inside), mask=inside)
+        move_words(target, origin, count, BLOCK, BULK)
 
         # The next tile is claimed first: its number is known to all threads before thread 0 stays behind to release.
         following = claim_tile(claims)

@@ -16,6 +16,7 @@ from overweave.memory.device import (
     read_clock,
     wait_for_signals,
 )
+from overweave.memory.moves import move_words
 from overweave.memory.ptx import COMPLETE_BULK_STORES
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "TRACE_COLUMNS",
     "announce_tile",
     "blocks",
+    "carry_slices",
     "chosen_side",
     "claim_tile",
     "complete_bulk_stores",
@@ -63,6 +65,16 @@ LATE_LO = tl.constexpr(TileRow._fields.index("late_lo"))
 LATE_HI = tl.constexpr(TileRow._fields.index("late_hi"))
 LATE_COUNT = tl.constexpr(TileRow._fields.index("late_count"))
 WEIGHT = tl.constexpr(TileRow._fields.index("weight"))
+
+# Slices that tiles carry: columns of their tiles' rows, and of the table of addresses (memory/lower.py).
+SLICES_BEFORE, CLAIMS_SLICES = COL, WIDTH
+SLICE_TARGET = tl.constexpr(0)
+SLICE_SIGNALS = tl.constexpr(1)
+SLICE_ORIGIN = tl.constexpr(2)
+SLICE_WIDTH = tl.constexpr(3)
+SLICE_COLUMNS = tl.constexpr(4)
+SLICE_CLAIMS = tl.constexpr(3)  # their counter, behind those of tiles, sums and pushes
+SLICE_BLOCK = tl.constexpr(4096)  # int32 under way at a time
 
 COMPLETE_ASSEMBLY = tl.constexpr(COMPLETE_BULK_STORES)
 FROM_OWN_SHARD = tl.constexpr(OWN_SHARD)
@@ -111,6 +123,42 @@ def finish_tile(table, tile, signals, verdict):
 def announce_tile(table, tile, signals):
     """Epilogue of a kernel that waits for nothing: signals that the tile is stored, unless nobody asked."""
     finish_tile(table, tile, signals, tl.full((), 1, tl.int32))
+
+
+@triton.jit
+def carry_slices(table, tile, claims, targets, source, first, slices, BULK: tl.constexpr):
+    """Before a tile: moves slices of what goes to peers, at least one while there are any, and as many more as its row
+    says. Each is announced where it lands, after it.
+
+    first: the row of the first slice. source: the tensor of the caller's that slices come from, if any does.
+    """
+    if read_column(table, tile, CLAIMS_SLICES) != 0:
+        before = read_column(table, tile, SLICES_BEFORE)
+        slice = claim_tile(claims + SLICE_CLAIMS)
+        while slice < slices:
+            push_slice(table, first + slice, targets, source, BULK)
+            following = slices
+            if slice + 1 < before:
+                following = claim_tile(claims + SLICE_CLAIMS)
+            slice = following
+
+
+@triton.jit
+def push_slice(table, row, targets, source, BULK: tl.constexpr):
+    """Whole rows to a peer, and one more on the peer's signal."""
+    addresses = targets + read_column(table, row, OPERATION) * SLICE_COLUMNS
+    width = tl.multiple_of(tl.load(addresses + SLICE_WIDTH), 4)
+    start, source_row = read_column(table, row, ROW), read_column(table, row, SOURCE_ROW)
+    count = tl.multiple_of(((read_column(table, row, ROW_END) - start) * width).to(tl.int32), 4)
+    words = tl.pointer_type(tl.int32)
+    origin = tl.load(addresses + SLICE_ORIGIN).to(words)
+    if read_column(table, row, SOURCE) == FROM_OWN_SHARD:
+        origin = source.to(words, bitcast=True)
+    target = tl.load(addresses + SLICE_TARGET).to(words)
+    origin, target = tl.multiple_of(origin, 16), tl.multiple_of(target, 16)
+    move_words(target + start * width, origin + source_row * width, count, SLICE_BLOCK, BULK)
+    signals = tl.load(addresses + SLICE_SIGNALS).to(words)
+    notify(signals + read_column(table, row, SIGNAL) * STRIDE, count >= 0)
 
 
 @triton.jit

@@ -8,9 +8,23 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
-from overweave.ir.schedule import INPUT, OUTPUT, SYMMETRIC, Compute, Notify, Operation, Reduce, Region, Schedule, Wait
+from overweave.ir.schedule import (
+    INPUT,
+    OUTPUT,
+    SYMMETRIC,
+    Compute,
+    Notify,
+    Operation,
+    Put,
+    Reduce,
+    Region,
+    Schedule,
+    Wait,
+)
 from overweave.memory.layout import SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
+
+SLICE_WORD_BYTES = 4  # what the kernels that move count in
 
 
 class SlotAddresses(Struct, frozen=True):
@@ -109,6 +123,27 @@ def copy_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[i
         bases = [addresses.bases[target.rank] for target in targets] or [0]
         offsets = [addresses.layout.buffers[target.buffer] for target in targets] or [0]
         rows.append([bases[0] + offsets[0], bases[0]])
+    return rows
+
+
+def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+    """One row per operation of a queue whose tiles carry Puts: where the destination's buffer lies on the peer, where
+    the peer's signals do, where the source's buffer does (0: with the caller), and how many int32 are in a row.
+
+    An operation that is no Put has a row of zeros.
+    """
+    rows: list[list[int]] = []
+    schedule, layout = addresses.schedule, addresses.layout
+    for move in (op for op in schedule.of_rank(rank) if op.queue == queue):
+        row = [0, 0, 0, 0]
+        for source, target in zip(move.reads, move.writes, strict=True) if isinstance(move, Put) else ():
+            origin, landed = schedule.buffer(source.buffer), schedule.buffer(target.buffer)
+            base = addresses.bases[target.rank]
+            is_callers = origin.home in (INPUT, OUTPUT)
+            origin_address = 0 if is_callers else addresses.bases[rank] + layout.buffers[origin.name]
+            words = landed.cols * ITEMSIZE_BYTES[addresses.dtype] // SLICE_WORD_BYTES
+            row = [base + layout.buffers[landed.name], base, origin_address, words]
+        rows.append(row)
     return rows
 
 

@@ -29,7 +29,7 @@ BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a cred
 
 @triton.jit
 def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank, world_size, BLOCK: tl.constexpr):
-    """See the module. `signals`: those of this call's slot. `claims`: [3] tile counters. At most BLOCK ranks."""
+    """See the module. `signals`: those of this call's slot. `claims`: [4] tile counters. At most BLOCK ranks."""
     # All that is read comes first, so that the loads are under way together: a head is a chain of memory latencies.
     peers = tl.arange(0, BLOCK)
     is_peer = peers < world_size
@@ -49,6 +49,7 @@ def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank
     tl.store(claims, 0)
     tl.store(claims + 1, 0)
     tl.store(claims + 2, 0)
+    tl.store(claims + 3, 0)
     tl.debug_barrier()
 
     # One lane per peer: the credits leave together, each released by its own lane behind the block's barrier.

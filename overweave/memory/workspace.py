@@ -34,7 +34,7 @@ SLOTS = 2
 SMALLEST_SLOT_BYTES = 16 << 20
 REPORT_WORDS = 8
 TOLD_WITHIN_S = 2.0  # ten turns of a watcher
-KERNEL_QUEUES = 3
+KERNEL_QUEUES = 4
 
 
 @dataclass(frozen=True)

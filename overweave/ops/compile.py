@@ -30,7 +30,7 @@ from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.author_plan import author_plan
-from overweave.schedules.exchange import GATHER, SPREAD, Asked, transport_of, wanted_of
+from overweave.schedules.exchange import GATHER, SPREAD, Asked, path_of_slices, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -125,6 +125,7 @@ class Fused:
             chosen=self.chosen,
             streams=bool(late),
             signals=any(store.directive.tensor in woven for store in self.kernel.stores),
+            carries=path_of_slices(self.wanted.values()),
             exchanges=tuple((tensor, str(how)) for tensor, how in self.wanted.items()),
         )
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from overweave.ir.footprint import TileSpace
-from overweave.ir.plan import APPLY, PART, Plan, TileRow
-from overweave.ir.schedule import INPUT, Apply
+from overweave.ir.plan import APPLY, COPY, PART, Plan, TileRow
+from overweave.ir.schedule import INPUT, Apply, Put
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,13 @@ def protocol_arguments(arrays: list[Any], tiles: int, parts: int, world_size: in
     """The compiler's own parameters by name. arrays: table, claims, signals, words, limits."""
     names = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
     return {f"overweave_{name}": value for name, value in zip(names, (*arrays, tiles, parts, world_size), strict=True)}
+
+
+def slice_arguments(targets: torch.Tensor, plan: Plan, rank: int, queue: str) -> dict[str, Any]:
+    """The compiler's parameters for what tiles carry, if they carry anything. targets: memory/lower.py."""
+    slices = [row.kind for row in plan.tile_order(rank, queue).rows].count(COPY)
+    carries = any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations)
+    return {"overweave_targets": targets, "overweave_slices": slices} if carries else {}
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:

@@ -14,10 +14,18 @@ from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, lay_out
-from overweave.memory.lower import SlotAddresses, copy_steps, copy_targets, reduction_operands, wait_steps, write_steps
+from overweave.memory.lower import (
+    SlotAddresses,
+    copy_steps,
+    copy_targets,
+    reduction_operands,
+    slice_targets,
+    wait_steps,
+    write_steps,
+)
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
-from overweave.runtime.authored import AuthoredKernel, protocol_arguments, tensor_of, tiles_and_parts
+from overweave.runtime.authored import AuthoredKernel, protocol_arguments, slice_arguments, tensor_of, tiles_and_parts
 from overweave.runtime.kernels import (
     Launch,
     Moving,
@@ -161,6 +169,9 @@ class AuthoredSlot:
                 stands[name] = moving(tensor)
                 arguments[name] = _standing(value, stands[name])
         arguments |= protocol_arguments(arrays, tiles, parts, workspace.group.world_size)
+        moves = slice_targets(self._addresses, self._rank, queue)
+        targets = torch.tensor(moves, dtype=torch.int64, device=workspace.device)
+        arguments |= slice_arguments(targets, self._plan, self._rank, queue)
         copy = self._plan.realization.copy
         beside = copy.programs if copy else 0
         programs = programs_for(tiles, workspace.device, beside) if kernel.is_persistent else tiles

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from overweave.ir.plan import AUTHOR_KERNEL, KERNELS, Plan
+from overweave.ir.schedule import Put
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import lay_out
+from overweave.memory.lower import SLICE_WORD_BYTES
 from overweave.runtime.agenda import Agenda, Step
-from overweave.runtime.authored import AuthoredKernel, protocol_arguments, tensor_of, tiles_and_parts
+from overweave.runtime.authored import AuthoredKernel, protocol_arguments, slice_arguments, tensor_of, tiles_and_parts
 from overweave.runtime.emulate import IsDone, Tensors
 from overweave.runtime.interpreted import PROGRAMS, InterpretedCall
 
@@ -64,5 +66,18 @@ class AuthoredCall(InterpretedCall):
         arrays = [torch.tensor(rows, dtype=torch.int32), self._claims, *self._protocol]
         arguments = kernel.arguments(self._given, self._matrix)
         arguments |= protocol_arguments(arrays, tiles, parts, self.group.world_size)
+        arguments |= slice_arguments(self._slice_targets(step), self.plan, self.group.rank, step.queue)
         programs = min(PROGRAMS, tiles) if kernel.is_persistent else tiles
         return self.beside(lambda: kernel.function[(programs,)](**arguments))
+
+    def _slice_targets(self, step: Step) -> torch.Tensor:
+        """As memory/lower.py has it, in this process's addresses."""
+        targets = torch.zeros((len(step.operations), 4), dtype=torch.int64)
+        for row, move in zip(targets, step.operations, strict=True):
+            for source, target in zip(move.reads, move.writes, strict=True) if isinstance(move, Put) else ():
+                landed = self.slot.buffer(target.buffer, target.rank)
+                row[0] = landed.data_ptr()
+                row[1] = self.slot.heap.signal_address(target.rank, self.slot.index, 0)
+                row[2] = 0 if source.buffer in self.tensors else self._matrix(source.buffer).data_ptr()
+                row[3] = landed.shape[1] * landed.element_size() // SLICE_WORD_BYTES
+        return targets

@@ -82,7 +82,7 @@ class InterpretedCall(HostCall):
         self._report = torch.zeros(_REPORT_WORDS, dtype=torch.int32)
         peers = [slot.heap.word_address(peer) for peer in range(ranks)]
         self._limits = torch.tensor([0, self._report.data_ptr(), *peers])
-        self._claims = torch.zeros(len(_CLAIMS), dtype=torch.int32)
+        self._claims = torch.zeros(len(_CLAIMS) + 1, dtype=torch.int32)
         self._claimed = 0
         self._threads: list[threading.Thread] = []
         lines = max(slot.layout.signals, 1) * SIGNAL_STRIDE_WORDS
@@ -213,8 +213,8 @@ class InterpretedCall(HostCall):
                 row_words = source.shape[1] * source.element_size() // _ROW_BYTES
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         numbers = [len(table), row_words, self.group.world_size, _COPIED_WORDS]
-        words = source.contiguous().view(torch.int32)
-        copy_kernel[grid](targets, words, table, claims, *protocol, *numbers, self.stopwatch is not None)
+        words, is_bulk = source.contiguous().view(torch.int32), False  # there are no bulk copies here
+        copy_kernel[grid](targets, words, table, claims, *protocol, *numbers, is_bulk, self.stopwatch is not None)
 
     def _trace(self, queue: str, tiles: int) -> Tensor:
         """Where a kernel writes when it claimed, began and stored each tile, if anybody wants to know."""

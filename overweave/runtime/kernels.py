@@ -67,7 +67,7 @@ def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, ope
 
 def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool) -> Launch:
     """The pushes of chunks. arguments: everything before the constants of `copy_kernel`."""
-    constants = [config.block_kib * WORDS_PER_KIB, traced]
+    constants = [config.block_kib * WORDS_PER_KIB, config.path == "bulk", traced]
     return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
 
 

@@ -153,7 +153,7 @@ def _one_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
 
 
 def _is_kernel(reduced: Reduced) -> bool:
-    return reduced.split.mover == "copy_kernel"
+    return reduced.split.is_by_kernel
 
 
 METHODS: dict[str, Callable[[Reduced, int], Steps]] = {

@@ -55,6 +55,7 @@ def receive(split: Split, cols: int) -> Communication:
                     name=f"push.{rank}-{peer}.{piece}",
                     rank=rank,
                     queue=split.copy_queue(step),
+                    tiles=split.put_tiles(),
                     notifies=(Notify(ARRIVED, peer, split.signal(rank, piece)),),
                     sources=(region(x, rank, shifted(rows, peer * split.shard_size)),),
                     destinations=(region(gathered, peer, shifted(rows, rank * split.shard_size)),),

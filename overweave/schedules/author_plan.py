@@ -34,10 +34,10 @@ from overweave.ir.plan import (
     TileRow,
 )
 from overweave.ir.schedule import Apply, Queue, Range, Schedule, Wait
-from overweave.ir.verify.applied import source_of
+from overweave.ir.verify.applied import slices_of, source_of
 from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
-from overweave.schedules.exchange import PUSHES, Asked, exchange
-from overweave.schedules.tile_order import tile_order
+from overweave.schedules.exchange import PUSHES, Asked, exchange, path_of_slices
+from overweave.schedules.tile_order import copy_rows, tile_order
 from overweave.schedules.weave import Bound, bound, is_streamed, weave
 
 GROUP = 8  # blocks of the last but one axis that run together
@@ -70,14 +70,12 @@ def author_plan(
     schedule = weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size)
     sums = any(queue.name == SUMS for queue in schedule.queues)
     engines = tuple(map(_engine, schedule.queues))
-    programs = max((one.exchange.copy_programs or 0 for one in bounds), default=0)
     realization = Realization(
         dtype=dtype,
         engines=engines,
         reduction=ReduceConfig() if sums else None,
-        copy=CopyConfig(programs=programs)
-        if programs and any(queue.name == PUSHES for queue in schedule.queues)
-        else None,
+        copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
+        slices=path_of_slices(wanted.values()) or "load_store",
     )
     moved, ranks = bounds[0].operand, range(world_size) if rank is None else (rank,)
     return Plan(
@@ -87,6 +85,15 @@ def author_plan(
         realization=realization,
         tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, (space, bounds), one)),
     )
+
+
+def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:
+    """Of the one kernel that moves chunks: SMs for the most that is asked."""
+    asked = [one.exchange.copy for one in bounds if one.exchange.copy]
+    if len({config.path for config in asked}) > 1:
+        cure = "Let one kernel move both, or the copy engine one of them"
+        raise InputError("move two tensors by kernels of their own", "one by loads and stores, one in bulk", cure)
+    return max(asked, key=lambda config: config.programs)
 
 
 def _tables(
@@ -103,18 +110,24 @@ def tile_table(schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], 
     first = dict(
         zip((pad.name for pad in schedule.pads), accumulate((p.size for p in schedule.pads), initial=0), strict=False)
     )
-    applies = [operation for operation in schedule.of_rank(rank) if isinstance(operation, Apply)]
+    operations = [operation for operation in schedule.of_rank(rank) if operation.queue == TILES]
+    applies = [operation for operation in operations if isinstance(operation, Apply)]
     homes = {buffer.name: buffer.home for buffer in schedule.buffers}
     rows: list[TileRow] = []
-    for position, apply in enumerate(applies):
+    slices: list[TileRow] = []
+    for position, apply in enumerate(operations):
+        if not isinstance(apply, Apply):
+            slices += copy_rows(schedule, rank, position, apply)
+            continue
         waits = _told(f"tile order of {apply.name}", apply.waits, first)
         signals = [first[notify.pad] + notify.signal for notify in apply.notifies] or [NO_SIGNAL]
         source, source_row = source_of(apply, homes)
         numbers = (number for lo, hi in apply.tiles for number in range(lo, hi))
         for number in sorted(numbers, key=lambda number: _turn(space, number)):
             row = _row(APPLY, (number, number + 1), waits, signals[0], position)
-            rows.append(row._replace(source=source, source_row=source_row))
-    return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, applies, first)))
+            rows.append(row._replace(source=source, source_row=source_row, col=len(slices)))
+    rows = [row._replace(**slices_of(at, row, len(slices))) for at, row in enumerate(rows)]
+    return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, applies, first), *slices))
 
 
 def _row(kind: int, rows: Range, waits: Waits, signal: int, position: int) -> TileRow:

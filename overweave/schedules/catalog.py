@@ -18,7 +18,6 @@ from overweave.ir.plan import (
     REDUCE_KERNEL,
     TILE_KERNEL,
     Assignment,
-    CopyConfig,
     Engine,
     MatmulConfig,
     Plan,
@@ -33,6 +32,7 @@ from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.communication import (
     COMPLETE,
     COPIES,
+    COPYING_KERNELS,
     ISSUE,
     MAIN,
     SUMS,
@@ -47,7 +47,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.mesh import mesh_of
-from overweave.schedules.mover import carried
+from overweave.schedules.mover import carried, copy_config
 from overweave.schedules.options import Option, Settings, settle
 from overweave.schedules.reduced import Summing
 from overweave.schedules.tile_order import tile_orders
@@ -212,7 +212,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
         engines=tuple(Assignment(queue.name, _engine(queue)) for queue in schedule.queues),
         matmul=config,
         reduction=sums if reduces else None,
-        copy=CopyConfig(programs=settings.copy_programs) if settings.mover == "copy_kernel" else None,
+        copy=copy_config(settings),
     )
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -345,9 +345,9 @@ def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how:
     split = _split(problem, how[0], how[1])
     sums = SUMS if template.has_kernels else MAIN
     if how[0].sums == "epilogue":
-        if how[0].mover == "copy_kernel":
+        if how[0].mover in COPYING_KERNELS:
             found = "tiles that wait for peers could keep the kernel that pushes from its SMs"
-            raise InputError("sums=epilogue mover=copy_kernel", found, "Use sums=kernel or mover=copy_engine")
+            raise InputError(f"sums=epilogue mover={how[0].mover}", found, "Use sums=kernel or mover=copy_engine")
         sums = TILES
     communication = reduce_scatter.reduce_scatter(
         split, problem.n, template.method, _held(problem), sums, how[0].own_pieces

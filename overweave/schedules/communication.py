@@ -20,7 +20,9 @@ A, B = "a", "b"  # the tensors of the global matmul
 
 Order = Literal["ring", "all_peers"]
 Rotation = Literal["on", "off"]
-Mover = Literal["copy_engine", "copy_kernel"]
+Mover = Literal["copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles"]
+COPYING_KERNELS = ("copy_kernel", "bulk_kernel")  # on SMs of their own: by loads and stores, by bulk copies
+CARRYING_TILES = ("tiles", "bulk_tiles")  # the programs that compute, between their tiles: the same two ways
 Sharing = Literal["put", "get"]  # how sums travel back: put to peers, who move them; or got by them
 Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
 
@@ -77,6 +79,16 @@ class Split(Struct, frozen=True, kw_only=True):
     is_one_wave: bool = False
 
     @property
+    def is_by_tiles(self) -> bool:
+        """Whether the tiles of the kernel that computes carry Puts."""
+        return self.mover in CARRYING_TILES
+
+    @property
+    def is_by_kernel(self) -> bool:
+        """Whether a kernel on SMs of its own carries Puts."""
+        return self.mover in COPYING_KERNELS
+
+    @property
     def shard_size(self) -> int:
         """Rows of the longest shard."""
         return -(-self.rows // self.world_size)
@@ -102,11 +114,11 @@ class Split(Struct, frozen=True, kw_only=True):
         return (rank + step) % self.world_size
 
     def copy_queue(self, step: int) -> str:
-        return COPIES if self.order == "ring" or self.mover == "copy_kernel" else f"{COPIES}.{step}"
+        return COPIES if self.order == "ring" or self.mover != "copy_engine" else f"{COPIES}.{step}"
 
     def copy_queues(self, after: tuple[str, ...] = ()) -> tuple[Queue, ...]:
         """The queues that carry Puts. after: behind which a kernel that carries them is launched."""
-        if self.mover == "copy_kernel":
+        if self.mover != "copy_engine":
             return (Queue(COPIES, ISSUE, after=after),)
         names = dict.fromkeys(self.copy_queue(step) for step in range(1, self.world_size))
         return tuple(Queue(name, COMPLETE) for name in names)

@@ -7,7 +7,7 @@ every buffer, pad and operation gets the tensor's name in front, so that several
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.footprint import Operand, TileSpace
+from overweave.ir.plan import CopyConfig, DataPath
 from overweave.ir.schedule import (
     Collective,
     Notify,
@@ -28,19 +29,34 @@ from overweave.ir.schedule import (
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send
+from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunks import Gather
-from overweave.schedules.communication import COPIES, MAIN, SUMS, A, B, Chunk, Communication, Mover, Split, X, Y
+from overweave.schedules.communication import (
+    CARRYING_TILES,
+    COPIES,
+    MAIN,
+    SUMS,
+    A,
+    B,
+    Chunk,
+    Communication,
+    Mover,
+    Split,
+    X,
+    Y,
+)
 from overweave.schedules.gather_templates import TEMPLATES as GATHERS
 from overweave.schedules.gather_templates import gather_moves
 from overweave.schedules.mesh import mesh_of
+from overweave.schedules.mover import copy_config
 from overweave.schedules.options import (
+    ANY_MOVER,
     AXIS,
     COL_PIECES,
     COPY_PROGRAMS,
     ISLAND,
     LANES,
-    MOVER,
     ORDER,
     OWN_PIECES,
     PIECES,
@@ -83,7 +99,7 @@ class Transport(Struct, frozen=True):
 
 TRANSPORTS: dict[str, Transport] = {
     "all_gather.push": Transport(
-        GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, MOVER, COPY_PROGRAMS)
+        GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)
     ),
     "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER)),
     "all_gather.mesh": Transport(
@@ -118,7 +134,10 @@ TRANSPORTS: dict[str, Transport] = {
     ),
     "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
     "all_to_all.receive": Transport(
-        GATHER, "receive", "block p of each rank is put to rank p, piece by piece", (PIECES, ORDER)
+        GATHER,
+        "receive",
+        "block p of each rank is put to rank p, piece by piece",
+        (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
     ),
     "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES,)),
     "spread.push": Transport(SPREAD, "push", "what tiles store is put to every peer, piece by piece", (PIECES,)),
@@ -135,7 +154,8 @@ class Exchange(Struct, frozen=True, kw_only=True):
     method: str
     side: Side
     communication: Communication
-    copy_programs: int | None = None  # SMs of the kernel that moves it, if one does
+    mover: Mover = "copy_engine"
+    copy: CopyConfig | None = None  # of the kernel that moves it, if one does
 
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
@@ -169,15 +189,24 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         pieces=settings.pieces,
         alignment=space.axis(axis).block if axis else 1,
         mover=settings.mover,
-        tile_rows=max(1, MOVED_TILE // max(1, operand.cols)),
+        tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
     return Exchange(
         operand=operand,
         method=transport.method,
         side=transport.side,
         communication=_carried(_communication(split, operand, transport, settings), settings.mover),
-        copy_programs=settings.copy_programs if settings.mover == "copy_kernel" else None,
+        mover=settings.mover,
+        copy=copy_config(settings),
     )
+
+
+def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int, int]) -> int:
+    """Rows that a kernel moves between two signals."""
+    tiles, ranks = tiles_of_ranks
+    if settings.mover in CARRYING_TILES:
+        return slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
+    return max(1, MOVED_TILE // max(1, operand.cols))
 
 
 def _by_hand(operand: Operand, gather: Gather, world_size: int) -> Exchange:
@@ -202,6 +231,20 @@ def transport_of(words: object) -> Transport:
     if name not in TRANSPORTS:
         raise InputError(f"schedule {name[:40]!r}", "unknown", f"Schedules: {', '.join(TRANSPORTS)}")
     return TRANSPORTS[name]
+
+
+def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
+    """How the tiles of a kernel carry what goes to peers, if a schedule lets them."""
+    movers: set[str] = set()
+    for words in schedules:
+        if not isinstance(words, str):
+            continue
+        name, *pairs = words.split()
+        movers.add(settle(name, transport_of(words).options, _options(name, pairs)).mover)
+    carrying = sorted(movers.intersection(CARRYING_TILES))
+    if len(carrying) > 1:
+        raise InputError("let tiles carry two tensors", f"by {' and '.join(carrying)}", "Name one of them for both")
+    return ("bulk" if carrying == ["bulk_tiles"] else "load_store") if carrying else None
 
 
 def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Mapping[str, Asked]) -> dict[str, Asked]:
@@ -288,6 +331,8 @@ def _carried(made: Communication, mover: Mover) -> Communication:
     """What a kernel carries has a queue of its own, beside those of the copy engine."""
     if mover == "copy_engine":
         return made
+    if mover in CARRYING_TILES:
+        return carried_by_tiles(made)
     return replace(
         made,
         queues=tuple(replace(queue, name=PUSHES) if queue.name == COPIES else queue for queue in made.queues),

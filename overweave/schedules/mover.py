@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
+from overweave.ir.plan import ITEMSIZE_BYTES, CopyConfig, DataPath, MatmulConfig, Problem
 from overweave.schedules.communication import Split
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles
@@ -26,3 +26,10 @@ def carried(split: Split, problem: Problem, cols: int, settings: Settings, confi
     heights = (hi - lo for lo, hi in map(split.shard, range(split.world_size)))
     is_one_wave = config is None or sum(count_tiles(heights, problem.widths, config)) <= settings.sms
     return replace(split, mover=settings.mover, tile_rows=max(1, tile_bytes // row_bytes), is_one_wave=is_one_wave)
+
+
+def copy_config(settings: Settings) -> CopyConfig | None:
+    """The launch of the kernel that carries Puts, if one does."""
+    paths: dict[str, DataPath] = {"copy_kernel": "load_store", "bulk_kernel": "bulk"}
+    path = paths.get(settings.mover)
+    return CopyConfig(programs=settings.copy_programs, path=path) if path else None

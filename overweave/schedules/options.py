@@ -131,8 +131,13 @@ SHARING = Option(
 MOVER = Option(
     name="mover",
     default="copy_engine",
-    choices=("copy_engine", "copy_kernel"),
-    meaning="who pushes chunks: the copy engine, or a kernel on SMs of its own, which is quicker to start",
+    choices=("copy_engine", "copy_kernel", "bulk_kernel"),
+    meaning="who pushes chunks: the copy engine, or a kernel on SMs of its own, by loads and stores or by bulk copies",
+)
+ANY_MOVER = replace(
+    MOVER,
+    choices=(*MOVER.choices, "tiles", "bulk_tiles"),
+    meaning=f"{MOVER.meaning}; or the programs that compute, between their tiles, in the same two ways",
 )
 COPY_PROGRAMS = Option(name="copy_programs", default=16, high=64, meaning="SMs of the kernel that pushes chunks")
 TILES = (

@@ -109,7 +109,7 @@ def reduce_scatter(
     )
     of_rank = _alone if split.world_size == 1 else METHODS[method]
     steps = [step for rank in ranks for step in of_rank(scatter, rank)]
-    if split.mover == "copy_kernel":  # it is launched behind the tiles, also where its first chunk is an empty one
+    if split.is_by_kernel:  # it is launched behind the tiles, also where its first chunk is an empty one
         steps.sort(key=lambda step: (step.rank, not isinstance(step, Chunk)))
     is_ring = method == "ring"
     return Communication(
@@ -147,7 +147,7 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     copies = split.copy_queues((TILES,) if split.is_one_wave else ())
     if method == "ring" or sums != SUMS:
         return main + copies
-    if split.mover == "copy_kernel":
+    if split.is_by_kernel:
         # Sums that wait for peers must not hold the SMs that the own pushes need.
         return (*copies, Queue(sums, ISSUE, after=(TILES, COPIES)))
     # Sums of parts wait for their own tiles and run on SMs that the last tiles leave idle; one sum waits for them all.

@@ -87,6 +87,14 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
     return TileOrder(rank, queue, tuple(rows))
 
 
+def copy_rows(schedule: Schedule, rank: int, position: int, move: Operation) -> tuple[TileRow, ...]:
+    """The rows of a Put that stands among other operations of its queue. Raises as `tile_orders` does."""
+    if not isinstance(move, Put):
+        raise ScheduleError(f"tile order of {move.name}", "it is none of the kernel's tiles", "Move it")
+    context = _context(schedule, rank)
+    return tuple(_copy_rows(move, position, _duties(move, context, ()), context))
+
+
 def tile_count(schedule: Schedule, realization: Realization) -> int:
     """How many rows the tables of all ranks would have, without making them."""
     matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()

@@ -25,11 +25,13 @@ from overweave.ir.schedule import (
     Goal,
     Notify,
     Operation,
+    Put,
     Range,
     Region,
     Schedule,
     Wait,
 )
+from overweave.schedules.beside_tiles import announced_by, from_workspace, with_puts
 from overweave.schedules.communication import MAIN, TILES, Chunk, shifted
 from overweave.schedules.exchange import GATHER, Exchange
 from overweave.schedules.fewest_waits import fewest, not_twice
@@ -39,13 +41,14 @@ Key = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, t
 
 
 class Bound(Struct, frozen=True):
-    """An exchange whose chunks all lie in one buffer, at the rows that the kernel knows. steps: without the chunks."""
+    """An exchange whose chunks all lie in one buffer, at the rows that the kernel knows. puts: what tiles carry."""
 
     exchange: Exchange
     buffer: Buffer
     chunks: dict[int, list[Chunk]]
     before: dict[int, list[Operation]]
     behind: dict[int, list[Operation]]
+    puts: dict[int, list[Put]]
 
     @property
     def operand(self) -> Operand:
@@ -124,7 +127,8 @@ class _Weaver:
         before = [bound.before.get(rank, []) for bound in self.bounds]
         yield from (step for steps in zip_longest(*before) for step in steps if step is not None)
         applies = [self.apply(rank, place, group) for place, group in enumerate(groups(self.space, self.bounds, rank))]
-        yield from fewest(applies, [bound.exchange.communication for bound in self.bounds])
+        ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds])
+        yield from with_puts(ordered, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds])
         for bound in self.bounds:
             yield from bound.behind.get(rank, [])
 
@@ -218,11 +222,14 @@ def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
             f"give {space.kernel} one pointer to {exchange.operand.tensor}", found, "Use another schedule"
         )
     (target,) = targets
-    made = Bound(exchange, known[target], {}, {}, {})
+    made = Bound(exchange, known[target], {}, {}, {}, {})
     stays = chooses and _are_blocks([chunk for chunk in chunks if chunk not in moved], exchange.operand, space)
     for step in communication.steps:
         if isinstance(step, Chunk):
             made.chunks.setdefault(step.rank, []).append(step if stays else _in_place(step, made))
+        elif isinstance(step, Put) and step.queue == TILES:
+            own = None if stays else next((one for one in chunks if one.rank == step.rank and one not in moved), None)
+            made.puts.setdefault(step.rank, []).append(from_workspace(step, own, target) if own else step)
         else:
             side = made.behind if step.rank in made.chunks or exchange.side != GATHER else made.before
             side.setdefault(step.rank, []).append(step)

@@ -27,6 +27,8 @@ WORLDS = (2, 3, 4)
 PUSH, PULL = "all_gather.push pieces=2", "all_gather.pull order=all_peers"
 GATHERS = (PUSH, PULL, "all_gather.collective")
 BY_KERNEL = "all_gather.push mover=copy_kernel pieces=2"
+BY_TILES = ("all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers")
+IN_BULK = "all_gather.push mover=bulk_kernel"
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
 CALLS = 2  # both slots of the workspace
 Errors = list[float]
@@ -68,7 +70,7 @@ def gathered_matmul(schedule: str, m: int) -> Errors:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize("schedule", [*GATHERS, BY_KERNEL])
+@pytest.mark.parametrize("schedule", [*GATHERS, BY_KERNEL, IN_BULK, *BY_TILES])
 def test_a_gathered_matmul_is_exact(schedule: str, is_whole: bool, world_size: int):
     """Shards of whole tiles are read in place; where neither shards nor the last tile are whole, they are copied."""
     m = 32 * world_size if is_whole else 52
@@ -180,7 +182,7 @@ def persistent_matmul(schedule: str, parameter: str, m: int) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", GATHERS)
+@pytest.mark.parametrize("schedule", [*GATHERS, *BY_TILES])
 def test_a_gathered_persistent_matmul_is_exact(schedule: str, world_size: int):
     assert run_ranks(persistent_matmul, world_size, schedule, "A", 48) == [[0.0] * CALLS] * world_size
 
@@ -205,7 +207,7 @@ def gated(schedule: str) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", GATHERS)
+@pytest.mark.parametrize("schedule", [*GATHERS, BY_TILES[0]])
 def test_a_gated_layer(schedule: str, world_size: int):
     found = run_ranks(gated, world_size, schedule)
     assert max(error for errors in found for error in errors) < 0.05
@@ -225,7 +227,10 @@ def batches(schedule: str, tensor: str) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize(("schedule", "tensor"), [(PUSH, "A"), (PULL, "B"), ("all_gather.collective", "A")])
+@pytest.mark.parametrize(
+    ("schedule", "tensor"),
+    [(PUSH, "A"), (PULL, "B"), ("all_gather.collective", "A"), (BY_TILES[0], "A"), (BY_TILES[1], "B")],
+)
 def test_a_batched_matmul_is_exact(schedule: str, tensor: str, world_size: int):
     assert run_ranks(batches, world_size, schedule, tensor) == [[0.0] * CALLS] * world_size
 
@@ -274,7 +279,7 @@ def attended(schedule: str, is_causal: bool) -> Errors:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("schedule", GATHERS)
+@pytest.mark.parametrize("schedule", [*GATHERS, BY_TILES[0]])
 def test_attention_over_gathered_keys_and_values(schedule: str, is_causal: bool, world_size: int):
     found = run_ranks(attended, world_size, schedule, is_causal)
     assert max(error for errors in found for error in errors) < 0.05

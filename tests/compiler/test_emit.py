@@ -21,6 +21,8 @@ PUSH, SCATTER = "all_gather.push pieces=2", "reduce_scatter.scatter"
 FUSED = {
     "matmul.gathered": ("matmul.py:matmul_kernel", PUSH),
     "matmul.both": ("matmul.py:matmul_kernel", {"A": PUSH, "C": SCATTER}),
+    "matmul.by_tiles": ("matmul.py:matmul_kernel", "all_gather.push mover=tiles"),
+    "persistent.by_tiles": ("persistent.py:persistent_kernel", "all_gather.push mover=bulk_tiles"),
     "matmul.collective": ("matmul.py:matmul_kernel", "all_gather.collective"),
     "persistent.both": ("persistent.py:persistent_kernel", {"A": PUSH, "C": SCATTER}),
     "gate_up.gathered": ("gate_up.py:gate_up_kernel", PUSH),

@@ -81,7 +81,7 @@ def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatc
     plan, taken = plan_of(name), {}
 
     def launch(config: Any, arguments: list[Any], tiles: int, traced: bool) -> Any:
-        taken.update(zip(copy_kernel.arg_names, [*arguments, None, traced], strict=True))
+        taken.update(zip(copy_kernel.arg_names, [*arguments, None, False, traced], strict=True))
         return lambda stream: taken.update(launched=stream)
 
     monkeypatch.setattr(bind, "copy_launch", launch)

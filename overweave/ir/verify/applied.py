@@ -34,6 +34,25 @@ def check_places(apply: Apply, homes: Mapping[str, str], findings: Findings) -> 
         findings.add("lowering", apply, "what it makes of one tensor lies at different offsets")
 
 
+def slices_of(at: int, row: TileRow, count: int) -> dict[str, int]:
+    """What the tile that is claimed as number `at` claims of the slices: those of Puts before its Apply (`row.col`).
+
+    Each of the first tiles claims one at least. So behind as many tiles as slices all are claimed, and no tile looks.
+    """
+    looks = at < count
+    return {"col": row.col if looks else 0, "width": int(looks)}
+
+
+def check_slices(rows: list[TileRow], before: Mapping[int, int], count: int, findings: Findings) -> None:
+    """Whether tiles claim what they must. before: of each operation, how many slices go before it; count: of all."""
+    for at, row in enumerate(rows):
+        wanted = slices_of(at, row._replace(col=before[row.operation]), count)
+        if (row.col, row.width) != (wanted["col"], wanted["width"]):
+            said = f"tile {at} claims slices up to {row.col} ({row.width}), not {wanted['col']} ({wanted['width']})"
+            findings.add("lowering", None, said)
+            return
+
+
 def check_applied(apply: Apply, rows: list[TileRow], homes: Mapping[str, str], findings: Findings) -> None:
     """Adds a refusal for a tile that is missing, stands twice, belongs to another operation or reads elsewhere."""
     check_places(apply, homes, findings)

@@ -22,7 +22,7 @@ RUNS: dict[str, tuple[type[Operation], ...]] = {
     TILE_KERNEL: (Compute,),
     REDUCE_KERNEL: (Reduce,),
     COPY_KERNEL: (Put, Copy),
-    AUTHOR_KERNEL: (Apply,),
+    AUTHOR_KERNEL: (Apply, Put),
 }
 ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys(KERNELS, "issue")}
 
@@ -69,6 +69,8 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
         findings.add("engine", operation, "a copy within a rank needs SMs, which the copy engine has not")
     elif engine == COPY_KERNEL and isinstance(operation, Copy) and (operation.sources or operation.delay_us):
         findings.add("engine", operation, "the kernel copies to peers, at once")
+    elif engine == AUTHOR_KERNEL and isinstance(operation, Put) and operation.waits:
+        findings.add("engine", operation, "what tiles carry must be there when their kernel starts")
     elif engine == COPY_ENGINE and operation.instances != 1:
         findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
+    COPY,
     KERNELS,
     MOST_WEIGHTS,
     MULTIPLY,
@@ -24,7 +26,7 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, Region
 from overweave.ir.verify.addends import check_addends
-from overweave.ir.verify.applied import check_applied, check_parts, note_places
+from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
 from overweave.ir.verify.copies import check_copy
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
@@ -58,6 +60,7 @@ class _Table:
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self.weights = plan.schedule.weights
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
+        self.is_author = plan.realization.engine_of(order.queue) == AUTHOR_KERNEL
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
         config = plan.realization.matmul if self.is_matmul else plan.realization.reduction
         # Engines are checked first: what has no config here is a copy kernel, which has no blocks.
@@ -66,26 +69,13 @@ class _Table:
         self.part_n = self.block_n // split_n if split_n > 1 else 0
 
     def check(self, positions: list[int]) -> None:
+        own, parts, slices = self._sections()
         tiles: list[list[TileRow]] = [[] for _ in positions]
-        last = 0
-        parts = [row for row in self.order.rows if row.kind == PART]
-        if any(row.kind == PART for row in self.order.rows[: len(self.order.rows) - len(parts)]):
-            self.findings.add("lowering", None, f"queue {self.order.queue}: a part stands before a tile")
-        if parts and self.plan.realization.engine_of(self.order.queue) != AUTHOR_KERNEL:
-            self.findings.add(
-                "lowering", None, f"queue {self.order.queue} has parts, which its kernel knows nothing of"
-            )
-        for row in self.order.rows[: len(self.order.rows) - len(parts)]:
-            if not 0 <= row.operation < len(positions):
-                said = f"a tile of queue {self.order.queue} on rank {self.order.rank} belongs to operation"
-                self.findings.add("lowering", None, f"{said} {row.operation} of {len(positions)}")
-                return
-            if row.operation < last:
-                operation = self.graph.operations[positions[row.operation]]
-                self.findings.add("lowering", operation, "its tiles are claimed behind those of a later operation")
-                return
-            last = row.operation
-            tiles[row.operation].append(row)
+        if not (self._filed(own, positions, tiles) and self._filed(slices, positions, tiles)):
+            return
+        if self.is_author:
+            before = dict(enumerate(accumulate((len(rows) for rows in _slices_only(tiles)), initial=0)))
+            check_slices(own, before, len(slices), self.findings)
         operands: dict[str, set[str]] = {}
         implied = self._implied(positions)
         for position, rows in zip(positions, tiles, strict=True):
@@ -108,7 +98,11 @@ class _Table:
             elif isinstance(operation, Reduce):
                 self._check_reduce(operation, rows)
             elif isinstance(operation, Put | Copy):
-                operands.setdefault("source", set()).update(part.buffer for part in operation.sources)
+                role, homes = "source", () if not self.is_author else (INPUT, OUTPUT)  # elsewhere a table says where
+                known = (part.buffer for part in operation.sources)
+                operands.setdefault(role, set()).update(
+                    name for name in known if not homes or self.buffers[name].home in homes
+                )
                 check_copy(operation, rows, self.buffers, self.plan.realization.dtype, self.findings)
         self._check_weights(positions)
         for role, names in operands.items():
@@ -123,6 +117,36 @@ class _Table:
         if len(weights) > (1 if any(compute.addends for compute in computes) else MOST_WEIGHTS):
             said = f"queue {self.order.queue} on rank {self.order.rank} multiplies by {', '.join(sorted(weights))}"
             self.findings.add("lowering", None, f"{said}: more weights than its kernel takes")
+
+    def _sections(self) -> tuple[list[TileRow], list[TileRow], list[TileRow]]:
+        """Tiles; of an author's kernel also parts, then the slices that its tiles carry. They stand in this order."""
+        own, parts, slices = list(self.order.rows), list[TileRow](), list[TileRow]()
+        while self.is_author and own and own[-1].kind == COPY:
+            slices.insert(0, own.pop())
+        while own and own[-1].kind == PART:
+            parts.insert(0, own.pop())
+        if any(row.kind == PART for row in own):
+            self.findings.add("lowering", None, f"queue {self.order.queue}: a part stands before a tile")
+        if parts and not self.is_author:
+            said = f"queue {self.order.queue} has parts, which its kernel knows nothing of"
+            self.findings.add("lowering", None, said)
+        return own, parts, slices
+
+    def _filed(self, rows: list[TileRow], positions: list[int], tiles: list[list[TileRow]]) -> bool:
+        """Adds rows to the tiles of their operations. Whether all have one, in the order of the launch."""
+        last = 0
+        for row in rows:
+            if not 0 <= row.operation < len(positions):
+                said = f"a tile of queue {self.order.queue} on rank {self.order.rank} belongs to operation"
+                self.findings.add("lowering", None, f"{said} {row.operation} of {len(positions)}")
+                return False
+            if row.operation < last:
+                operation = self.graph.operations[positions[row.operation]]
+                self.findings.add("lowering", operation, "its tiles are claimed behind those of a later operation")
+                return False
+            last = row.operation
+            tiles[row.operation].append(row)
+        return True
 
     def _check_duties(self, position: int, rows: list[TileRow], implied: set[Key]) -> None:
         """Waits that the queue's `after` already implies may be left out; everything else must be there."""
@@ -240,6 +264,11 @@ class _Table:
             for start in (col, col + self.part_n)
         }
         return tiles - cut | halves
+
+
+def _slices_only(tiles: list[list[TileRow]]) -> Iterator[list[TileRow]]:
+    """For each operation its slices, none if it is no Put."""
+    return ([row for row in rows if row.kind == COPY] for rows in tiles)
 
 
 def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[str, set[str]], out: str) -> None:
