@@ -99,32 +99,50 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     kernel: `portable` runs on every GPU that Triton knows and under the interpreter; `hopper` needs sm_90 and 16-bit
     numbers, and has its own warps (three groups), whatever `warps` says.
-    split_n: into how many tiles, side by side, a tile of the last wave may be cut, so that more SMs share that wave.
-    Each must keep 64 columns (split_obstacle).
+    split_n: how many rectangles of columns, side by side, a tile is made of. Tiles of the last wave may be cut into
+    them, so that more SMs share that wave, and a last column of tiles has no more of them than it needs
+    (split_obstacle says which tiles can be split).
     """
 
     kernel: Literal["portable", "hopper"] = "portable"
     block_m: PowerOfTwo = 128
-    block_n: PowerOfTwo = 256
+    block_n: Annotated[int, Meta(ge=1, le=1024)] = 256
     block_k: PowerOfTwo = 64
     group_m: Count = 8
     stages: Count = 3
     warps: Count = 8
-    split_n: Annotated[int, Meta(ge=1, le=2)] = 1
+    split_n: Annotated[int, Meta(ge=1, le=4)] = 1
+
+    @property
+    def part_n(self) -> int:
+        """Columns of the rectangles that tiles may be cut into; 0 if none may be cut."""
+        return self.block_n // self.split_n if self.split_n > 1 else 0
 
 
 def split_obstacle(config: MatmulConfig) -> str:
-    """Why tiles cannot be cut as `split_n` says; empty if they can, or none is.
+    """Why tiles cannot be split as `split_n` says; empty if they can.
 
-    Half tiles side by side are the bytes of a whole one if their rows fill the 128 bytes of a swizzle.
+    Tensors have powers of two columns: so must a tile, or the rectangles that the Hopper kernel makes it of. Those are
+    the bytes of a wider one, side by side, if their rows fill the 128 bytes of a swizzle.
     """
+    unit_n, rest = divmod(config.block_n, config.split_n)
+    whole_n = unit_n if config.kernel == "hopper" else config.block_n
+    if rest or whole_n & (whole_n - 1):
+        return f"block_n={config.block_n} in {config.split_n} has no powers of two columns"
     if config.split_n == 1:
         return ""
-    if config.block_n // config.split_n < 64:
-        return f"half of block_n={config.block_n} is less than 64 columns"
+    if unit_n < 64:
+        return f"block_n={config.block_n} in {config.split_n} leaves less than 64 columns"
     if config.kernel == "hopper" and config.block_m < 128:
         return f"the halves of a tile of {config.block_m} rows are one consumer's each"
     return ""
+
+
+def narrow_width(cols: int, config: MatmulConfig) -> int:
+    """TileRow.width of the tile that has the last `cols` columns of a result: as many rectangles as they need."""
+    if not config.part_n or cols > config.block_n - config.part_n:
+        return 0
+    return -(-cols // config.part_n) * config.part_n
 
 
 class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

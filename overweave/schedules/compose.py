@@ -59,7 +59,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
         for count in reversed(counts):
             cut = min(left, count.whole)
             left -= cut
-            tiles.append(sum(count) + cut)
+            tiles.append(count.tiles + cut * (self.config.split_n - 1))
         return tiles[::-1]
 
     def computes(self, chunk: Chunk, tiles: Iterator[int]) -> Iterator[Compute]:

@@ -24,7 +24,7 @@ def carried(split: Split, problem: Problem, cols: int, settings: Settings, confi
     tile_bytes = moved_bytes // (TILES_PER_PROGRAM * settings.copy_programs)
     tile_bytes = min(max(tile_bytes, LEAST_TILE_BYTES), MOST_TILE_BYTES)
     heights = (hi - lo for lo, hi in map(split.shard, range(split.world_size)))
-    is_one_wave = config is None or sum(count_tiles(heights, problem.widths, config)) <= settings.sms
+    is_one_wave = config is None or count_tiles(heights, problem.widths, config).tiles <= settings.sms
     return replace(split, mover=settings.mover, tile_rows=max(1, tile_bytes // row_bytes), is_one_wave=is_one_wave)
 
 

@@ -85,9 +85,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         config = replace(chosen, **asked)
         obstacle = split_obstacle(config)
         if obstacle and self.split_n is not None:
-            raise InputError(f"split_n={self.split_n}", obstacle, "Use split_n=1")
+            raise InputError(f"split_n={self.split_n}", obstacle, "Use split_n=1, or 3 for block_n=192")
         if obstacle:
-            config = replace(config, split_n=1)
+            config = replace(config, split_n=3 if config.block_n == 192 else 1)
+        if split_obstacle(config):
+            raise InputError(f"block_n={config.block_n}", split_obstacle(config), "Use 128|256, or kernel=hopper")
         if config.kernel == "hopper" and config.block_m < 64:
             raise InputError(f"block_m={config.block_m}", "kernel hopper needs 64 rows", "Use 64|128|256")
         return config
@@ -146,12 +148,12 @@ TILES = (
     ),
     Option(name="sms", default=132, high=1024, meaning="SMs of the GPU, by which tile shapes are judged"),
     Option(name="block_m", choices=_BLOCKS, meaning="rows of a tile"),
-    Option(name="block_n", choices=_BLOCKS, meaning="columns of a tile"),
+    Option(name="block_n", choices=(*_BLOCKS[:4], 192, 256), meaning="columns of a tile; 192: kernel hopper"),
     Option(name="block_k", choices=_BLOCKS[:4], meaning="steps of the main loop along k"),
     Option(name="group_m", high=1024, meaning="tile rows that run together, to reuse `b` in L2"),
     Option(name="stages", high=8, meaning="steps of the main loop in flight"),
     Option(name="warps", choices=(1, 2, 4, 8), meaning="warps of a program"),
-    Option(name="split_n", choices=(1, 2), meaning="tiles that a tile of the last wave may be cut into"),
+    Option(name="split_n", choices=(1, 2, 3, 4), meaning="tiles that a tile of the last wave may be cut into"),
 )
 
 

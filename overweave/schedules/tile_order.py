@@ -29,18 +29,19 @@ from overweave.ir.plan import (
     ReduceConfig,
     TileOrder,
     TileRow,
+    narrow_width,
 )
 from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
 from overweave.ir.shards import tile_parts
 
 
 class _Blocks(Struct, frozen=True):
-    """A tile's extent and how many rows of tiles run together. part_n: columns of a cut tile, 0 if none may be cut."""
+    """A tile's extent and how many rows of tiles run together. matmul: whose tiles may be narrow."""
 
     block_m: int
     block_n: int
     group_m: int
-    part_n: int = 0
+    matmul: MatmulConfig | None = None
 
 
 class _Context(Struct, frozen=True):
@@ -74,8 +75,7 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
     operations = (operation for operation in schedule.of_rank(rank) if operation.queue == queue)
     for position, operation in enumerate(operations):
         if engine == TILE_KERNEL and isinstance(operation, Compute):
-            part_n = matmul.block_n // matmul.split_n if matmul.split_n > 1 else 0
-            blocks = _Blocks(matmul.block_m, matmul.block_n, matmul.group_m, part_n)
+            blocks = _Blocks(matmul.block_m, matmul.block_n, matmul.group_m, matmul)
             rows += _multiply_rows(operation, position, blocks, _duties(operation, context, after), context)
         elif engine == COPY_KERNEL and isinstance(operation, Put | Copy):
             rows += _copy_rows(operation, position, _duties(operation, context, after), context)
@@ -108,7 +108,7 @@ def tile_count(schedule: Schedule, realization: Realization) -> int:
             shapes = (part.shape for part in operation.writes)
             whole = sum(-(-rows // blocks.block_m) * -(-cols // blocks.block_n) for rows, cols in shapes)
             is_cut = engine == TILE_KERNEL and matmul.split_n > 1
-            count += min(max(whole, operation.instances), 2 * whole) if is_cut else whole
+            count += min(max(whole, operation.instances), matmul.split_n * whole) if is_cut else whole
     return count
 
 
@@ -166,7 +166,7 @@ def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
 def _multiply_rows(
     compute: Compute, position: int, blocks: _Blocks, duties: _Duties, context: _Context
 ) -> list[TileRow]:
-    """The Compute's instances beyond its tiles say how many of the last ones are cut."""
+    """The Compute's instances beyond its tiles say how many of the last whole ones are cut."""
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
     rows: list[TileRow] = []
@@ -179,7 +179,10 @@ def _multiply_rows(
     if compute.addends:
         late = _late(compute, context.first_signal)
         rows = [row._replace(place=compute.place, **late) for row in rows]
-    return _with_last_cut(rows, compute.tiles - len(rows), blocks.part_n) if blocks.part_n else rows
+    config = blocks.matmul
+    if config is None or config.split_n == 1:
+        return rows
+    return _with_last_cut(rows, (compute.tiles - len(rows)) // (config.split_n - 1), config)
 
 
 def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
@@ -193,17 +196,20 @@ def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
     return {}
 
 
-def _with_last_cut(rows: list[TileRow], count: int, part_n: int) -> list[TileRow]:
-    """The last `count` whole tiles as two each, where they stand."""
+def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> list[TileRow]:
+    """The last `count` whole tiles as `split_n` each, behind the narrow ones among them, which take longer."""
+    first = len(rows)
+    narrow: list[TileRow] = []
     cut: list[TileRow] = []
-    while rows and count > 0:
-        row = rows.pop()
-        if row.width:
-            cut.append(row)
-        else:
-            cut += (row._replace(col=row.col + part_n, width=part_n), row._replace(width=part_n))
-            count -= 1
-    return rows + cut[::-1]
+    while first and len(cut) < count:
+        first -= 1
+        (narrow if rows[first].width else cut).append(rows[first])
+    parts = (
+        row._replace(col=row.col + left, width=config.part_n)
+        for row in reversed(cut)
+        for left in range(0, config.block_n, config.part_n)
+    )
+    return [*rows[:first], *reversed(narrow), *parts]
 
 
 def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> Iterator[TileRow]:
@@ -231,11 +237,12 @@ def _rows(
 ) -> Iterator[TileRow]:
     blocks, (wait, also, signal) = how
     place, source_row = source
-    part_n, last_part = blocks.part_n, out.cols[1] - blocks.part_n
+    last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
+    last_width = narrow_width(out.cols[1] - last_col, blocks.matmul) if blocks.matmul else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
     for row, col in swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m):
         end = min(row + blocks.block_m, hi)
-        width = part_n if col >= last_part else 0  # a last column that half a tile holds
+        width = last_width if col == last_col else 0
         yield TileRow(kind, row, end, col, place, row + offset, *wait, signal, position, *also, width)
 
 

@@ -1,7 +1,8 @@
 """Which tile shape a matmul gets: the one whose waves take the least time, and which tiles of the last wave are cut.
 
-Where the last wave would leave half of the SMs idle or more, its tiles are cut in two (`MatmulConfig.split_n`), and a
-last column that half a tile holds gets half tiles. Bits do not change: each element is summed over the same steps of k.
+Where the last wave would leave so many SMs idle that it takes less time in narrower tiles, its tiles are cut into the
+rectangles they are made of (`MatmulConfig.split_n`), and a last column has no more of these than it needs. Bits do not
+change: each element is summed over the same steps of k.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import NO_EPILOGUE, Dtype, Epilogue, MatmulConfig, ReduceConfig
+from overweave.ir.plan import NO_EPILOGUE, Dtype, Epilogue, MatmulConfig, ReduceConfig, narrow_width
 
 Kernel = Literal["portable", "hopper"]
-# Time of half a tile against a whole one. MEASURED: 128 x 128 runs at 0.9 of the rate of 128 x 256 (see HOPPER).
-CUT_TILE_COST = 0.56
+# Time of a tile of 128 rows and so many columns against one of 256.
+# MEASURED: 64 and 128 as parts of larger tiles in last waves (H200, benchmarks/results/tile_rates.h200.2026-11-20.txt):
+# 0.55 to 0.63 of a tile of 256 columns, 0.66 to 0.75 of one of 128. 192 follows from its estimate in HOPPER.
+TIME_OF_COLUMNS = {64: 0.4, 128: 0.56, 192: 0.78, 256: 1.0}
 
 
 class TileShape(Struct, frozen=True):
@@ -27,7 +30,8 @@ class TileShape(Struct, frozen=True):
     efficiency: float
 
 
-def _hopper(block_m: int, block_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
+def _hopper(tile: tuple[int, int], split_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
+    block_m, block_n = tile
     config = MatmulConfig(
         kernel="hopper",
         block_m=block_m,
@@ -36,7 +40,7 @@ def _hopper(block_m: int, block_n: int, group_m: int, stages: int, efficiency: f
         group_m=group_m,
         stages=stages,
         warps=4,
-        split_n=2 if block_m >= 128 and block_n >= 128 else 1,
+        split_n=split_n,
     )
     return TileShape(config, efficiency)
 
@@ -54,15 +58,18 @@ HALF_PRECISION = (
     _shape(64, 256, 64, 8, 4, 0.85),
     _shape(128, 128, 64, 4, 4, 0.84),
 )
-# MEASURED: time per full wave against 128 x 256, over nine shapes of 1,024 to 8,192 rows (H200, 2026-11-20).
+# MEASURED: time per wave against 128 x 256, the median over benchmarks/results/tile_rates.h200.2026-11-20.txt where no
+# tile was cut, 5 us a call left out. Those of 128 x 192 and of 128 x 256 in four parts are estimates from their
+# neighbours, to be measured by campaigns/gpu_rates.py.
 HOPPER = (
-    _hopper(128, 256, 16, 3, 1.0),
-    _hopper(256, 128, 8, 3, 0.95),
-    _hopper(128, 128, 16, 5, 0.9),
-    # Not measured: guessed from how often an operand is read, for shards of few rows and results of few tiles.
-    _hopper(64, 256, 16, 4, 0.78),
-    _hopper(64, 128, 16, 7, 0.66),
-    _hopper(128, 64, 16, 7, 0.66),
+    _hopper((128, 256), 2, 16, 3, 1.0),
+    _hopper((128, 256), 4, 16, 3, 0.995),
+    _hopper((128, 192), 3, 16, 4, 0.96),
+    _hopper((256, 128), 2, 8, 3, 0.955),
+    _hopper((128, 128), 2, 16, 5, 0.94),
+    _hopper((64, 256), 1, 16, 4, 0.9),
+    _hopper((64, 128), 1, 16, 7, 0.695),
+    _hopper((128, 64), 1, 16, 7, 0.58),
 )
 # Without tensor cores (no TF32) the operands live in registers, which the tile must leave room for.
 SINGLE_PRECISION = (
@@ -108,43 +115,62 @@ def tile_shape(heights: Iterable[int], cols: Columns, sms: int, candidates: tupl
 
 
 class TileCount(NamedTuple):
-    """How many tiles are whole, and how many, in a last column that half a tile holds, are half."""
+    """How many tiles are whole, and how many, in a last column, are narrow, which take so many times of a whole one."""
 
     whole: int
-    half: int
+    narrow: int = 0
+    narrow_time: float = 0.0
+
+    @property
+    def tiles(self) -> int:
+        return self.whole + self.narrow
 
     @property
     def load(self) -> float:
         """In times of a whole tile."""
-        return self.whole + CUT_TILE_COST * self.half
+        return self.whole + self.narrow_time
 
 
 def count_tiles(heights: Iterable[int], cols: Columns, config: MatmulConfig) -> TileCount:
     """The tiles of chunks of `heights` rows each and `cols` columns, before any is cut."""
     rows = sum(-(-height // config.block_m) for height in heights)
-    if isinstance(cols, tuple):
-        counts = [_count_tiles(rows, one, config) for one in cols]
-        return TileCount(sum(count.whole for count in counts), sum(count.half for count in counts))
-    return _count_tiles(rows, cols, config)
+    counts = [_count_tiles(rows, one, config) for one in (cols if isinstance(cols, tuple) else (cols,))]
+    return TileCount(*(sum(numbers) for numbers in zip(*counts, strict=True)))
 
 
 def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
     """rows: of tiles."""
     columns, rest = divmod(cols, config.block_n)
-    if config.split_n > 1 and 0 < rest <= config.block_n // config.split_n:
-        return TileCount(rows * columns, rows)
-    return TileCount(rows * (columns + (rest > 0)), 0)
+    width = narrow_width(rest, config) if rest else 0
+    if width:
+        return TileCount(rows * columns, rows, rows * _time_of_parts(width // config.part_n, config))
+    return TileCount(rows * (columns + (rest > 0)))
 
 
 def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
-    """How many of the last whole tiles are cut in two: those of the last wave, if their halves fit into one."""
+    """How many of the last whole tiles are cut: those of the last wave, if their parts take less time than it."""
     rest = ceil(count.load % sms)
-    return min(rest, count.whole) if config.split_n > 1 and rest <= sms // 2 else 0
+    return min(rest, count.whole) if _time_of_cut(rest, sms, config) < 1 else 0
+
+
+def _time_of_parts(parts: int, config: MatmulConfig) -> float:
+    """Of one tile of so many rectangles, in times of a whole one."""
+    known = TIME_OF_COLUMNS
+    if config.block_n in known and parts * config.part_n in known:
+        return known[parts * config.part_n] / known[config.block_n]
+    return parts / config.split_n
+
+
+def _time_of_cut(rest: int, sms: int, config: MatmulConfig) -> float:
+    """Of so many tiles cut into all their parts, in times of a whole one."""
+    if config.split_n == 1:
+        return float(rest > 0)
+    return ceil(rest * config.split_n / sms) * _time_of_parts(1, config)
 
 
 def _waves(count: TileCount, sms: int, config: MatmulConfig) -> float:
-    whole = ceil(count.load / sms)
-    return whole - 1 + CUT_TILE_COST if tiles_to_cut(count, sms, config) else whole
+    whole, cut = divmod(ceil(count.load), sms)
+    return whole + min(_time_of_cut(cut, sms, config), 1.0)
 
 
 # The ordered reduction's tiles, the largest first: 16 bytes a thread and operand, or four times that.

@@ -165,7 +165,7 @@ def test_addends_read_without_hearing_of_the_wait_are_found(fault: str) -> None:
             text, (rf"mbarrier\.try_wait\.parity\.shared\.b64 complete, {re.escape(heard)}", "mov.pred complete, 1")
         )
     elif fault == "it listens to another":
-        (empty, *_) = place_of("try_wait", "matmul_hopper.py:")
+        (empty, *_) = place_of("try_wait", "hopper_consumer.py:")
         text = edit(text, (rf"(complete, ){re.escape(other)}", rf"\g<1>{empty}"))
     else:
         arrival = rf"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, {re.escape(told)};"

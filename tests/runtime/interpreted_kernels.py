@@ -208,10 +208,12 @@ def test_the_real_kernels_are_exact(world_size: int):
 
 
 def run_cut_tiles() -> list[str]:
-    """Tables with half tiles, for signals count them."""
+    """Tables with narrow tiles, for signals count them."""
     group, wrong = resolve(None), []
-    options = {"block_m": 16, "block_n": 128, "split_n": 2, "sms": 6}
-    for schedule, n in (("all_gather_matmul.push", 200), ("matmul_reduce_scatter.scatter", 168)):
+    halves = {"block_m": 16, "block_n": 128, "split_n": 2, "sms": 6}
+    quarters = {"block_m": 16, "block_n": 256, "split_n": 4, "sms": 4}
+    gather, scatter = "all_gather_matmul.push", "matmul_reduce_scatter.scatter"
+    for schedule, n, options in ((gather, 200, halves), (scatter, 168, halves), (scatter, 424, quarters)):
         operator = schedule.split(".")[0]
         problem = Problem(operator=operator, m=37, n=n, k=16, world_size=group.world_size, dtype="bfloat16")
         case = Case(schedule, problem, options, seed=n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from overweave.errors import ScheduleError
 from overweave.ir.plan import MULTIPLY, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, Plan, Problem
 from overweave.ir.schedule import Notify, Schedule, Wait
+from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
 
@@ -69,11 +71,10 @@ def test_own_tiles_that_add_wait_late_for_their_own_piece():
     assert all((tile.late_lo, tile.late_hi) == (0, 0) for tile in rows[: -len(own)])
 
 
-def cut_plan(sms: int, n: int) -> Plan:
-    problem = Problem(operator="all_gather_matmul", m=96, n=n, k=8, world_size=2, dtype="bfloat16")
-    return build(
-        "all_gather_matmul.push", problem, {"block_m": 16, "block_n": 128, "group_m": 2, "split_n": 2, "sms": sms}
-    )
+def cut_plan(sms: int, n: int, block_n: int = 128, split_n: int = 2, block_m: int = 16) -> Plan:
+    problem = Problem(operator="all_gather_matmul", m=6 * block_m, n=n, k=8, world_size=2, dtype="bfloat16")
+    tile = {"block_m": block_m, "block_n": block_n, "group_m": 2, "split_n": split_n, "sms": sms}
+    return build("all_gather_matmul.push", problem, {**tile, "kernel": "hopper" if block_m >= 64 else "portable"})
 
 
 def test_tiles_of_the_last_wave_are_cut():
@@ -92,6 +93,33 @@ def test_a_last_column_that_half_a_tile_holds_has_half_tiles():
     rows = cut_plan(sms=12, n=168).tile_order(0, "tiles").rows
     assert {(row.col, row.width) for row in rows[:6]} == {(0, 0), (128, 64)}
     assert {(row.col, row.width) for row in cut_plan(sms=12, n=200).tile_order(0, "tiles").rows} == {(0, 0), (128, 0)}
+
+
+@pytest.mark.parametrize(
+    ("tile", "n", "sms", "widths"),
+    [
+        ((256, 4), 400, 12, {0: 6, 192: 6}),  # one wave: as many columns as there are
+        ((256, 4), 512, 9, {0: 9, 64: 12}),  # three tiles are left: twelve quarters in two rounds
+        ((256, 4), 304, 9, {0: 6, 64: 6}),
+        ((192, 3), 384, 9, {0: 9, 64: 9}),
+        ((192, 3), 320, 6, {0: 6, 128: 6}),  # what is left fills a wave
+    ],
+)
+def test_tiles_of_three_and_four_rectangles(tile: tuple[int, int], n: int, sms: int, widths: dict[int, int]):
+    plan = cut_plan(sms, n, *tile, block_m=128)
+    rows = plan.tile_order(1, "tiles").rows
+    assert dict(Counter(row.width for row in rows)) == widths
+    covered = [(row.row, col) for row in rows for col in range(row.col, min(row.col + (row.width or tile[0]), n), 4)]
+    assert sorted(covered) == [(row, col) for row in range(0, 768, 128) for col in range(0, n, 4)]
+    assert sum(op.instances for op in plan.schedule.of_rank(1) if op.queue == "tiles") == len(rows)
+    assert verify_plan(plan, MachineLimits()).ok
+
+
+def test_narrow_tiles_of_the_last_wave_come_before_the_parts_of_cut_ones():
+    rows = cut_plan(sms=5, n=700, block_n=256, split_n=4, block_m=128).tile_order(0, "tiles").rows
+    widths = [row.width for row in rows]
+    assert widths == sorted(widths, key=lambda width: width == 64)
+    assert set(widths) == {0, 192, 64}
 
 
 def test_one_own_part_is_summed_behind_the_tiles():

@@ -33,26 +33,40 @@ def test_a_smaller_gpu_chooses_for_itself():
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "whole", "half", "cut"),
+    ("tile", "m", "n", "whole", "narrow", "cut"),
     [
-        (8192, 2752, 704, 0, 44),  # 5 waves and 44 tiles: 88 halves share the sixth
-        (8192, 7392, 1856, 0, 8),
-        (8192, 8192, 2048, 0, 0),  # 15 waves and 68 tiles: 136 halves are more than a wave
-        (8192, 8448, 2112, 0, 0),  # whole waves
-        (8192, 2688, 640, 64, 16),  # the last column is half a tile wide
-        (128, 4096, 16, 0, 16),
+        ((256, 2), 8192, 2752, 704, 0, 44),  # 5 waves and 44 tiles: 88 halves share the sixth
+        ((256, 2), 8192, 7392, 1856, 0, 8),
+        ((256, 2), 8192, 8192, 2048, 0, 0),  # 15 waves and 68 tiles: 136 halves are more than a wave
+        ((256, 2), 8192, 8448, 2112, 0, 0),  # whole waves
+        ((256, 2), 8192, 2688, 640, 64, 16),  # the last column is half a tile wide
+        ((256, 2), 128, 4096, 16, 0, 16),
+        ((256, 4), 8192, 2752, 640, 64, 30),  # 192 of the last 256 columns: 64 tiles that take 0.78 each
+        ((256, 4), 2048, 2560, 160, 0, 28),  # 112 quarters
+        ((256, 4), 8192, 8192, 2048, 0, 0),  # 68 tiles: 272 quarters are three rounds
+        ((192, 3), 1024, 5184, 216, 0, 0),  # 84 tiles: 252 thirds are two rounds, longer than one whole
+        ((192, 3), 1024, 4096, 168, 8, 41),  # 21.3 tiles a row
     ],
 )
-def test_the_last_wave_is_cut_where_its_halves_fit_into_one(m: int, n: int, whole: int, half: int, cut: int):
-    config = shapes("bfloat16", "hopper")[0].config
+def test_the_last_wave_is_cut_where_its_parts_take_less_time(
+    tile: tuple[int, int], m: int, n: int, whole: int, narrow: int, cut: int
+):
+    hopper = (shape.config for shape in shapes("bfloat16", "hopper"))
+    config = next(one for one in hopper if (one.block_n, one.split_n) == tile)
     count = count_tiles((m,), n, config)
-    assert (count.whole, count.half, tiles_to_cut(count, 132, config)) == (whole, half, cut)
+    assert (count.whole, count.narrow, tiles_to_cut(count, 132, config)) == (whole, narrow, cut)
 
 
 def test_a_cut_wave_is_counted_when_shapes_are_compared():
     hopper = shapes("bfloat16", "hopper")
     assert tile_shape((8192,), 2752, 132, hopper).block_n == 256
-    assert tile_shape((8192,), 2752, 132, hopper).split_n == 2
+    assert tile_shape((8192,), 2752, 132, hopper).split_n == 4  # 192 of the last 256 columns are in use
+    assert tile_shape((8192,), 9216, 132, hopper).split_n == 2
+
+
+def test_one_wave_of_192_columns_is_better_than_two_of_128():
+    config = tile_shape((1024,), 2560, 132, shapes("bfloat16", "hopper"))
+    assert (config.block_m, config.block_n, config.split_n) == (128, 192, 3)
 
 
 def test_full_precision_has_shapes_of_its_own():

@@ -22,6 +22,7 @@ from overweave.ir.plan import (
     Plan,
     TileOrder,
     TileRow,
+    narrow_width,
     split_obstacle,
 )
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, Region
@@ -65,8 +66,7 @@ class _Table:
         config = plan.realization.matmul if self.is_matmul else plan.realization.reduction
         # Engines are checked first: what has no config here is a copy kernel, which has no blocks.
         self.block_m, self.block_n = (config.block_m, config.block_n) if config else (0, 0)
-        split_n = config.split_n if isinstance(config, MatmulConfig) else 1
-        self.part_n = self.block_n // split_n if split_n > 1 else 0
+        self.matmul = config if isinstance(config, MatmulConfig) else None
 
     def check(self, positions: list[int]) -> None:
         own, parts, slices = self._sections()
@@ -224,7 +224,7 @@ class _Table:
         """The tiles of a rectangle, none cut."""
         for row in range(*out.rows, self.block_m):
             for col in range(*out.cols, self.block_n):
-                width = self.part_n if col + self.part_n >= out.cols[1] else 0
+                width = narrow_width(out.cols[1] - col, self.matmul) if self.matmul else 0
                 yield row, min(row + self.block_m, out.rows[1]), col, source, source_row + row - out.rows[0], width
 
     def _check_rows(
@@ -238,7 +238,7 @@ class _Table:
             -(-height // self.block_m) * -(-width // self.block_n)
             for height, width in zip(heights, widths, strict=True)
         )
-        most = 2 * count if self.part_n else count
+        most = self.matmul.split_n * count if self.matmul else count
         if not count <= len(rows) <= most:
             self.findings.add("lowering", operation, f"the table has {len(rows)} tiles; its result is {count}")
             return
@@ -254,16 +254,17 @@ class _Table:
             self.findings.add("lowering", operation, "the table has a tile twice")
 
     def _as_cut(self, tiles: set[Placed], found: set[Placed]) -> set[Placed]:
-        """The tiles, those that are missing as two halves each, if they may be cut."""
-        if not self.part_n:
+        """The tiles, whole ones that are missing cut into all their parts, if they may be cut."""
+        part_n = self.matmul.part_n if self.matmul else 0
+        if not part_n:
             return tiles
         cut = {tile for tile in tiles - found if not tile[5]}
-        halves = {
-            (row, row_end, start, source, source_row, self.part_n)
+        parts = {
+            (row, row_end, start, source, source_row, part_n)
             for row, row_end, col, source, source_row, _ in cut
-            for start in (col, col + self.part_n)
+            for start in range(col, col + self.block_n, part_n)
         }
-        return tiles - cut | halves
+        return tiles - cut | parts
 
 
 def _slices_only(tiles: list[list[TileRow]]) -> Iterator[list[TileRow]]:

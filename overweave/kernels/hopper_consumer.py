@@ -1,0 +1,209 @@
+"""A consumer of the Hopper matmul: its half of each tile, from the operands in shared memory to the result there.
+
+A tile is up to SPLIT_N rectangles of PART_N columns, side by side. Rectangles that lie behind each other in shared
+memory are the bytes of one as wide as all of them, because rows of at most 128 bytes are what a bulk tensor's swizzled
+blocks are made of; so a tile is multiplied in as few accumulators as powers of two allow: of 192 columns in two.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from overweave.kernels.epilogue import finished_by_parts
+from overweave.kernels.hopper import mbarrier
+from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
+from overweave.kernels.hopper_tiles import read_column, record_time
+from overweave.kernels.received_hopper import hear_of_addends, store_sum
+from overweave.lang.tile_table import ADDS_NOTHING, COL, MULTIPLIED, PLACE, ROW, ROW_END
+
+
+@gluon.constexpr_function
+def widest(parts):
+    """The most of `parts` rectangles that are a power of two."""
+    return 1 << (parts.bit_length() - 1)
+
+
+@gluon.jit
+def side_by_side(tiles, at, PARTS: gl.constexpr, DOWN: gl.constexpr):
+    """The rectangle `at` and those behind it as one: beside each other, or with DOWN one below the other."""
+    ROWS: gl.constexpr = tiles.type.shape[1] * (PARTS if DOWN else 1)
+    COLS: gl.constexpr = tiles.type.shape[2] * (1 if DOWN else PARTS)
+    return tiles.index(at)._reinterpret(tiles.dtype, [ROWS, COLS], tiles.type.layout)
+
+
+@gluon.jit
+def columns_of_b(b_tiles, at, PARTS: gl.constexpr, B_IS_TRANSPOSED: gl.constexpr):
+    """`[BLOCK_K, PARTS * PART_N]` of b."""
+    b_tile = side_by_side(b_tiles, at, PARTS, B_IS_TRANSPOSED)
+    return b_tile.permute((1, 0)) if B_IS_TRANSPOSED else b_tile
+
+
+@gluon.jit
+def no_sums(PART_M: gl.constexpr, COLS: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    return warpgroup_mma_init(gl.zeros((PART_M, COLS), gl.float32, layout))
+
+
+@gluon.jit
+def multiply(
+    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, k, PART_N: gl.constexpr,
+    B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """Main loop. The sums of the most rectangles that are a power of two, those of the rest, and the next step.
+
+    If there is no rest, the second is the first.
+    """
+    STAGES: gl.constexpr = full.type.shape[0]
+    STRIDE_A: gl.constexpr = a_tiles.type.shape[0] // STAGES
+    STRIDE_B: gl.constexpr = b_tiles.type.shape[0] // STAGES
+    OWN_A: gl.constexpr = 0 if IN_COLUMNS else HALF
+    OWN_B: gl.constexpr = HALF if IN_COLUMNS else 0
+    PART_M: gl.constexpr = a_tiles.type.shape[1]
+    BLOCK_K: gl.constexpr = a_tiles.type.shape[2]
+    WIDE: gl.constexpr = widest(PARTS)
+    REST: gl.constexpr = PARTS - WIDE
+    sums = no_sums(PART_M, WIDE * PART_N)
+    if REST > 0:
+        rest = no_sums(PART_M, REST * PART_N)
+    for index in range(gl.cdiv(k, BLOCK_K)):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        a_tile = a_tiles.index(STRIDE_A * stage + OWN_A)
+        at = STRIDE_B * stage + OWN_B
+        sums = warpgroup_mma(a_tile, columns_of_b(b_tiles, at, WIDE, B_IS_TRANSPOSED), sums, is_async=True)
+        if REST > 0:
+            b_tile = columns_of_b(b_tiles, at + WIDE, REST, B_IS_TRANSPOSED)
+            rest = warpgroup_mma(a_tile, b_tile, rest, is_async=True)
+            sums, rest = warpgroup_mma_wait(2, (sums, rest))
+            rest = warpgroup_mma_init(rest)
+        else:
+            sums = warpgroup_mma_wait(1, (sums,))
+        sums = warpgroup_mma_init(sums)
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=index > 0)
+        step += 1
+    result = warpgroup_mma_wait(0, (sums,))
+    others = result
+    if REST > 0:
+        others = warpgroup_mma_wait(0, (rest,))
+    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+    return result, others, step
+
+
+@gluon.jit
+def hand_over(
+    result, c_tiles, at, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row, row_end, col, n,
+    ADDENDS: gl.constexpr,
+):  # fmt: skip
+    """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
+    ROWS: gl.constexpr = result.shape[0]
+    COLS: gl.constexpr = result.shape[1]
+    layout: gl.constexpr = result.type.layout
+    if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
+        result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
+        store_sum(result, total, addends, table, tile, row, row_end, col, n, ADDENDS)
+    elif row + ROWS > row_end:
+        rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+        cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
+        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        gl.store(out_pointer + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(out.dtype), mask=inside)
+        gl.thread_barrier()  # one thread arrives for all: their stores come first
+    else:
+        side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False).store(result.to(out.dtype))
+        fence_async_shared()
+
+
+@gluon.jit
+def consume_tile(
+    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
+    c_empty, out, out_pointer, bias, residual, total, addends, verdicts, received, trace, table, n, k,
+    B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
+    TRACED: gl.constexpr,
+):  # fmt: skip
+    """One consumer's half of a tile of PARTS rectangles; the next step."""
+    PART_M: gl.constexpr = c_tiles.type.shape[1]
+    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    WIDE: gl.constexpr = widest(PARTS)
+    AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
+    tile = message & NUMBER
+    row = read_column(table, tile, ROW) + (0 if IN_COLUMNS else HALF * PART_M)
+    row_end = read_column(table, tile, ROW_END)
+    col = read_column(table, tile, COL) + (HALF * PART_N if IN_COLUMNS else 0)
+    result, others, step = multiply(
+        PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+    )
+    result += gl.where(message < VOID, 0.0, float("nan"))
+    if EPILOGUE:
+        result = finished_by_parts(result, bias, residual, row, row_end, col, n, EPILOGUE)
+    if PARTS > WIDE:
+        others += gl.where(message < VOID, 0.0, float("nan"))
+        if EPILOGUE:
+            others = finished_by_parts(others, bias, residual, row, row_end, col + WIDE * PART_N, n, EPILOGUE)
+    if HALF == 0:
+        record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
+    mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
+    hand_over(
+        result, c_tiles, AT, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row, row_end,
+        col, n, ADDENDS,
+    )  # fmt: skip
+    if PARTS > WIDE:
+        hand_over(
+            others, c_tiles, AT + WIDE, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row,
+            row_end, col + WIDE * PART_N, n, ADDENDS,
+        )  # fmt: skip
+    mbarrier.arrive(c_full.index(HALF), count=1)
+    return step
+
+
+@gluon.jit
+def consume(
+    HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
+    out_pointer, bias, residual, total, addends, verdicts, received, trace, table, n, k,
+    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr,
+):  # fmt: skip
+    step = 0
+    turn = 0
+    message = receive(ring, ring_full, ring_empty, turn)
+    while message != LAST:
+        for lacks in gl.static_range(SPLIT_N):
+            if SPLIT_N == 1 or lacking(message) == lacks:
+                step = consume_tile(
+                    SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
+                    c_empty, out, out_pointer, bias, residual, total, addends, verdicts, received, trace, table, n, k,
+                    B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                )  # fmt: skip
+        turn += 1
+        message = receive(ring, ring_full, ring_empty, turn)
+
+
+@gluon.jit
+def consume_upper(
+    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
+    residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
+    TRACED: gl.constexpr,
+):  # fmt: skip
+    consume(
+        0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
+        residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS,
+        EPILOGUE, ADDENDS, TRACED,
+    )  # fmt: skip
+
+
+@gluon.jit
+def consume_lower(
+    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
+    residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
+    TRACED: gl.constexpr,
+):  # fmt: skip
+    consume(
+        1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
+        residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS,
+        EPILOGUE, ADDENDS, TRACED,
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""How the Hopper matmul's producer tells the other partitions which row of the table is next: a ring in shared memory.
+
+A message is the row's number, or LAST. What all partitions must agree on, and none should wait for memory to know, are
+bits of it: that a wait was void, and how many of its rectangles of columns a narrow tile lacks.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from overweave.kernels.hopper import mbarrier
+
+RING = gl.constexpr(4)
+VOID, LACKS = gl.constexpr(1 << 30), gl.constexpr(1 << 28)
+NUMBER = gl.constexpr((1 << 28) - 1)
+LAST = gl.constexpr(-1)
+
+
+@gluon.jit
+def lacking(message):
+    """How many rectangles of columns the tile is short of a whole one: 0 to 3."""
+    return (message // LACKS) & 3
+
+
+@gluon.jit
+def pass_on(ring, ring_full, ring_empty, turn, message):
+    """Producer: the next row of the table for the other partitions."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    place = turn % RING
+    mbarrier.wait(ring_empty.index(place), ((turn // RING) & 1) ^ 1)
+    ring.index(place).store(gl.full([1], message, gl.int32, layout))
+    mbarrier.arrive(ring_full.index(place), count=1)
+
+
+@gluon.jit
+def receive(ring, ring_full, ring_empty, turn):
+    """The other partitions: the next row of the table, or LAST."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    place = turn % RING
+    mbarrier.wait(ring_full.index(place), (turn // RING) & 1)
+    message = gl.max(ring.index(place).load(layout), 0)
+    mbarrier.arrive(ring_empty.index(place), count=1)
+    return message
