@@ -19,6 +19,8 @@ from overweave.ir.plan import (
     MOST_WEIGHTS,
     NO_EPILOGUE,
     RESIDUAL,
+    SCALE_W,
+    SCALE_X,
     CopyConfig,
     DataPath,
     Dtype,
@@ -207,7 +209,8 @@ def matmul_case(
     if is_hopper:
         constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
     extras = dict.fromkeys(epilogue.inputs, f"*{DTYPES[dtype]}")
-    constant |= dict.fromkeys({BIAS, RESIDUAL} - extras.keys()) | {"EPILOGUE": epilogue.bits}
+    reads = {BIAS, RESIDUAL} if is_hopper else {BIAS, RESIDUAL, SCALE_X, SCALE_W, "scales"}
+    constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
     sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
     constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}
     columns = _names("n", weights)
