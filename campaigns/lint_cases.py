@@ -106,22 +106,19 @@ def cases() -> Iterator[Case]:
             for shape in shapes("bfloat16", kernel, epilogue)[:2]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
-<<<<<<< HEAD
     yield from several_cases("portable")
-=======
     yield from scaled_cases("portable")
     yield reduction_case(FLOAT8, 2, False)
 
 
 def scaled_cases(kernel: Kernel) -> Iterator[Case]:
-    """Operands in fp8, results in bf16: scaled by rows in every shape, by one scale each, and with all that may follow."""
+    """Operands in fp8, results in bf16: scaled by rows in every shape, by one scale each, with all that may follow."""
     by_rows, by_tensor = Epilogue(scaling="rows"), Epilogue(scaling="tensor", bias=True, activation="gelu_tanh")
     for shape in shapes(FLOAT8, kernel, by_rows):
         yield matmul_case(FLOAT8, shape.config, SCALED, by_rows)
     config = shapes(FLOAT8, kernel, by_tensor)[0].config
     yield matmul_case(FLOAT8, config, SCALED, by_tensor)
     yield matmul_case(FLOAT8, config, SCALED._replace(traced=True), replace(by_tensor, scaling="rows", residual=True))
->>>>>>> 85ab698 (fp8 kernels are linted)
 
 
 def sum_cases(kernel: Kernel) -> Iterator[Case]:
@@ -221,17 +218,11 @@ def matmul_case(
     kept: Dtype = "bfloat16" if dtype == FLOAT8 else dtype
     out = {"out": f"*{DTYPES[kept]}"}
     if is_hopper:
-<<<<<<< HEAD
-        out = {"out": _descriptor(dtype, (block_m, part_n), True), "out_pointer": f"*{DTYPES[dtype]}"}
+        out = {"out": _descriptor(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
     factors = dict.fromkeys(_names("b", weights), _descriptor(dtype, b_block, is_hopper))
     outs = {name: kind for base, kind in out.items() for name in _names(base, weights)}
     sides = {"a_shard": a, "a_workspace": a, **factors, **outs}
-    constant: dict[str, int | str | None] = {"PRECISION": "ieee" if dtype == "float32" else "tf32"}
-=======
-        out = {"out": _descriptor(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
-    sides = {"a_shard": a, "a_workspace": a, "b": _descriptor(dtype, b_block, is_hopper), **out}
     constant: dict[str, int | str | None] = {"PRECISION": {"float32": "ieee", FLOAT8: "fp8"}.get(dtype, "tf32")}
->>>>>>> 85ab698 (fp8 kernels are linted)
     if is_hopper:
         constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
     extras = {name: "*fp32" if name in SCALES else f"*{DTYPES[kept]}" for name in epilogue.inputs}
@@ -259,13 +250,9 @@ def matmul_case(
         () if variant.ragged else (*columns, "k"),
     )
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
-<<<<<<< HEAD
     contract = _tiles(guarded, (*outs, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
-=======
-    contract = _tiles(guarded, (*out, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
     if dtype == FLOAT8:  # each step's product is added to the sums before the next: loads alone are ahead
         contract = replace(contract, depth=0)
->>>>>>> 85ab698 (fp8 kernels are linted)
     return Case(source, _with_addends(contract) if addends else contract)
 
 
