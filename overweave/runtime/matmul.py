@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,18 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.plan import MOST_WEIGHTS, NO_EPILOGUE, Epilogue, MatmulConfig, TileRow, numbered
+from overweave.ir.plan import (
+    BIAS,
+    MOST_WEIGHTS,
+    NO_EPILOGUE,
+    RESIDUAL,
+    SCALE_W,
+    SCALE_X,
+    Epilogue,
+    MatmulConfig,
+    TileRow,
+    numbered,
+)
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
@@ -215,7 +226,9 @@ class Matmul:
     ) -> None:
         """extras: what the epilogue reads, by name."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
-        operands = Operands(a, None, b, out, is_transposed, {}, **extras, epilogue=epilogue)
+        sides = Operands(a, None, b, out, is_transposed, {}, epilogue=epilogue)
+        read = {name: extras.get(name) for name in (BIAS, RESIDUAL, SCALE_X, "scales", SCALE_W)}
+        operands = replace(sides, **read)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
         trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)
