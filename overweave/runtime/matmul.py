@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -226,9 +226,8 @@ class Matmul:
     ) -> None:
         """extras: what the epilogue reads, by name."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
-        sides = Operands(a, None, b, out, is_transposed, {}, epilogue=epilogue)
-        read = {name: extras.get(name) for name in (BIAS, RESIDUAL, SCALE_X, "scales", SCALE_W)}
-        operands = replace(sides, **read)
+        read: dict[str, Any] = {name: extras.get(name) for name in (BIAS, RESIDUAL, SCALE_X, "scales", SCALE_W)}
+        operands = Operands(a, None, b, out, is_transposed, {}, **read, epilogue=epilogue)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
         trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)
