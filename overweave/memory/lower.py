@@ -141,7 +141,7 @@ def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[
             base = addresses.bases[target.rank]
             is_callers = origin.home in (INPUT, OUTPUT)
             origin_address = 0 if is_callers else addresses.bases[rank] + layout.buffers[origin.name]
-            words = landed.cols * ITEMSIZE_BYTES[addresses.dtype] // SLICE_WORD_BYTES
+            words = landed.cols * landed.itemsize_bytes(addresses.dtype) // SLICE_WORD_BYTES
             row = [base + layout.buffers[landed.name], base, origin_address, words]
         rows.append(row)
     return rows
