@@ -16,6 +16,13 @@ CAMPAIGNS = {
 }
 
 
+@pytest.mark.gpu(1)
+def test_every_tile_shape_is_bit_equal_at_the_sizes_of_mlp() -> None:
+    command = [sys.executable, "-m", "campaigns.gpu_tile_choice", "--sets", "mlp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("name", CAMPAIGNS)
 def test_campaign(name: str) -> None:
