@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from overweave.lang.mapping import TileChannel, Tiles
     from overweave.ops.all_gather_matmul import all_gather_matmul
     from overweave.ops.compile import compile
+    from overweave.ops.compile_auto import compile_auto
     from overweave.ops.epilogue import Extras
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
@@ -34,6 +35,7 @@ _HOMES = {
     "matmul_all_reduce": "overweave.ops.matmul_all_reduce",
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
     "compile": "overweave.ops.compile",
+    "compile_auto": "overweave.ops.compile_auto",
     "explain": "overweave.ops.explain",
     "tune": "overweave.ops.tune",
     "Extras": "overweave.ops.epilogue",
@@ -65,6 +67,7 @@ __all__ = [
     "all_gather_matmul",
     "check",
     "compile",
+    "compile_auto",
     "explain",
     "matmul_all_reduce",
     "matmul_reduce_scatter",

@@ -51,7 +51,7 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
     SOURCE: AutoOverlap, sections 4 and 5.
     """
-    path, name = _where(kernel)
+    path, name = where_of(kernel)
     return Fused(kernel_of(path, name), schedule)
 
 
@@ -72,7 +72,7 @@ class Fused:
         """
         resolved = group_of(group)
         try:
-            given, options = _by_name(self.kernel, arguments, named)
+            given, options = by_name(self.kernel, arguments, named)
             key = (*(_signature_of(value) for value in given.values()), *options.items())
         except InputError as error:
             raise refuse(resolved, error) from None
@@ -182,7 +182,7 @@ def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str
     return f"compiled {space.kernel} {words} {sizes} {plan.realization.dtype} #{digest}".encode()
 
 
-def _where(kernel: Any) -> tuple[Path, str]:
+def where_of(kernel: Any) -> tuple[Path, str]:
     """File and name of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
     if isinstance(kernel, str):
         path, colon, name = kernel.rpartition(":")
@@ -202,10 +202,10 @@ def _where(kernel: Any) -> tuple[Path, str]:
     return Path(file), str(function.__name__)
 
 
-def _by_name(
+def by_name(
     kernel: Kernel, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """The kernel's arguments in the order of its parameters, and the options of the launch. Raises InputError."""
+    """The kernel's arguments in the order of its parameters, and the options of its launch. Raises InputError."""
     names = kernel.source.parameters
     asked = f"call {kernel.source.name}({', '.join(names)})"
     options = {name: value for name, value in named.items() if name in OPTIONS and name not in names}

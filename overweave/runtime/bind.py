@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import BIAS, RESIDUAL, SCALE_W, SCALE_X, Engine, Plan, numbered
+from overweave.ir.plan import BIAS, RESIDUAL, Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -94,9 +94,6 @@ class SlotKernels:
         movers |= {"total": total.name} if total and total.home == OUTPUT else {}
         epilogue = self._plan.problem.epilogue
         movers |= {name: name for name in epilogue.inputs}
-        columns = {self._buffer(part.buffer) for compute in computes for part in compute.scales}
-        gathered_scales = next((buffer for buffer in columns if buffer.home != INPUT), None)
-        movers |= {buffer.name: buffer.name for buffer in columns if buffer.home == INPUT}
         bases = {side: moving(self._example[name]) for side, name in movers.items()}
         operands = Operands(
             a_shard=self._example[shard.name] if shard else None,
@@ -108,9 +105,6 @@ class SlotKernels:
             bases=bases,
             bias=self._example[BIAS] if epilogue.bias else None,
             residual=self._example[RESIDUAL] if epilogue.residual else None,
-            scale_x=self._example.get(SCALE_X),
-            scales=self._own(gathered_scales) if gathered_scales else None,
-            scale_w=self._example.get(SCALE_W),
             epilogue=epilogue,
             total=self._instance(total) if total else None,
             addends=self._addends(queue) if total else None,
@@ -130,16 +124,14 @@ class SlotKernels:
         assert config is not None
         rows = reduction_operands(self._addresses, self._rank, queue)
         operands = torch.tensor(rows, dtype=torch.int64, device=workspace.device)
+        protocol, out = self._protocol(queue, 1), moving(self._example["y"])
         reduces = (op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Reduce) and op.queue == queue)
-        stored = self._buffer(next(reduces).out.buffer)
-        protocol, out = self._protocol(queue, 1), moving(self._instance(stored))
-        tiles, cols = protocol.table.shape[0], stored.cols
+        tiles, cols = protocol.table.shape[0], self._buffer(next(reduces).out.buffer).cols
         arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
         launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, self._traced)
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:
-            if stored.home == OUTPUT:
-                out.address = addresses[stored.name]
+            out.address = addresses["y"]
             launch(stream)
 
         return enqueue
@@ -182,6 +174,5 @@ class SlotKernels:
 
     def _own(self, buffer: Buffer) -> torch.Tensor:
         """The own instance of a workspace buffer."""
-        offset = self._addresses.layout.buffers[buffer.name]
-        dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
+        offset, dtype = self._addresses.layout.buffers[buffer.name], self._example["w"].dtype
         return self._slot.view(offset, (buffer.rows, buffer.cols), dtype)

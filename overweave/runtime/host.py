@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
-from overweave.ir.plan import Plan
+from overweave.ir.plan import BIAS, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
@@ -115,7 +115,7 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
     problem = plan.problem
-    return extents | {name: problem.operand(name)[:2] for name in problem.epilogue.inputs}
+    return extents | {name: (1 if name == BIAS else problem.m, problem.n) for name in problem.epilogue.inputs}
 
 
 def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -135,12 +135,11 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
     if tensors.keys() != bound.extents.keys():
         found = f"got tensors {sorted(tensors)}"
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
-    dtypes = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
-    dtypes |= {name: plan.problem.operand(name)[2] for name in plan.problem.epilogue.inputs}
+    dtype = getattr(torch, plan.realization.dtype)
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     contiguous |= set(plan.problem.epilogue.inputs)
     for name, (rows, cols) in bound.extents.items():
-        tensor, dtype = tensors[name], getattr(torch, dtypes[name])
+        tensor = tensors[name]
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         cure = f"Pass a CPU tensor of {dtype}, at least [{rows}, {cols}]"
         if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != 2:

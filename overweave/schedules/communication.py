@@ -14,7 +14,6 @@ COMPLETE: Literal["complete"] = "complete"
 ISSUE: Literal["issue"] = "issue"
 
 MAIN, COPIES, TILES, SUMS = "main", "copies", "tiles", "sums"  # queues
-SCALES = "scales"  # a queue, and the buffer that it fills
 X, W, Y = "x", "w", "y"  # the caller's buffers
 ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # pads
 A, B = "a", "b"  # the tensors of the global matmul
@@ -32,7 +31,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles. addends, place, late_waits, scales: as in Compute.
+    tiles. addends, place, late_waits: as in Compute.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Chunk(Struct, frozen=True, kw_only=True):
     addends: tuple[Region, ...] = ()
     place: int = 0
     late_waits: tuple[Wait, ...] = ()
-    scales: tuple[Region, ...] = ()
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -164,4 +162,4 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
-    return (step.region, *step.addends, *step.scales) if isinstance(step, Chunk) else (*step.reads, *step.writes)
+    return (step.region, *step.addends) if isinstance(step, Chunk) else (*step.reads, *step.writes)

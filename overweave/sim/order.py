@@ -8,9 +8,10 @@ from itertools import groupby
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import KERNELS, Engine, Plan
-from overweave.ir.schedule import Collective, Compute, Operation, Reduce
-from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, Kind
+from overweave.ir.plan import APPLY, COPY, KERNELS, PART, Engine, Plan, TileRow
+from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce
+from overweave.ir.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
+from overweave.ir.timeline import COPY as MOVE
 from overweave.sim.cost import tiles_of
 
 
@@ -25,13 +26,13 @@ class Step(Struct, frozen=True):
     @property
     def kind(self) -> Kind:
         match self.operation:
-            case Compute():
+            case Compute() | Apply():
                 return COMPUTE
             case Reduce():
                 return REDUCE
             case Collective():
                 return COLLECTIVE
-        return COPY
+        return MOVE
 
 
 class Launch(Struct, frozen=True):
@@ -102,16 +103,37 @@ def _tiles(plan: Plan, operation: Operation) -> int:
     return operation.instances
 
 
+def _width(row: TileRow) -> int:
+    """Of a tile that may be cut; an author's are whole."""
+    return 0 if row.kind == APPLY else row.width
+
+
+def _claimed(rows: tuple[TileRow, ...]) -> list[TileRow]:
+    """A table in the order of claims: slices that an author's tiles carry between them where they are claimed; what is
+    waited for part by part is no tile."""
+    tiles = [row for row in rows if row.kind not in (PART, COPY)]
+    slices = [row for row in rows if row.kind == COPY]
+    if not tiles or not slices:
+        return tiles or slices
+    claimed: list[TileRow] = []
+    taken = 0
+    for row in tiles:
+        due = max(taken + row.width, row.col) if row.kind == APPLY else taken
+        claimed += (*slices[taken:due], row)
+        taken = max(taken, min(due, len(slices)))
+    return claimed + slices[taken:]
+
+
 def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[tuple[int, int, int], ...]:
     """Neighbours of one operation and width in the tile table; without a table, operations one after the other."""
     try:
-        rows = plan.tile_order(rank, queue).rows
+        rows = _claimed(plan.tile_order(rank, queue).rows)
     except KeyError:
         return tuple((position, _tiles(plan, plan.schedule.operations[position]), 0) for position in positions)
     try:
         return tuple(
             (positions[operation], len(tuple(group)), width)
-            for (operation, width), group in groupby((row.operation, row.width) for row in rows)
+            for (operation, width), group in groupby((row.operation, _width(row)) for row in rows)
         )
     except IndexError:
         found = f"an operation beyond the {len(positions)} that rank {rank} has there"

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.dtype import Dtype
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce, ReducePut
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut
 from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
@@ -25,8 +24,9 @@ from overweave.sim.processor import Batch, Kernel, Processor, TileRun
 from overweave.sim.record import Recorder
 
 
-def simulate(plan: Plan, machine: Machine, with_tiles: bool = False) -> Timeline:
+def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
     """The Timeline of one call of `plan`, warm, on `machine`. with_tiles: spans of tiles, not of operations.
+    author_tile_us: what one tile of an author's kernel takes, every SM busy; nobody else knows (sim/author.py guesses).
 
     Raises InputError if the machine has fewer GPUs than the plan has ranks, ScheduleError if the plan cannot be run to
     its end: a queue without an engine, a kernel without a config, or operations that wait for ever.
@@ -34,12 +34,12 @@ def simulate(plan: Plan, machine: Machine, with_tiles: bool = False) -> Timeline
     if plan.schedule.world_size > machine.gpus:
         found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
         raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
-    return _Run(plan, machine, with_tiles).timeline()
+    return _Run(plan, machine, with_tiles, author_tile_us).timeline()
 
 
-def total_us(plan: Plan, machine: Machine) -> float:
+def total_us(plan: Plan, machine: Machine, author_tile_us: float | None = None) -> float:
     """Time of one call: until the slowest rank has done its last operation."""
-    return simulate(plan, machine).total_us
+    return simulate(plan, machine, author_tile_us=author_tile_us).total_us
 
 
 class _Node:
@@ -64,10 +64,10 @@ class _Node:
 
 
 class _Run:
-    def __init__(self, plan: Plan, machine: Machine, with_tiles: bool) -> None:
+    def __init__(self, plan: Plan, machine: Machine, with_tiles: bool, author_tile_us: float | None) -> None:
+        self._author_tile_us = author_tile_us
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
         self._dtype = plan.realization.dtype
-        self._dtypes = {buffer.name: buffer.dtype or self._dtype for buffer in plan.schedule.buffers}
         self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
@@ -153,6 +153,9 @@ class _Run:
             if isinstance(node.step.operation, Compute):
                 run.late_us = cost.addends_us(self._machine, node.step.operation, self._dtype, node.tiles)
                 run.is_late_open = not node.step.operation.late_waits
+            elif isinstance(node.step.operation, Apply) and node.step.operation.late_waits:
+                run.tile_us, run.late_us = cost.before_and_behind_last_part(node.step.operation, work.tile_us)
+                run.is_late_open = False
             node.runs.append(run)
             runs.append(run)
         first = self._nodes[launch.first]
@@ -174,7 +177,7 @@ class _Run:
         """Whether a step's kernel is launched once pushes beside it, which wait for nothing, have their SMs."""
         engines = self._plan.realization.engines
         are_beside = any(one.engine == COPY_KERNEL and not self._after.get(one.queue) for one in engines)
-        return step.engine == TILE_KERNEL and are_beside and not self._plan.sms_beside
+        return step.engine in (TILE_KERNEL, AUTHOR_KERNEL) and are_beside and not self._plan.sms_beside
 
     def _launch_signals(self, step: Step) -> list[tuple[SignalKey, int]]:
         """What a kernel's launch waits for beside its turn. A reduction or a push that no kernel boundary precedes runs
@@ -186,7 +189,7 @@ class _Run:
         own = {
             (notify.pad, notify.signal)
             for tile in self._schedule.of_rank(operation.rank)
-            if isinstance(tile, Compute)
+            if isinstance(tile, Compute | Apply)
             for notify in tile.notifies
             if notify.rank == tile.rank
         }
@@ -197,26 +200,24 @@ class _Run:
             if (wait.pad, signal) in own
         ]
 
-    def _moved(self, operation: cost.Move | Collective) -> Dtype:
-        """Of what an operation moves."""
-        return self._dtypes[operation.sources[0].buffer] if operation.sources else self._dtype
-
     def _kernel_work(self, node: _Node, width: int) -> Work:
         operation, config = node.step.operation, self._plan.realization.matmul
         if isinstance(operation, Reduce):
             return cost.reduce_work(self._machine, operation, self._dtype, node.tiles)
-        copy = self._plan.realization.copy
+        copy, sms = self._plan.realization.copy, self._machine.processor.sms
+        if isinstance(operation, Put) and node.step.engine == AUTHOR_KERNEL:
+            return cost.push_work(self._machine, operation, sms, self._dtype, node.tiles)
         if isinstance(operation, Put | Copy) and copy is not None:
-            programs = min(copy.programs, self._machine.processor.sms)
-            return cost.push_work(self._machine, operation, programs, self._moved(operation), node.tiles)
+            programs = min(copy.programs, sms)
+            return cost.push_work(self._machine, operation, programs, self._dtype, node.tiles)
         if isinstance(operation, Compute) and config is not None:
             config = replace(config, block_n=width) if width else config
-            dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-            return cost.kernel_work(self._machine, operation, config, dtypes, node.tiles)
+            return cost.kernel_work(self._machine, operation, config, self._dtype, node.tiles)
+        if isinstance(operation, Apply) and self._author_tile_us is not None:
+            return Work(node.tiles, self._author_tile_us)
         found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
-        raise ScheduleError(
-            f"kernel of {operation.name}", found, "Give the realization a config or the queue an engine"
-        )
+        cure = "Give the realization a config, the queue an engine, or an author's tile a time"
+        raise ScheduleError(f"kernel of {operation.name}", found, cure)
 
     # During the run: gates open.
 
@@ -267,15 +268,14 @@ class _Run:
             case Collective():
                 self._meet(node, operation)
             case Compute():
-                dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-                self._launch(node, cost.library_work(self._machine, operation, dtypes))
+                self._launch(node, cost.library_work(self._machine, operation, self._dtype))
             case Reduce():
                 self._launch(node, *cost.library_sum_works(self._machine, operation, self._dtype))
             case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):
                 node.begin_us = self._clock.now
-                self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._moved(operation))))
+                self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._dtype)))
             case Put() | Get() | Copy() | ReducePut():
-                self._launch(node, cost.local_copy_work(self._machine, operation, self._moved(operation)))
+                self._launch(node, cost.local_copy_work(self._machine, operation, self._dtype))
 
     def _launch(self, node: _Node, *works: Work) -> None:
         """Kernels of its own for one operation, one after the other."""
@@ -306,7 +306,7 @@ class _Run:
         parts = [part for member in members if isinstance(part := member.step.operation, Collective)]
         for part in parts:
             self._change_collectives(part.rank, 1)
-        took = cost.collective_us(self._machine, self._schedule, parts, self._moved(parts[0]))
+        took = cost.collective_us(self._machine, self._schedule, parts, self._dtype)
         self._clock.after(took, partial(self._leave, members, self._clock.now))
 
     def _leave(self, members: list[_Node], begin_us: float) -> None:
@@ -323,7 +323,9 @@ class _Run:
         done = len(batch.programs)
         node.tiles -= done
         self._recorder.tiles(operation, node.step.kind, batch, self._clock.now)
-        is_tile_wise = node.step.engine in KERNELS and (isinstance(operation, Compute) or operation.instances > 1)
+        is_tile_wise = node.step.engine in KERNELS and (
+            isinstance(operation, Compute | Apply) or operation.instances > 1
+        )
         if is_tile_wise and operation.notifies:
             self._clock.after(self._machine.latency.signal.us, partial(self._notify, node, done))
         if not node.tiles and node.launches:

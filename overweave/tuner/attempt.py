@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from overweave.errors import OverweaveError
-from overweave.tuner.baselines import Setting
+from overweave.memory.group import Group
 
 # Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
 LARGEST_ERROR = 2e-2
 
 
-def attempt(call: Callable[[int], torch.Tensor], expected: torch.Tensor | None, setting: Setting) -> str:
+class Place(Protocol):
+    """Where a method runs."""
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def attempt(call: Callable[[int], torch.Tensor], expected: torch.Tensor | None, setting: Place) -> str:
     """Runs a method once; why it must be left out, or an empty string. Every rank comes to the same verdict.
 
     expected: what it must give back, on input set 0; None if nothing can be said of its result.

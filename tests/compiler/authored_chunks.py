@@ -24,8 +24,11 @@ from tests.compiler.authored_kernels import (  # noqa: E402
     attended,
     batches,
     gathered_matmul,
+    integers,
+    off,
     persistent_matmul,
     reduced_matmul,
+    shard,
 )
 
 TEMPLATES = (
@@ -114,3 +117,31 @@ def refused(fused: Fused, group: Group) -> str:
 
 def test_lists_that_differ_are_heard_of_by_all():
     assert sorted(run_ranks(differing, 2)) == ["RankMismatch", "ScheduleError"]
+
+
+def chosen(m: int) -> tuple[float, str, int]:
+    """A call that chooses, a tuning on a CPU, which only ranks, and a call that takes what it found."""
+    group, n, k = resolve(None), 24, 32
+    a, b = integers(m, k, seed=1), integers(k, n, seed=7)
+    configs = [{"BLOCK_M": 16, "BLOCK_N": block} for block in (16, 32)]
+    auto = ow.compile_auto(matmul.matmul_kernel, "all_gather.auto", configs=configs, tile_us=20.0)
+    arguments = (shard(a, group), b)
+    errors = []
+    for call in range(2):
+        c = torch.full((m, n), torch.nan).bfloat16()
+        rest = {"BLOCK_K": 16, "GROUP_M": 4}
+        auto(*arguments, c, m, n, k, k, 1, n, 1, n, 1, **rest)
+        errors.append(off(c, (a.float() @ b.float()).bfloat16()))
+        if not call:
+            times = auto.tune(*arguments, c, m, n, k, k, 1, n, 1, n, 1, **rest)
+    return max(errors), str(times[0].way), len(times)
+
+
+def test_an_automatic_schedule_chooses_and_is_right():
+    found = run_ranks(chosen, 3, 96, timeout_s=120)
+    assert len({str(one) for one in found}) == 1
+    error, way, tried = found[0]
+    assert error == 0.0
+    assert way.startswith("A=all_gather.")
+    assert "BLOCK_M=16" in way
+    assert tried >= 8

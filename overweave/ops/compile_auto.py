@@ -1,0 +1,247 @@
+"""Compiled kernels whose schedule is chosen: predicted for each set of numbers, or measured once by `tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from overweave.compiler.fuse import kernel_of
+from overweave.compiler.kernel import Kernel
+from overweave.errors import InputError, OverweaveError
+from overweave.hardware.machine import Machine
+from overweave.ir.plan import Dtype
+from overweave.memory.group import Group
+from overweave.ops.arguments import DTYPES
+from overweave.ops.compile import OPTIONS, Fused, by_name, where_of
+from overweave.ops.dispatch import GroupLike, group_of, refuse
+from overweave.runtime.authored import tensor_of
+from overweave.schedules.author_plan import author_plan
+from overweave.schedules.exchange import GATHER, wanted_of
+from overweave.sim.author import guessed_tile_us
+from overweave.sim.simulate import total_us
+from overweave.tuner.attempt import attempt
+from overweave.tuner.cache import fingerprint
+from overweave.tuner.compiled import (
+    Judged,
+    Measured,
+    Timed,
+    cold,
+    content_key,
+    described,
+    judge,
+    recall,
+    remember,
+    shortlist,
+)
+from overweave.tuner.compiled_space import Constants, Way, is_auto, side_of
+from overweave.tuner.statistics import median
+from overweave.tuner.target import Target, target_of
+from overweave.tuner.timer import Effort, compare
+
+EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
+
+
+def compile_auto(
+    kernel: Any,
+    schedule: str | Mapping[str, str],
+    *,
+    configs: Sequence[Mapping[str, int]] = (),
+    tile_us: float | None = None,
+) -> AutoFused:
+    """As `compile`, with schedules that are chosen: `all_gather.auto` stands for every `all_gather.*` and its options.
+
+    schedule: of each exchanged tensor, automatic or named; one alone means the first tensor that is read, or written.
+    configs: constants to choose among too, of the kernel's tile and of its launch, which calls then leave out; by
+    default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model; by default
+    that is guessed from what a tile touches (sim/author.py).
+
+    Returns a callable as `compile` does. Each set of numbers is simulated once; `tune` measures. On a CPU the model
+    stands for an H200. Raises DirectiveError and InputError.
+    SOURCE: AutoOverlap 5.3.
+    """
+    path, name = where_of(kernel)
+    read = kernel_of(path, name)
+    if isinstance(schedule, str):
+        loads, stores = ([one.directive.tensor for one in side] for side in (read.loads, read.stores))
+        schedule = dict.fromkeys((loads if side_of(schedule) == GATHER else stores)[:1], schedule)
+    return AutoFused(read, schedule, configs_of(kernel, configs), tile_us)
+
+
+class AutoFused:
+    """A kernel whose schedules and constants are chosen anew for each set of numbers, by what was measured of it, else
+    by the model. All ranks choose alike, or the call raises RankMismatch.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        asked: Mapping[str, str],
+        configs: tuple[Constants, ...],
+        tile_us: float | None,
+    ) -> None:
+        """configs: what to choose constants from, at least one, which may be none at all."""
+        self.kernel, self.configs, self._tile_us = kernel, configs, tile_us
+        self.asked = dict(asked)
+        loads, stores = ([one.directive.tensor for one in side] for side in (kernel.loads, kernel.stores))
+        wanted_of(loads, stores, {tensor: how for tensor, how in self.asked.items() if not is_auto(how)})
+        for tensor, how in asked.items():
+            known = loads if side_of(how) == GATHER else stores
+            if tensor not in known:
+                found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
+                raise InputError(f"schedule {how[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+        self._fused: dict[tuple[tuple[str, str], ...], Fused] = {}
+        self._ways: dict[tuple[Any, ...], Way] = {}
+
+    def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
+        """Runs the chosen way on this rank; what the call does and raises else: see `Fused`."""
+        resolved = group_of(group)
+        try:
+            call = _Call(self, resolved, arguments, named)
+            if call.signature not in self._ways:
+                known = recall(self.kernel.source.name, call.key, self.asked, self.configs)
+                self._ways[call.signature] = known.times[0].way if known else cold(call.judged())
+        except OverweaveError as error:
+            raise refuse(resolved, error) from None
+        call.run(self._ways[call.signature])
+
+    def tune(self, *arguments: Any, group: GroupLike = None, **named: Any) -> tuple[Timed, ...]:
+        """Measures the best few by the model with these arguments, and keeps what came out. Collective; takes seconds.
+
+        Returns the times, the quickest first; later calls with the same numbers take it, in other processes too. On a
+        CPU nothing is measured and nothing kept: times are those of the model.
+        Raises InputError, RankMismatch, and what the ways that are tried raise.
+        """
+        resolved = group_of(group)
+        call = _Call(self, resolved, arguments, named)
+        judged = call.judged()
+        if call.device.type != "cuda":
+            first = cold(judged)
+            self._ways[call.signature] = first
+            times = [Timed(each.way, each.predicted_us) for each in judged if each.predicted_us is not None]
+            return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
+        measured = Measured(call.key, call.measured(shortlist(judged)))
+        self._ways[call.signature] = measured.times[0].way
+        if resolved.rank == 0:
+            remember(self.kernel.source.name, measured)
+        return measured.times
+
+    def rank(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", target: Target | None = None
+    ) -> tuple[Judged, ...]:
+        """What the model says of every way that it looked at, the quickest first; on paper. numbers: as `plan` takes
+        them, without those of `configs`."""
+        machine = described(target or Target("cpu"), world_size)
+        judged = judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
+        return tuple(sorted(judged, key=lambda each: (each.predicted_us is None, each.predicted_us or 0.0)))
+
+    def _prediction(self, numbers: Mapping[str, int], world_size: int, dtype: Dtype) -> Callable[[Way, Machine], float]:
+        def predict(way: Way, machine: Machine) -> float:
+            space, fused = self.kernel.space({**numbers, **dict(way.constants)}), self.fused(way)
+            plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen)
+            return total_us(plan, machine, self._tile_us or guessed_tile_us(machine, space, dtype))
+
+        return predict
+
+    def fused(self, way: Way) -> Fused:
+        """The kernel with the schedules of a way."""
+        if way.exchanges not in self._fused:
+            self._fused[way.exchanges] = Fused(self.kernel, dict(way.exchanges))
+        return self._fused[way.exchanges]
+
+
+class _Call:
+    """One call: its arguments by name, and all that its choice depends on."""
+
+    def __init__(self, auto: AutoFused, group: Group, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._auto, self.group, self._arguments, self._named = auto, group, arguments, dict(named)
+        given, options = by_name(auto.kernel, arguments, {**named, **dict(auto.configs[0])})
+        twice = [name for name, _ in auto.configs[0] if name in named]
+        if twice:
+            asked = f"call {auto.kernel.source.name} with {', '.join(twice)}"
+            raise InputError(asked, "it is chosen from configs", "Leave it out, or compile without configs")
+        self._given = given
+        numbers = {name: value for name, value in given.items() if type(value) is int}
+        self._numbers = {name: value for name, value in numbers.items() if name not in dict(auto.configs[0])}
+        exchanged = next(tensor for tensor in map(tensor_of, self._stored(auto.asked)) if tensor is not None)
+        if exchanged.dtype not in DTYPES:
+            raise InputError(
+                f"call {auto.kernel.source.name}", f"{exchanged.dtype}", f"Use one of {', '.join(DTYPES.values())}"
+            )
+        self.device, self._dtype = exchanged.device, exchanged.dtype
+        self._options = tuple(sorted(options.items()))
+        self._target = target_of(self.device)
+        where = (self.device.type, self._dtype, group.world_size)
+        self.signature = (tuple(self._numbers.items()), self._options, *where)
+
+    @property
+    def key(self) -> str:
+        """Of everything that a measurement depends on. Ranks have the same: where only other numbers differ, such as
+        the place of a rank's queries, the tiles are the same."""
+        auto = self._auto
+        return content_key(
+            auto.kernel.source.module.code,
+            auto.kernel.source.name,
+            sorted(auto.asked.items()),
+            [(constants, auto.kernel.space({**self._numbers, **dict(constants)})) for constants in auto.configs],
+            self._options,
+            self._dtype,
+            fingerprint(self._target, self.group.world_size),
+        )
+
+    def judged(self) -> tuple[Judged, ...]:
+        dtype: Dtype = DTYPES[self._dtype]  # type: ignore[assignment]
+        predict = self._auto._prediction(self._numbers, self.group.world_size, dtype)
+        machine = described(self._target, self.group.world_size)
+        return judge(self._auto.asked, self._auto.configs, predict, machine)
+
+    def run(self, way: Way) -> None:
+        fused, constants = self._auto.fused(way), dict(way.constants)
+        fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
+
+    def measured(self, ways: Sequence[Way]) -> tuple[Timed, ...]:
+        """Medians of those that run and write what the first one does, quickest first. Collective."""
+        stored = {one.directive.tensor for one in self._auto.kernel.stores}
+        (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
+        calls: dict[str, Callable[[int], torch.Tensor]] = {}
+        expected: torch.Tensor | None = None
+        for way in ways:
+
+            def call(turn: int, way: Way = way) -> torch.Tensor:
+                self.run(way)
+                return out
+
+            why = attempt(call, expected, self)
+            if not why:
+                calls[str(way)] = call
+                expected = out.clone() if expected is None else expected
+        samples = compare(calls, self.device, self.group.process_group, EFFORT)
+        times = [Timed(way, round(median(samples.device_us[str(way)]), 3)) for way in ways if str(way) in calls]
+        return tuple(sorted(times, key=lambda one: one.us))
+
+    def _stored(self, tensors: Any) -> list[Any]:
+        """The arguments that hold these tensors."""
+        kernel = self._auto.kernel
+        said = [one.directive for one in (*kernel.loads, *kernel.stores)]
+        return [self._given.get(one.parameter) for one in said if one.tensor in tensors]
+
+
+def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Constants, ...]:
+    """Constants to choose from: those that are given, or those of the kernel's `@triton.autotune`; at least one.
+
+    Raises InputError for configs that do not all name the same things.
+    """
+    found = [dict(config) for config in configs] or [_of_autotuner(one) for one in getattr(kernel, "configs", ())]
+    known = tuple(dict.fromkeys(tuple(sorted(config.items())) for config in found)) or ((),)
+    names = {tuple(name for name, _ in config) for config in known}
+    if len(names) > 1 or any(type(value) is not int for config in known for _, value in config):
+        listed = "; ".join(" ".join(f"{name}={value}" for name, value in config) for config in known[:3])
+        raise InputError("compile with configs", listed, "Give whole numbers for the same names in each")
+    return known
+
+
+def _of_autotuner(config: Any) -> dict[str, int]:
+    """The numbers of a `triton.Config`."""
+    launch = {name: getattr(config, name, None) for name in OPTIONS}
+    return {**config.kwargs, **{name: value for name, value in launch.items() if value is not None}}

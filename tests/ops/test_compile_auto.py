@@ -1,0 +1,71 @@
+"""Automatic schedules on paper: what the model says of a kernel's ways, and what cannot be left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+
+import overweave as ow
+from overweave.errors import InputError
+from overweave.ops.compile_auto import configs_of
+from tests.source_tree import ROOT
+
+MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
+STRIDES = dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"), 1)
+NUMBERS = {"M": 2048, "N": 2048, "K": 4096, "BLOCK_K": 64, "GROUP_M": 8, **STRIDES}
+CONFIGS = [{"BLOCK_M": 128, "BLOCK_N": block, "num_warps": 8} for block in (128, 256)]
+
+
+@pytest.mark.parametrize("schedule", ["all_gather.auto", "all_reduce.auto", {"C": "reduce_scatter.auto"}])
+def test_ways_are_ranked_on_paper(schedule: str | Mapping[str, str]):
+    ranked = ow.compile_auto(MATMUL, schedule, configs=CONFIGS).rank(NUMBERS, 4)
+    predicted = [each.predicted_us for each in ranked if each.predicted_us is not None]
+    assert predicted == sorted(predicted)
+    assert len(predicted) >= 4
+    assert {dict(each.way.constants)["BLOCK_N"] for each in ranked} == {128, 256}
+    assert any("collective" in str(each.way) for each in ranked)
+    assert all(bool(each.obstacle) == (each.predicted_us is None) for each in ranked)
+
+
+def test_a_longer_tile_takes_longer():
+    quick, slow = (ow.compile_auto(MATMUL, "all_reduce.auto", configs=CONFIGS[:1], tile_us=us) for us in (20, 80))
+    assert quick.rank(NUMBERS, 4)[0].predicted_us + 50 < slow.rank(NUMBERS, 4)[0].predicted_us
+
+
+def test_what_cannot_be_keeps_its_reason():
+    ragged = {**NUMBERS, "M": 4100}
+    ranked = ow.compile_auto(MATMUL, "reduce_scatter.auto", configs=CONFIGS).rank(ragged, 4)
+    reasons = [each.obstacle for each in ranked if each.predicted_us is None]
+    assert any("straddle" in reason for reason in reasons)
+    assert ranked[0].predicted_us is not None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "found"),
+    [
+        ({"A": "all_gather.auto", "D": "all_gather.auto"}, "reads A, B"),
+        ({"C": "all_gather.auto"}, "reads A, B"),
+        ("nothing.auto", "no such collective"),
+        ("all_to_all.auto", "different things"),
+        ({"A": "all_gather.auto", "C": "reduce_scatter.sideways"}, "unknown"),
+    ],
+)
+def test_what_cannot_be_left_to_it(schedule: str | Mapping[str, str], found: str):
+    with pytest.raises(InputError, match=found):
+        ow.compile_auto(MATMUL, schedule)
+
+
+def test_compile_itself_wants_a_name():
+    with pytest.raises(InputError, match="unknown"):
+        ow.compile(MATMUL, "all_gather.auto")
+
+
+def test_configs_are_given_or_the_autotuners():
+    tuned = SimpleNamespace(configs=[SimpleNamespace(kwargs={"BLOCK_M": 64}, num_warps=8, num_stages=None)])
+    assert configs_of(tuned, ()) == ((("BLOCK_M", 64), ("num_warps", 8)),)
+    assert configs_of(tuned, [{"BLOCK_M": 32}]) == ((("BLOCK_M", 32),),)
+    assert configs_of(object(), ()) == ((),)
+    with pytest.raises(InputError, match="same names"):
+        configs_of(None, [{"BLOCK_M": 64}, {"BLOCK_N": 64}])

@@ -1,0 +1,96 @@
+"""Plans of authors' kernels run on paper, once a tile has a time; what that may be is guessed from what tiles touch."""
+
+from __future__ import annotations
+
+import pytest
+
+from overweave.errors import ScheduleError
+from overweave.hardware.machine import load
+from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
+from overweave.ir.timeline import COMPUTE
+from overweave.schedules.author_plan import author_plan
+from overweave.sim.author import guessed_tile_us
+from overweave.sim.cost import library_matmul_us, tile_us
+from overweave.sim.simulate import simulate, total_us
+
+MACHINE, TILE_US = load("h200x4"), 40.0
+
+
+def matmul(m: int, n: int, k: int, block: tuple[int, int] = (128, 256)) -> TileSpace:
+    return TileSpace(
+        "matmul",
+        (Axis("M", m, block[0]), Axis("N", n, block[1])),
+        loads=(Operand("A", "a", (Dim(m, "M"), Dim(k))), Operand("B", "b", (Dim(k), Dim(n, "N")))),
+        stores=(Operand("C", "c", (Dim(m, "M"), Dim(n, "N"))),),
+    )
+
+
+def attention(length: int) -> TileSpace:
+    sides = tuple(Operand(name, name.lower(), (Dim(length, "S"), Dim(16, "H"), Dim(128))) for name in ("K", "V"))
+    return TileSpace(
+        "attention",
+        (Axis("Q", 1024, 128), Axis("H", 16, 1), Axis("S", length, 64, is_streamed=True)),
+        loads=sides,
+        stores=(Operand("O", "out", (Dim(1024, "Q"), Dim(16, "H"), Dim(128))),),
+    )
+
+
+def predicted_us(space: TileSpace, wanted: dict[str, str], tile: float = TILE_US) -> float:
+    return total_us(author_plan(space, wanted, 4, "bfloat16", chosen="A"), MACHINE, tile)
+
+
+def test_overlap_pays_where_the_link_is_busy_beside_tiles():
+    space = matmul(8192, 3584, 4096)
+    waves = -(-space.tile_count // MACHINE.processor.sms)
+    library, push = (predicted_us(space, {"A": f"all_gather.{how}"}) for how in ("collective", "push"))
+    assert waves * TILE_US < push < library - 100
+    scatter, behind = (predicted_us(space, {"C": f"reduce_scatter.{how}"}) for how in ("scatter", "collective"))
+    assert waves * TILE_US < scatter < behind
+
+
+def test_tiles_wait_for_their_chunks():
+    """All tiles are the own ones' time and the transfer's, whichever is longer: a slow link shows."""
+    space = matmul(8192, 256, 4096)
+    timeline = simulate(author_plan(space, {"A": "all_gather.push"}, 4, "bfloat16"), MACHINE, author_tile_us=1.0)
+    moved_us = 3 * MACHINE.links.push.time_us(2048 * 4096 * 2)
+    assert timeline.total_us > moved_us
+    assert {span.kind for span in timeline.spans} >= {COMPUTE}
+
+
+def test_a_streamed_tile_ends_behind_its_last_part():
+    fast, slow = (
+        predicted_us(attention(16384), {"K": how, "V": how}, 1.0) for how in ("all_gather.push", "all_gather.pull")
+    )
+    assert min(fast, slow) > 2 * 3 * 4096 * 16 * 128 * 2 / 400e3  # both operands cross the link
+    longer = predicted_us(attention(16384), {"K": "all_gather.push", "V": "all_gather.push"}, 400.0)
+    assert 400.0 < longer < 400.0 + fast
+
+
+def test_an_authors_tile_without_a_time_is_refused():
+    plan = author_plan(matmul(512, 256, 64), {"A": "all_gather.push"}, 4, "bfloat16")
+    with pytest.raises(ScheduleError, match="an author's tile a time"):
+        simulate(plan, MACHINE)
+
+
+def test_the_guess_is_exact_for_matmuls():
+    space = matmul(8192, 3584, 4096)
+    rate = MACHINE.tile("portable", 128, 256)
+    assert guessed_tile_us(MACHINE, space, "bfloat16") == pytest.approx(
+        tile_us(MACHINE, rate, (128, 256, 4096), "bfloat16")
+    )
+    whole_us = predicted_us(space, {"A": "all_gather.collective"}, guessed_tile_us(MACHINE, space, "bfloat16"))
+    gather_us = MACHINE.collective_us("all_gather", 4, 8192 * 4096 * 2)
+    assert whole_us == pytest.approx(library_matmul_us(MACHINE, (8192, 3584, 4096), "bfloat16") + gather_us, rel=0.15)
+
+
+def test_what_only_moves_is_bound_by_memory():
+    rows, cols = 8192, 4096
+    space = TileSpace(
+        "norm",
+        (Axis("R", rows, 1),),
+        loads=(Operand("X", "x", (Dim(rows, "R"), Dim(cols))),),
+        stores=(Operand("OUT", "out", (Dim(rows, "R"), Dim(cols))),),
+    )
+    waves = -(-rows // MACHINE.processor.sms)
+    expected_us = 2 * rows * cols * 2 / MACHINE.hbm.gb_per_s / 1e3 / waves
+    assert guessed_tile_us(MACHINE, space, "bfloat16") == pytest.approx(expected_us)
