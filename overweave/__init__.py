@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
     from overweave.ops.tile_program import SymmetricBuffer, TileProgram
+    from overweave.ops.norm import RmsNorm
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
     from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put
@@ -44,6 +45,7 @@ _HOMES = {
     "Gather": "overweave.schedules.chunks",
     "Get": "overweave.schedules.chunks",
     "Put": "overweave.schedules.chunks",
+    "RmsNorm": "overweave.ops.norm",
     "check": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
@@ -64,6 +66,7 @@ __all__ = [
     "TileChannel",
     "TileProgram",
     "Tiles",
+    "RmsNorm",
     "all_gather_matmul",
     "check",
     "compile",

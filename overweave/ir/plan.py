@@ -25,6 +25,8 @@ KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)
 
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16}
 BIAS, RESIDUAL = "bias", "residual"
+NORM_WEIGHT, Z = "norm_weight", "z"
+MOST_NORM_COLS = 16384  # a row is one tile of the reduction
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -57,6 +59,25 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 NO_EPILOGUE = Epilogue()
 
 
+class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is done to each row of a sum once it is whole: `z = y + residual`, then `z / rms(z) * norm_weight`.
+
+    rms: `sqrt(mean(z ** 2) + eps)`. residual: whether there is one, `[m, n]`; norm_weight is `[1, n]`. `y` holds what
+    was normed, `z` is a second output. Rounded are the sum, z and the result, in kernels as in the library.
+    """
+
+    eps: Annotated[float, Meta(gt=0)]
+    residual: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of the caller's that it reads."""
+        return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
+
+    def __str__(self) -> str:
+        return f"{'residual+' * self.residual}rms_norm eps={self.eps:g}"
+
+
 class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One call of an operator, as every rank sees it: the global matmul `[m, k] @ [k, n]` of one rank.
 
@@ -65,6 +86,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     matmul_all_reduce: `m` rows, `n` columns, `k` the own part of the reduced axis.
     b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product (all_gather_matmul).
     columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
+    norm: what happens to the rows of the sum (matmul_all_reduce).
     """
 
     operator: Name
@@ -76,6 +98,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     b_is_transposed: bool = False
     returns_gathered: bool = False
     epilogue: Epilogue = NO_EPILOGUE
+    norm: Norm | None = None
     columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
 
     @property
@@ -149,7 +172,7 @@ class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Tile shape and launch of the ordered reduction. programs: how many blocks it may hold while it waits."""
 
     block_m: PowerOfTwo = 8
-    block_n: PowerOfTwo = 1024
+    block_n: Annotated[int, Meta(ge=1, le=MOST_NORM_COLS)] = 1024
     warps: Count = 8
     programs: Count = 528
 

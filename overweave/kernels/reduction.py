@@ -3,11 +3,14 @@
 Operands are addresses, so they may lie in any slot, buffer or peer: one row of `operands` per operation of the table,
 `OPERANDS` entries wide (0: none), then the address of the output (0: the caller's tensor). Programs claim rows of the
 table in order and wait for the signals it names, so a chunk is summed as soon as its last operand has arrived.
+
+With a norm, what goes to the caller's tensor is whole rows (BLOCK_N holds one), and is normed on its way (norm.py).
 """
 
 import triton
 import triton.language as tl
 
+from overweave.kernels.norm import normed_rows
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -29,6 +32,9 @@ from overweave.lang.tile_table import (
 def reduction_kernel(
     operands,
     out,
+    residual,
+    norm_weight,
+    z,
     table,
     claims,
     signals,
@@ -42,6 +48,7 @@ def reduction_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TRACED: tl.constexpr,
+    EPS: tl.constexpr,
 ):
     tile = claim_tile(claims)
     while tile < tiles:
@@ -67,6 +74,9 @@ def reduction_kernel(
         target_address = tl.load(addresses + OPERANDS)
         if target_address == 0:
             target = out + (row - read_column(table, tile, SOURCE_ROW)).to(tl.int64) * n
+            if norm_weight is not None:
+                rows_of_out = row + tl.arange(0, BLOCK_M)
+                total = normed_rows(total, residual, norm_weight, z, rows_of_out, cols, inside, n, EPS)
         else:
             target = tl.multiple_of(target_address.to(out.dtype), 16)
         tl.store(target + offsets, total.to(out.dtype.element_ty), mask=inside)

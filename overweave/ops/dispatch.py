@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import InputError, OverweaveError, ScheduleError
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan, Problem, Z
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import Group, resolve
@@ -153,6 +153,7 @@ def _signature(problem: Problem, choice: Choice) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
     done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
+    done += f" then {problem.norm}" if problem.norm else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{choice.plan} {shape} {options}".strip().encode()
@@ -162,6 +163,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
     if tensors["x"].device.type == "cuda":
         return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
+    outputs |= {Z} if plan.problem.norm else set()
 
     def run(moved: Tensors) -> None:
         inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.plan import Problem, Z
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
 from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse
+from overweave.ops.norm import RmsNorm, checked_norm, key_of_norm
 
 OPERATOR = "matmul_all_reduce"
 
 
+@overload
 def matmul_all_reduce(
-    x: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, plan: str | None = None
-) -> torch.Tensor:
+    x: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, norm: None = None, plan: str | None = None
+) -> torch.Tensor: ...
+
+
+@overload
+def matmul_all_reduce(
+    x: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def matmul_all_reduce(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    norm: RmsNorm | None = None,
+    plan: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """y = the sum over ranks of x @ w, on every rank. Sums of finished pieces travel while later tiles are computed.
 
     Plain torch:  y = x @ w; dist.all_reduce(y)
+                  with a norm:  z = y + residual; normed = torch.nn.functional.rms_norm(z, (n,), weight, eps)
 
     x: `[m, k]`, bf16, fp16 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k, n]`, in
     either memory layout. Returns y `[m, n]`, the same bits on every rank. Each rank waits for its peers' partials of
     what it sums, and for their sums.
+    norm: `ow.RmsNorm(weight, residual=, eps=)`; then it returns (normed, z), both `[m, n]`, and y is nowhere. Every
+    rank adds and norms in the pass that brings it the sums, so that nothing more than those travels. The sum, z and
+    the result are rounded to the dtype of x, in every plan.
     Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once: the same bits every time;
     the plans `sequential`, `torch.one_shot` and `torch.two_shot` leave both to the library and to torch.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
@@ -33,16 +57,20 @@ def matmul_all_reduce(
     """
     resolved = group_of(group)
     key = key_of(resolved, OPERATOR, x, (w,), {"plan": plan})
+    key += key_of_norm(norm)
     prepared = prepared_call(resolved, key)
-    problem = prepared.problem if prepared else _checked(x, w, resolved)
+    problem = prepared.problem if prepared else _checked(x, w, norm, resolved)
     tensors = {"x": x, "w": w, "y": x.new_empty((problem.m, problem.n))}
+    if norm is not None:
+        tensors |= {**norm.tensors, Z: x.new_empty((problem.m, problem.n))}
     (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
-    return tensors["y"]
+    return tensors["y"] if norm is None else (tensors["y"], tensors[Z])
 
 
-def _checked(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
+def _checked(x: torch.Tensor, w: torch.Tensor, norm: RmsNorm | None, group: Group) -> Problem:
     try:
         check_operands(OPERATOR, x, w)
+        finished = checked_norm(OPERATOR, norm, (x.shape[0], w.shape[1]), x)
     except InputError as error:
         raise refuse(group, error) from None
     return Problem(
@@ -53,4 +81,5 @@ def _checked(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
         world_size=group.world_size,
         dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
         b_is_transposed=not w.is_contiguous(),
+        norm=finished,
     )

@@ -45,3 +45,17 @@ def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup
     partial = x @ w
     dist.all_reduce(partial, group=group)
     return partial
+
+
+def matmul_all_reduce_norm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm(z)` and `z = sum over ranks of x @ w + residual`. Shapes as in ops/matmul_all_reduce.py."""
+    z = matmul_all_reduce(x, w, group)
+    z = z if residual is None else z + residual
+    return torch.nn.functional.rms_norm(z, (z.shape[1],), weight, eps), z

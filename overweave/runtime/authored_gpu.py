@@ -29,6 +29,7 @@ from overweave.runtime.authored import AuthoredKernel, protocol_arguments, slice
 from overweave.runtime.kernels import (
     Launch,
     Moving,
+    Summing,
     begin_launch,
     copy_launch,
     descriptor,
@@ -104,7 +105,7 @@ class AuthoredSlot:
         arrays = [table_tensor(rows, workspace.device), workspace.claims[1:], self._signals, self._words]
         trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
         arguments = [operands, out, *arrays, workspace.limits, trace, len(rows), cols, workspace.group.world_size]
-        launch = reduction_launch(config, arguments, len(rows), operands.shape[1] - 1, False)
+        launch = reduction_launch(config, arguments, len(rows), operands.shape[1] - 1, Summing())
         gate = self._gate(reduces[0]) if is_beside(self._plan, action) else None
         side = workspace.stream(action.queue).cuda_stream
 

@@ -7,14 +7,22 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import BIAS, RESIDUAL, Engine, Plan, numbered
+from overweave.ir.plan import BIAS, NORM_WEIGHT, RESIDUAL, Engine, Plan, Z, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import SlotAddresses, addend_addresses, copy_targets, reduction_operands
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
-from overweave.runtime.kernels import Moving, begin_launch, copy_launch, moving, reduction_launch, table_tensor
+from overweave.runtime.kernels import (
+    Moving,
+    Summing,
+    begin_launch,
+    copy_launch,
+    moving,
+    reduction_launch,
+    table_tensor,
+)
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
 
 WORD_BYTES = 16  # what the copy kernel moves at once
@@ -127,11 +135,17 @@ class SlotKernels:
         protocol, out = self._protocol(queue, 1), moving(self._example["y"])
         reduces = (op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Reduce) and op.queue == queue)
         tiles, cols = protocol.table.shape[0], self._buffer(next(reduces).out.buffer).cols
+        norm = self._plan.problem.norm
+        moved = {name: moving(self._example[name]) for name in ((*norm.inputs, Z) if norm else ())}
         arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
-        launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, self._traced)
+        norms = moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
+        how = Summing(self._traced, *norms, norm.eps if norm else 0.0)
+        launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, how)
+        moved["y"] = out
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:
-            out.address = addresses["y"]
+            for name, tensor in moved.items():
+                tensor.address = addresses[name]
             launch(stream)
 
         return enqueue

@@ -35,6 +35,7 @@ from overweave.memory.records import Pause
 from overweave.runtime.agenda import Agenda, Step
 from overweave.runtime.epilogue import finish_product
 from overweave.runtime.library import View, run_operation
+from overweave.runtime.norm import finish_sum
 from overweave.runtime.trace import Stopwatch
 
 IsDone = Callable[[], bool]
@@ -172,6 +173,7 @@ class HostCall:
             self.stopwatch.stop(step)
         if not step.is_kernel:
             (operation,) = step.operations
+            finish_sum(operation, self.plan.problem, self.view, self.tensors)
             for notify in operation.notifies:
                 self.slot.notify(notify.pad, notify.rank, notify.signal, operation.instances)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
-from overweave.ir.plan import BIAS, Plan
+from overweave.ir.plan import BIAS, NORM_WEIGHT, Plan, Z
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
@@ -115,7 +115,8 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
     problem = plan.problem
-    return extents | {name: (1 if name == BIAS else problem.m, problem.n) for name in problem.epilogue.inputs}
+    extras = (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
+    return extents | {name: (1 if name in (BIAS, NORM_WEIGHT) else problem.m, problem.n) for name in extras}
 
 
 def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -137,7 +138,8 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
     dtype = getattr(torch, plan.realization.dtype)
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    contiguous |= set(plan.problem.epilogue.inputs)
+    norm = plan.problem.norm
+    contiguous |= {*plan.problem.epilogue.inputs, *((*norm.inputs, Z) if norm else ())}
     for name, (rows, cols) in bound.extents.items():
         tensor = tensors[name]
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"

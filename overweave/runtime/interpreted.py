@@ -20,6 +20,7 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     ITEMSIZE_BYTES,
     MOST_WEIGHTS,
+    NORM_WEIGHT,
     OWN_SHARD,
     REDUCE_KERNEL,
     RESIDUAL,
@@ -27,6 +28,7 @@ from overweave.ir.plan import (
     WORKSPACE,
     MatmulConfig,
     Plan,
+    Z,
 )
 from overweave.ir.schedule import INPUT, Compute, Reduce
 from overweave.memory.host_heap import ABORT, COMPLETED
@@ -200,7 +202,10 @@ class InterpretedCall(HostCall):
         cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
         numbers = [len(table), cols, self.group.world_size, width, config.block_m, config.block_n]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
-        reduction_kernel[grid](operands, out, table, claims, *protocol, *numbers, self.stopwatch is not None)
+        norm = self.plan.problem.norm
+        extras = [self.tensors.get(name) if norm else None for name in (RESIDUAL, NORM_WEIGHT, Z)]
+        flags = [self.stopwatch is not None, norm.eps if norm else 0.0]
+        reduction_kernel[grid](operands, out, *extras, table, claims, *protocol, *numbers, *flags)
 
     def _copy(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
         targets = torch.zeros((len(step.operations), 2), dtype=torch.int64)

@@ -7,7 +7,7 @@ what moves is bound through a `Moving`, which descriptors and arguments read at 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -59,10 +59,21 @@ def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
     return Launch(begin_kernel, 1, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
 
 
-def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, traced: bool) -> Launch:
-    """The ordered reduction. arguments: everything before the constants of `reduction_kernel`."""
-    constants = [operands, config.block_m, config.block_n, traced]
-    return Launch(reduction_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
+class Summing(NamedTuple):
+    """How a reduction ends, beyond its sums: with a trace, and with the norm of whole rows (kernels/norm.py)."""
+
+    traced: bool = False
+    residual: Moving | None = None
+    norm_weight: Moving | None = None
+    z: Moving | None = None
+    eps: float = 0.0
+
+
+def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, how: Summing) -> Launch:
+    """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for the norm's."""
+    normed = [*arguments[:2], how.residual, how.norm_weight, how.z, *arguments[2:]]
+    constants = [operands, config.block_m, config.block_n, how.traced, how.eps]
+    return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, {"num_warps": config.warps})
 
 
 def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool) -> Launch:

@@ -27,6 +27,7 @@ from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.epilogue import finish_product
 from overweave.runtime.library import run_operation
+from overweave.runtime.norm import finish_sum
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.replays import Replays
 
@@ -200,8 +201,10 @@ class BoundSlot:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
             if timed is not None:
                 timed.begin.record(stream)
-            run_operation(operation, lambda region: self._view(tensors, region), group)
-            finish_product(operation, self._plan.problem, lambda region: self._view(tensors, region), tensors)
+            problem, view = self._plan.problem, lambda region: self._view(tensors, region)
+            run_operation(operation, view, group)
+            finish_product(operation, problem, view, tensors)
+            finish_sum(operation, problem, view, tensors)
             if timed is not None:
                 timed.end.record(stream)
             for write in writes:
@@ -310,6 +313,7 @@ class LibraryRun:
         for operation in self._operations:
             run_operation(operation, view, self._group)
             finish_product(operation, self._problem, view, tensors)
+            finish_sum(operation, self._problem, view, tensors)
         if Workspace.opened(self._group, like.device) is None:
             self._board.finish()  # what is under way is the library's, and its watchdog's
 

@@ -15,6 +15,7 @@ from overweave.ir.plan import (
     ITEMSIZE_BYTES,
     LIBRARY,
     MOST_WEIGHTS,
+    MOST_NORM_COLS,
     REDUCE_KERNEL,
     TILE_KERNEL,
     Assignment,
@@ -51,7 +52,7 @@ from overweave.schedules.mover import carried, copy_config
 from overweave.schedules.options import Option, Settings, settle
 from overweave.schedules.reduced import Summing
 from overweave.schedules.tile_order import tile_orders
-from overweave.schedules.tile_shape import reduction_shape, shapes, tile_shape
+from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
 
 ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
@@ -200,7 +201,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     Raises InputError for an unknown schedule or option, a value out of range, or a problem that is none.
     """
     template = template_of(name)
-    _check(name, template, problem, rank)
+    _check(name, template, problem, rank, options)
     settings = settle(name, template.options, options)
     make = {_AG: _all_gather_matmul, _RS: _matmul_reduce_scatter, _AR: _matmul_all_reduce}[template.operator]
     config = _config(problem, settings) if template.is_fused else None
@@ -223,7 +224,24 @@ def _engine(queue: Queue) -> Engine:
     return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])
 
 
-def _check(name: str, template: Template, problem: Problem, rank: int | None) -> None:
+# All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.
+NORMING = ("collective", "one_shot", "one_shot_pull", "two_shot", "two_shot_pull")
+
+
+def norm_obstacle(template: Template, problem: Problem, sharing: object = None) -> str:
+    """Why a schedule cannot norm the rows of its result; empty if it can."""
+    if template.operator != MATMUL_ALL_REDUCE:
+        return "only matmul_all_reduce has whole rows of a sum on every rank"
+    if template.method not in NORMING:
+        return "its last step does not norm"
+    if template.has_kernels and problem.n > MOST_NORM_COLS:
+        return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
+    if template.is_fused and problem.world_size == 1:
+        return "in a group of one there is no sum whose rows a kernel could norm"
+    return "the copy engine, which shares sums straight into the result, does not norm" if sharing == "get" else ""
+
+
+def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
     asked = f"build {name}"
     if problem.operator != template.operator:
         raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {_names_for(problem.operator)}")
@@ -242,6 +260,9 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None) ->
         raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
     if problem.columns:
         _check_columns(asked, template, problem)
+    obstacle = norm_obstacle(template, problem, options.get("sharing")) if problem.norm else ""
+    if obstacle:
+        raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
     if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:
         raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
 
@@ -292,6 +313,8 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
 
 def _sums(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:
     """The tiles of the reduction. Beside a tile kernel they are large: it takes what that leaves idle."""
+    if problem.norm is not None:
+        return row_shape(problem.m, problem.n, settings.sms)
     if template.is_fused:
         return ReduceConfig()
     is_all = template.method.startswith(("one_shot", "whole"))

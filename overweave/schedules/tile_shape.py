@@ -182,6 +182,18 @@ SUMS = (
 )
 
 
+ROW_ELEMENTS = 8192  # of a tile of whole rows, unless a row has more
+
+
+def row_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
+    """Tiles of whole rows, as many in each as leave every other SM one, for sums that end with a norm."""
+    block_n = 1 << (cols - 1).bit_length()
+    block_m = max(1, ROW_ELEMENTS // block_n)
+    while block_m > 1 and -(-rows // block_m) < sms // 2:
+        block_m //= 2
+    return ReduceConfig(block_m=block_m, block_n=block_n, warps=min(max(block_m * block_n // 1024, 4), 16))
+
+
 def reduction_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
     """The largest tiles of a sum that give every other SM one; if none do, the smallest that a row fills."""
     filled = [config for config in SUMS if config.block_n <= cols] or [SUMS[0]]

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
-from overweave.schedules.catalog import TEMPLATES
+from overweave.schedules.catalog import TEMPLATES, norm_obstacle
 from overweave.schedules.tile_shape import HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
 from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
 
@@ -140,6 +140,10 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
         return "there are no rows"
     if what.is_by_torch:
         return _torchs_obstacle(problem, target, what)
+    if problem.norm is not None:
+        why = norm_obstacle(TEMPLATES[what.schedule(problem.operator)], problem, dict(what.options).get("sharing"))
+        if why:
+            return why
     if what.has_kernels(problem.operator):
         why = kernel_obstacle(problem, target) or (weights_obstacle(problem) if what.is_fused(problem.operator) else "")
         if why:
@@ -171,8 +175,8 @@ def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:
         return f"{what.plan} is no {problem.operator}"
     if target.kind != "cuda":
         return "torch's fused operators need CUDA" if what.plan == TORCH_FUSED else "torch's all-reduces need CUDA"
-    if problem.epilogue.bits:
-        return f"torch's operators do no {problem.epilogue}"
+    if problem.epilogue.bits or problem.norm:
+        return f"torch's operators do no {problem.norm or problem.epilogue}"
     if what.plan != TORCH_FUSED:
         return _all_reduce_obstacle(problem)
     if problem.m % problem.world_size:

@@ -163,11 +163,12 @@ def distance(one: Problem, other: Problem) -> float:
     steps = sum(abs(math.log2(a / b)) for a, b in extents)
     steps += LAYOUT_STEP * (one.b_is_transposed != other.b_is_transposed)
     steps += EPILOGUE_STEP * (one.epilogue != other.epilogue) + COLUMNS_STEP * (one.columns != other.columns)
+    steps += EPILOGUE_STEP * (one.norm != other.norm)
     return steps + GATHERED_STEP * (one.returns_gathered != other.returns_gathered)
 
 
 def _kind(problem: Problem) -> Problem:
-    same = replace(problem, m=0, n=0, k=0, columns=(), epilogue=NO_EPILOGUE)
+    same = replace(problem, m=0, n=0, k=0, columns=(), epilogue=NO_EPILOGUE, norm=None)
     return replace(same, b_is_transposed=False, returns_gathered=False)
 
 

@@ -9,6 +9,7 @@ from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines import check_engines
 from overweave.ir.verify.graphs import Graph, build_graph
 from overweave.ir.verify.lowering import check_tables
+from overweave.ir.verify.norm import check_norm
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Enough, Findings, Verdict
@@ -60,6 +61,8 @@ def verify_plan(
         graph = build_graph(plan.schedule, findings)
         check_engines(plan, graph, findings)
         _check_numbers(plan, graph, findings)
+        if not findings.refusals:
+            check_norm(plan, findings)
         if not findings.refusals:
             check_tables(plan, graph, rank, findings)
             _check_room(plan, machine_limits, findings)

@@ -1,0 +1,37 @@
+"""The RMSNorm of a sum where a library summed, or the emulation: torch's own operations on whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as functional
+
+from overweave.ir.plan import NORM_WEIGHT, RESIDUAL, Norm, Problem, Z
+from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Region
+
+View = Callable[[Region], torch.Tensor]
+
+
+def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
+    """What the problem's norm does to rows of `y` that an operation has just summed; nothing for other operations.
+
+    `tensors` are the caller's, the weight as `[1, n]`.
+    """
+    if problem.norm is None or not _sums(operation, problem):
+        return
+    for out in operation.writes:
+        if out.buffer == "y" and not out.is_empty:
+            apply_norm(view(out), slice(*out.rows), problem.norm, tensors)
+
+
+def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Rows `rows` of a sum, which `y` holds, to `z` and, normed, back to `y`. Each step rounds, as torch does."""
+    z, weight = tensors[Z][rows], tensors[NORM_WEIGHT][0]
+    z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
+    y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
+
+
+def _sums(operation: Operation, problem: Problem) -> bool:
+    """Whether an operation leaves whole sums behind; of a group of one, products are."""
+    return isinstance(operation, Reduce | Collective) or (isinstance(operation, Compute) and problem.world_size == 1)
