@@ -33,13 +33,14 @@ from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
 from overweave.runtime.matmul import hopper_parts
-from overweave.schedules.tile_shape import SUMS, Kernel, shapes
+from overweave.schedules.tile_shape import SUMS, Kernel, row_shape, shapes
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
 WORDS_PER_KIB = 256  # of int32
 OPERANDS = (2, 4, 8)
+NORMED_COLS = (1024, 4096, 16384)
 EPILOGUES = (Epilogue(bias=True, activation="silu"), Epilogue(bias=True, activation="gelu_tanh", residual=True))
 BEGIN_BLOCK = 128
 # What every kernel that waits is given (memory/device.py), and what a kernel that takes tiles from a table is given.
@@ -88,6 +89,10 @@ def cases() -> Iterator[Case]:
         yield reduction_case(dtype, operands, traced)
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
+    for cols in NORMED_COLS:
+        yield norm_case("bfloat16", 4, row_shape(1 << 20, cols, 132), True)
+    yield norm_case("float32", 8, row_shape(1 << 20, 4096, 132), True)
+    yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
     for kernel, dtypes in TILE_KERNELS.items():
@@ -164,11 +169,25 @@ def stamp_case() -> Case:
 def reduction_case(dtype: Dtype, operands: int, traced: bool, config: ReduceConfig = SUMS[0]) -> Case:
     """The ordered reduction. Its operands, and its output too, may lie where a table says."""
     signature = {"operands": "*i64", "out": f"*{DTYPES[dtype]}", **PROTOCOL, **TABLE}
-    constexprs = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "TRACED": traced}
+    part_n = config.block_n // config.parts
+    blocks = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
+    constexprs = blocks | {"residual": None, "norm_weight": None, "z": None, "EPS": 0.0}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
     return Case(source, _tiles(("*operands",), ("out", "*operands")))
+
+
+def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:
+    """The ordered reduction that ends with a norm of whole rows: it reads a residual and a weight too, and writes z."""
+    plain = reduction_case(dtype, operands, False, config)
+    pointer = f"*{DTYPES[dtype]}"
+    read = {"norm_weight": pointer, "z": pointer} | ({"residual": pointer} if has_residual else {})
+    constexprs = {name: value for name, value in plain.source.constexprs.items() if name not in read} | {"EPS": 1e-5}
+    label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
+    signature = {**plain.source.signature, **read}
+    source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
+    return Case(source, plain.contract)
 
 
 def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
-    from overweave.ops.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.norm import RmsNorm
+    from overweave.ops.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
     from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put
@@ -62,11 +62,11 @@ __all__ = [
     "Gather",
     "Get",
     "Put",
+    "RmsNorm",
     "SymmetricBuffer",
     "TileChannel",
     "TileProgram",
     "Tiles",
-    "RmsNorm",
     "all_gather_matmul",
     "check",
     "compile",

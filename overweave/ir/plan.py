@@ -26,7 +26,7 @@ KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16}
 BIAS, RESIDUAL = "bias", "residual"
 NORM_WEIGHT, Z = "norm_weight", "z"
-MOST_NORM_COLS = 16384  # a row is one tile of the reduction
+MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -75,7 +75,7 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
 
     def __str__(self) -> str:
-        return f"{'residual+' * self.residual}rms_norm eps={self.eps:g}"
+        return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"
 
 
 class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -169,12 +169,16 @@ def narrow_width(cols: int, config: MatmulConfig) -> int:
 
 
 class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tile shape and launch of the ordered reduction. programs: how many blocks it may hold while it waits."""
+    """Tile shape and launch of the ordered reduction. programs: how many blocks it may hold while it waits.
+
+    parts: in how many parts, side by side, a tile is summed, if it is of whole rows that end with a norm.
+    """
 
     block_m: PowerOfTwo = 8
-    block_n: Annotated[int, Meta(ge=1, le=MOST_NORM_COLS)] = 1024
+    block_n: Annotated[int, Meta(ge=1, le=MOST_NORM_COLS)] = 1024  # of a norm: a whole row
     warps: Count = 8
     programs: Count = 528
+    parts: PowerOfTwo = 1
 
 
 DataPath = Literal["load_store", "bulk"]

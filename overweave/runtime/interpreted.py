@@ -197,10 +197,12 @@ class InterpretedCall(HostCall):
         for row, reduce in zip(operands, reduces, strict=True):
             for index, region in enumerate(reduce.operands):
                 row[index] = self.view(region).data_ptr()
-            row[width] = self.view(reduce.out).data_ptr()
-        out = self._matrix(reduces[0].out.buffer)
+            row[width] = 0 if reduce.out.buffer in self.tensors else self.view(reduce.out).data_ptr()
+        callers = (reduce.out.buffer for reduce in reduces if reduce.out.buffer in self.tensors)
+        out = self._matrix(next(callers, reduces[0].out.buffer))
         cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
-        numbers = [len(table), cols, self.group.world_size, width, config.block_m, config.block_n]
+        blocks = [config.block_m, config.block_n // config.parts]
+        numbers = [len(table), cols, self.group.world_size, width, *blocks]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         norm = self.plan.problem.norm
         extras = [self.tensors.get(name) if norm else None for name in (RESIDUAL, NORM_WEIGHT, Z)]

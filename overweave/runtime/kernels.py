@@ -72,7 +72,7 @@ class Summing(NamedTuple):
 def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, how: Summing) -> Launch:
     """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for the norm's."""
     normed = [*arguments[:2], how.residual, how.norm_weight, how.z, *arguments[2:]]
-    constants = [operands, config.block_m, config.block_n, how.traced, how.eps]
+    constants = [operands, config.block_m, config.block_n // config.parts, how.traced, how.eps]
     return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, {"num_warps": config.warps})
 
 

@@ -182,16 +182,17 @@ SUMS = (
 )
 
 
-ROW_ELEMENTS = 8192  # of a tile of whole rows, unless a row has more
+PART_ELEMENTS = 4096  # of a tile of whole rows, summed at a time: more would not fit the registers of 8 warps
 
 
 def row_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
     """Tiles of whole rows, as many in each as leave every other SM one, for sums that end with a norm."""
     block_n = 1 << (cols - 1).bit_length()
-    block_m = max(1, ROW_ELEMENTS // block_n)
+    parts = max(1, block_n // PART_ELEMENTS)
+    block_m = max(1, PART_ELEMENTS // block_n)
     while block_m > 1 and -(-rows // block_m) < sms // 2:
         block_m //= 2
-    return ReduceConfig(block_m=block_m, block_n=block_n, warps=min(max(block_m * block_n // 1024, 4), 16))
+    return ReduceConfig(block_m=block_m, block_n=block_n, parts=parts, warps=max(block_m * block_n // parts // 512, 1))
 
 
 def reduction_shape(rows: int, cols: int, sms: int) -> ReduceConfig:

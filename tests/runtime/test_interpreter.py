@@ -1,4 +1,4 @@
-"""Runs interpreted_kernels.py in a process that interprets, and shows that one that compiles says so."""
+"""Runs the interpreted cases in a process that interprets, and shows that one that compiles says so."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_the_repairs_and_the_real_kernels():
-    cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/runtime/interpreted_kernels.py")
+@pytest.mark.parametrize("file", ["interpreted_kernels.py", "interpreted_norm.py"])
+def test_the_repairs_and_the_real_kernels(file: str):
+    cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/runtime/{file}")
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 

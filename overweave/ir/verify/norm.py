@@ -9,6 +9,11 @@ from overweave.ir.verify.verdict import Findings
 
 def check_norm(plan: Plan, findings: Findings) -> None:
     """Rows of the output come from sums of whole rows, by the reduction kernel or the library; nothing else norms."""
+    sums = plan.realization.reduction
+    if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
+        findings.add(
+            "form", None, f"a tile of {sums.block_n} columns in {sums.parts} parts: only rows to norm have any"
+        )
     if plan.problem.norm is None:
         return
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}

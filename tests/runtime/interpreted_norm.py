@@ -1,0 +1,70 @@
+"""The reduction kernel that ends with a norm, interpreted: every plan that has it, from one rank to three.
+
+Run by test_interpreter.py in a process of its own.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+from overweave.ir.plan import Norm, Plan, Problem  # noqa: E402
+from overweave.memory.group import resolve  # noqa: E402
+from overweave.ops import reference  # noqa: E402
+from overweave.runtime.host import run_on_host  # noqa: E402
+from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.schedules import catalog  # noqa: E402
+
+TILES: dict[str, Any] = {"block_m": 16, "block_n": 32}
+PLANS: dict[str, dict[str, Any]] = {
+    "one_shot": {},
+    "one_shot_pull": {},
+    "two_shot": {"pieces": 2, **TILES},
+    "two_shot_pull": {"pieces": 2},
+}
+N, K, EPS = 40, 16, 1e-3
+
+
+def in_parts(plan: Plan) -> Plan:
+    """The plan, its rows summed and normed in four parts, the last of them empty."""
+    sums = replace(plan.realization.reduction, parts=4)
+    return replace(plan, realization=replace(plan.realization, reduction=sums))
+
+
+def run_norms(names: tuple[str, ...], dtype: str, ms: tuple[int, ...]) -> list[str]:
+    """Integers, so that z is exact in every plan; the norm of z may differ in its last bit."""
+    group, wrong = resolve(None), []
+    own = getattr(torch, dtype)
+    for name, has_residual, m in product(names, (False, True), ms):
+        torch.manual_seed(m)
+        weight, residual = torch.randn(1, N).to(own), torch.randn(m, N).to(own)
+        torch.manual_seed(group.rank + 1)
+        x, w = torch.randint(-1, 2, (m, K)).to(own), torch.randint(-1, 2, (K, N)).to(own)
+        shape = {"m": m, "n": N, "k": K, "world_size": group.world_size, "dtype": dtype}
+        problem = Problem(operator="matmul_all_reduce", norm=Norm(eps=EPS, residual=has_residual), **shape)
+        plan = in_parts(catalog.build(f"matmul_all_reduce.{name}", problem, PLANS[name]))
+        inputs = {"x": x, "w": w, "norm_weight": weight} | ({"residual": residual} if has_residual else {})
+        outputs = {"y": torch.full((m, N), torch.nan, dtype=own), "z": torch.full((m, N), torch.nan, dtype=own)}
+        run_on_host(plan, group, inputs, outputs, depth="interpreter")
+        normed, z = reference.matmul_all_reduce_norm(x, w, weight[0], residual if has_residual else None, EPS)
+        if not torch.equal(outputs["z"], z) or not torch.allclose(outputs["y"], normed, rtol=2**-7, atol=1e-6):
+            wrong.append(f"{name} {dtype} m={m} residual={has_residual}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_plan(world_size: int):
+    assert run_ranks(run_norms, world_size, tuple(PLANS), "bfloat16", (1, 37), timeout_s=120) == [[]] * world_size
+
+
+def test_other_dtypes():
+    for dtype in ("float16", "float32"):
+        assert run_ranks(run_norms, 2, ("one_shot_pull",), dtype, (9,)) == [[]] * 2
