@@ -185,7 +185,7 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     read = {"norm_weight": pointer, "z": pointer} | ({"residual": pointer} if has_residual else {})
     constexprs = {name: value for name, value in plain.source.constexprs.items() if name not in read} | {"EPS": 1e-5}
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
-    signature = {**plain.source.signature, **read}
+    signature = {"operands": "*i64", "out": pointer, **PROTOCOL, **TABLE, **read}
     source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
     return Case(source, plain.contract)
 

@@ -14,7 +14,6 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     ITEMSIZE_BYTES,
     LIBRARY,
-    MOST_NORM_COLS,
     MOST_WEIGHTS,
     REDUCE_KERNEL,
     TILE_KERNEL,
@@ -50,7 +49,7 @@ from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.mesh import mesh_of
 from overweave.schedules.mover import carried, copy_config
 from overweave.schedules.options import Option, Settings, settle
-from overweave.schedules.reduced import Summing
+from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
 
@@ -224,23 +223,6 @@ def _engine(queue: Queue) -> Engine:
     return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])
 
 
-# All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.
-NORMING = ("collective", "one_shot", "one_shot_pull", "two_shot", "two_shot_pull")
-
-
-def norm_obstacle(template: Template, problem: Problem, sharing: object = None) -> str:
-    """Why a schedule cannot norm the rows of its result; empty if it can."""
-    if template.operator != MATMUL_ALL_REDUCE:
-        return "only matmul_all_reduce has whole rows of a sum on every rank"
-    if template.method not in NORMING:
-        return "its last step does not norm"
-    if template.has_kernels and problem.n > MOST_NORM_COLS:
-        return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
-    if template.is_fused and problem.world_size == 1:
-        return "in a group of one there is no sum whose rows a kernel could norm"
-    return "the copy engine, which shares sums straight into the result, does not norm" if sharing == "get" else ""
-
-
 def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
     asked = f"build {name}"
     if problem.operator != template.operator:
@@ -260,7 +242,7 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
         raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
     if problem.columns:
         _check_columns(asked, template, problem)
-    obstacle = norm_obstacle(template, problem, options.get("sharing")) if problem.norm else ""
+    obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
     if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:

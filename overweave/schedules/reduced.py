@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import ReduceConfig
+from overweave.ir.plan import MOST_NORM_COLS, Problem, ReduceConfig
 from overweave.ir.schedule import Buffer, Notify, Range, Region
 from overweave.schedules.communication import READY, Chunk, Sharing, Split, Sums, region, shifted
 
@@ -17,6 +17,23 @@ class Summing(Struct, frozen=True):
     sums: Sums = "kernel"
     sharing: Sharing = "put"
     blocks: ReduceConfig = ReduceConfig()
+
+
+# All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.
+NORMING = ("collective", "one_shot", "one_shot_pull", "two_shot", "two_shot_pull")
+
+
+def norm_obstacle(problem: Problem, method: str, sharing: object = None) -> str:
+    """Why a method cannot norm the rows of its result; empty if it can. sharing: the option, if it was asked for."""
+    if problem.operator != "matmul_all_reduce":
+        return "only matmul_all_reduce has whole rows of a sum on every rank"
+    if method not in NORMING:
+        return "its last step does not norm"
+    if method != "collective" and problem.n > MOST_NORM_COLS:
+        return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
+    if method == "two_shot" and problem.world_size == 1:
+        return "in a group of one there is no sum whose rows a kernel could norm"
+    return "the copy engine, which shares sums straight into the result, does not norm" if sharing == "get" else ""
 
 
 class Reduced(Struct, frozen=True):

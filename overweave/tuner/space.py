@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
-from overweave.schedules.catalog import TEMPLATES, norm_obstacle
+from overweave.schedules.catalog import TEMPLATES
+from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.tile_shape import HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
 from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
 
@@ -141,7 +142,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
     if what.is_by_torch:
         return _torchs_obstacle(problem, target, what)
     if problem.norm is not None:
-        why = norm_obstacle(TEMPLATES[what.schedule(problem.operator)], problem, dict(what.options).get("sharing"))
+        method = TEMPLATES[what.schedule(problem.operator)].method
+        why = norm_obstacle(problem, method, dict(what.options).get("sharing"))
         if why:
             return why
     if what.has_kernels(problem.operator):
