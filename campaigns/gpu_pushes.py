@@ -124,7 +124,8 @@ def measure(pushes: Pushes, copies: PeerCopies) -> Iterator[tuple[str, float]]:
     calls: dict[str, Callable[[int], object]] = {"copy engine": by_engine}
     for config in CONFIGS:
         for tile_kib in TILES_KIB if config == CopyConfig() else TILES_KIB[-1:]:
-            label = f"{config.programs} SMs, {config.warps} warps, {config.block_kib} KiB, tiles of {tile_kib} KiB"
+            label = f"{config.path}, {config.programs} SMs, {config.warps} warps, {config.block_kib} KiB"
+            label += f", tiles of {tile_kib} KiB"
             calls[label] = pushes.call(config, tile_kib)
     samples = compare(calls, pushes.device, pushes.group.process_group, EFFORT)
     for label, values in samples.device_us.items():
@@ -141,7 +142,7 @@ def main() -> None:
         sent = (group.world_size - 1) * pushes.size_bytes
         for label, took_us in measure(pushes, copies):
             if group.rank == 0:
-                print(f"{size_kib:>6} KiB a peer  {label:<52} {took_us:8.1f} us {sent / took_us / 1e3:7.1f} GB/s")
+                print(f"{size_kib:>6} KiB a peer  {label:<62} {took_us:8.1f} us {sent / took_us / 1e3:7.1f} GB/s")
         report.line(f"{size_kib} KiB to each peer", len(CONFIGS), list(pushes.failures()), started)
     report.finish()
 

@@ -19,7 +19,7 @@ Rules, by the name a finding carries (the functions of RULES say what each asks 
     declared-counts                        as many waits and releases as the source has
     undeclared-signal                      each through a pointer the contract names
     system-scope             lint_build    no smaller scope where peers are told
-    spills, wgmma, forbidden-instruction   what the compiler made of it
+    spills, shared-base, wgmma, forbidden-instruction   what the compiler made of it
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from overweave.compiler.aot import Compiled
-from overweave.compiler.lint_build import forbidden, spills, system_scope, tensor_cores
+from overweave.compiler.lint_build import forbidden, shared_base, spills, system_scope, tensor_cores
 from overweave.compiler.lint_contract import Contract, Finding
 from overweave.compiler.lint_order import barrier_before_release, bulk_completion, handed_over, proxy_fence
 from overweave.compiler.lint_partitions import passed_on
@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     declared_counts,
     deadline,
     spills,
+    shared_base,
     tensor_cores,
     forbidden,
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from overweave.compiler.lint_contract import Finding
 from overweave.compiler.lint_subject import Subject
 from overweave.compiler.ptx import Instruction
 
+SWIZZLE_BYTES = 1024
+_STATIC_SHARED = re.compile(r"^\s*\.shared\s+\.align\s+\d+\s+\.b8\s+\w+\[(\d+)\]", re.M)
 _TRAPS = frozenset(("trap", "brkpt"))
 
 
@@ -33,6 +36,18 @@ def spills(subject: Subject) -> Iterator[Finding]:
             None,
             f"{resources.spill_bytes} bytes spilled, {resources.stack_bytes} of stack, {resources.registers} registers",
             "Use smaller tiles, fewer stages or more warps",
+        )
+
+
+def shared_base(subject: Subject) -> Iterator[Finding]:
+    """Static shared memory leaves what lies behind it aligned: tiles that swizzles speak of begin at such places."""
+    arrays = _STATIC_SHARED.findall(subject.compiled.ptx)
+    if sum(map(int, arrays)) % SWIZZLE_BYTES:
+        yield subject.finding(
+            "shared-base",
+            None,
+            f"static shared memory of {' + '.join(arrays)} bytes shifts the tiles behind it",
+            f"Make it a multiple of {SWIZZLE_BYTES} bytes",
         )
 
 

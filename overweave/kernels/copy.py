@@ -65,7 +65,7 @@ def copy_kernel(
         base = tl.multiple_of(tl.load(addresses + TARGET).to(source.dtype), 16)
         target = base + row.to(tl.int64) * row_words * WORD
         origin = source + read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_words * WORD
-        move_words(target, origin, count, BLOCK, BULK)
+        move_words(target, origin, count, BLOCK, BULK, ALONE=True)
 
         # The next tile is claimed first: its number is known to all threads before thread 0 stays behind to release.
         following = claim_tile(claims)

@@ -156,7 +156,7 @@ def push_slice(table, row, targets, source, BULK: tl.constexpr):
         origin = source.to(words, bitcast=True)
     target = tl.load(addresses + SLICE_TARGET).to(words)
     origin, target = tl.multiple_of(origin, 16), tl.multiple_of(target, 16)
-    move_words(target + start * width, origin + source_row * width, count, SLICE_BLOCK, BULK)
+    move_words(target + start * width, origin + source_row * width, count, SLICE_BLOCK, BULK, ALONE=False)
     signals = tl.load(addresses + SLICE_SIGNALS).to(words)
     notify(signals + read_column(table, row, SIGNAL) * STRIDE, count >= 0)
 

@@ -8,21 +8,24 @@ import triton
 import triton.language as tl
 
 from overweave.memory.device import INTERPRETED
-from overweave.memory.ptx import BULK_COPY
+from overweave.memory.ptx import bulk_copy
 
-BULK_ASSEMBLY = tl.constexpr(BULK_COPY)
+# A kernel that does nothing else takes nearly all of 48 KiB; one that computes keeps its shared memory for its tiles.
+ALONE_ASSEMBLY = tl.constexpr(bulk_copy(buffers=11, ahead=6))
+BETWEEN_ASSEMBLY = tl.constexpr(bulk_copy(buffers=4, ahead=3))
 WORD_BYTES = tl.constexpr(4)
 
 
 @triton.jit
-def move_words(target, origin, count, BLOCK: tl.constexpr, BULK: tl.constexpr):
+def move_words(target, origin, count, BLOCK: tl.constexpr, BULK: tl.constexpr, ALONE: tl.constexpr):
     """`target[:count] = origin[:count]`, int32 words, both at multiples of 16 bytes, `count` a multiple of 4.
 
     BLOCK: words that are under way at a time by loads and stores. BULK: by bulk copies, complete when this returns.
+    ALONE: the kernel needs no shared memory for anything else.
     """
     if BULK and not INTERPRETED:
         tl.inline_asm_elementwise(
-            BULK_ASSEMBLY,
+            ALONE_ASSEMBLY if ALONE else BETWEEN_ASSEMBLY,
             "=r,l,l,r",
             [target, origin, count * WORD_BYTES],
             dtype=tl.int32,

@@ -50,50 +50,69 @@ WAIT_UNTIL_AT_LEAST_IN_WARP = "{" + _REGISTERS + _POLL + _WARP_AGREES + _VERDICT
 # Bulk-tensor stores of this thread are complete, not merely read from shared memory: only then may they be announced.
 COMPLETE_BULK_STORES = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
 
-# Moves bytes between two places of global memory through shared memory by bulk copies, which need one thread and no
-# registers. Operands: a result that nobody reads, target, source, how many bytes (a multiple of 16). Loads run as far
-# ahead as there are buffers; a buffer is filled anew once its store has read it. At the end all is complete, not merely
-# read. The buffers are static shared memory (48 KiB at most), beside what Triton asks for when it launches a kernel.
-BULK_BUFFERS, BULK_BYTES = 4, 8192
-BULK_COPY = f"""{{
+# Nanoseconds of the device's global timer, the same for all SMs.
+READ_CLOCK = "mov.u64 $0, %globaltimer;"
+
+BULK_BYTES = 4096
+
+
+def bulk_copy(buffers: int, ahead: int) -> str:
+    """Moves bytes between two places of global memory through shared memory by bulk copies, of which one thread starts
+    all. Operands: a result that nobody reads, target, source, how many bytes (a multiple of 16).
+
+    ahead: how many loads may be under way; a buffer is filled anew once its store has read it. At the end all is
+    complete, not merely read. The buffers are static shared memory, which lies in front of what Triton asks for at a
+    launch: a multiple of 1024 bytes, as Triton's own tiles must begin at one. The last 1024 hold the barriers.
+    """
+    return _BULK_COPY.format(
+        total=buffers * BULK_BYTES + 1024,
+        barriers=buffers * BULK_BYTES,
+        buffers=buffers,
+        bytes=BULK_BYTES,
+        rounded=BULK_BYTES - 1,
+        ahead=ahead,
+        unread=buffers - ahead,
+    )
+
+
+_BULK_COPY = """{{
     .reg .pred reached, other;
     .reg .b32 steps, ahead, done, size, buffer, full, phase;
     .reg .b64 offset, place;
-    .shared .align 128 .b8 buffers[{BULK_BUFFERS * BULK_BYTES}];
-    .shared .align 8 .b64 arrivals[{BULK_BUFFERS}];
+    .shared .align 1024 .b8 staged[{total}];
     mov.u32 steps, %tid.x;
     setp.ne.u32 other, steps, 0;
     @other bra moved;
     mov.u32 ahead, 0;
 prepare:
-    mov.u32 full, arrivals;
+    mov.u32 full, staged;
     mad.lo.u32 full, ahead, 8, full;
-    mbarrier.init.shared::cta.b64 [full], 1;
+    mbarrier.init.shared::cta.b64 [full+{barriers}], 1;
     add.u32 ahead, ahead, 1;
-    setp.lt.u32 other, ahead, {BULK_BUFFERS};
+    setp.lt.u32 other, ahead, {buffers};
     @other bra prepare;
     fence.proxy.async.shared::cta;
-    add.u32 steps, $3, {BULK_BYTES - 1};
-    div.u32 steps, steps, {BULK_BYTES};
+    add.u32 steps, $3, {rounded};
+    div.u32 steps, steps, {bytes};
     mov.u32 ahead, 0;
     mov.u32 done, 0;
 load:
     setp.ge.u32 other, ahead, steps;
     @other bra store;
     sub.u32 size, ahead, done;
-    setp.ge.u32 other, size, {BULK_BUFFERS - 1};
+    setp.ge.u32 other, size, {ahead};
     @other bra store;
-    cp.async.bulk.wait_group.read 1;
-    rem.u32 phase, ahead, {BULK_BUFFERS};
-    mov.u32 full, arrivals;
+    cp.async.bulk.wait_group.read {unread};
+    rem.u32 phase, ahead, {buffers};
+    mov.u32 full, staged;
+    mad.lo.u32 buffer, phase, {bytes}, full;
     mad.lo.u32 full, phase, 8, full;
-    mov.u32 buffer, buffers;
-    mad.lo.u32 buffer, phase, {BULK_BYTES}, buffer;
-    mul.lo.u32 size, ahead, {BULK_BYTES};
-    mul.wide.u32 offset, ahead, {BULK_BYTES};
+    mul.lo.u32 size, ahead, {bytes};
+    mul.wide.u32 offset, ahead, {bytes};
     sub.u32 size, $3, size;
-    min.u32 size, size, {BULK_BYTES};
+    min.u32 size, size, {bytes};
     add.u64 place, $2, offset;
+    add.u32 full, full, {barriers};
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [full], size;
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [buffer], [place], size, [full];
     add.u32 ahead, ahead, 1;
@@ -101,20 +120,20 @@ load:
 store:
     setp.ge.u32 other, done, steps;
     @other bra complete;
-    rem.u32 phase, done, {BULK_BUFFERS};
-    mov.u32 full, arrivals;
+    rem.u32 phase, done, {buffers};
+    mov.u32 full, staged;
+    mad.lo.u32 buffer, phase, {bytes}, full;
     mad.lo.u32 full, phase, 8, full;
-    mov.u32 buffer, buffers;
-    mad.lo.u32 buffer, phase, {BULK_BYTES}, buffer;
-    div.u32 phase, done, {BULK_BUFFERS};
+    add.u32 full, full, {barriers};
+    div.u32 phase, done, {buffers};
     and.b32 phase, phase, 1;
 filled:
     mbarrier.try_wait.parity.shared::cta.b64 reached, [full], phase;
     @!reached bra filled;
-    mul.lo.u32 size, done, {BULK_BYTES};
-    mul.wide.u32 offset, done, {BULK_BYTES};
+    mul.lo.u32 size, done, {bytes};
+    mul.wide.u32 offset, done, {bytes};
     sub.u32 size, $3, size;
-    min.u32 size, size, {BULK_BYTES};
+    min.u32 size, size, {bytes};
     add.u64 place, $1, offset;
     cp.async.bulk.global.shared::cta.bulk_group [place], [buffer], size;
     cp.async.bulk.commit_group;
@@ -124,15 +143,12 @@ complete:
     cp.async.bulk.wait_group 0;
     mov.u32 ahead, 0;
 forget:
-    mov.u32 full, arrivals;
+    mov.u32 full, staged;
     mad.lo.u32 full, ahead, 8, full;
-    mbarrier.inval.shared::cta.b64 [full];
+    mbarrier.inval.shared::cta.b64 [full+{barriers}];
     add.u32 ahead, ahead, 1;
-    setp.lt.u32 other, ahead, {BULK_BUFFERS};
+    setp.lt.u32 other, ahead, {buffers};
     @other bra forget;
 moved:
     mov.u32 $0, 0;
 }}"""
-
-# Nanoseconds of the device's global timer, the same for all SMs.
-READ_CLOCK = "mov.u64 $0, %globaltimer;"

@@ -107,6 +107,22 @@ def test_seeded_violation_in_a_push_is_found(rule: str, change: tuple[str, str])
     assert rule in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
 
 
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("bulk-completion", (r"cp\.async\.bulk\.wait_group 0;", "")),
+        ("bulk-completion", (r"wait_group 0;", "wait_group.read 0;")),
+        ("shared-base", (r"staged\[\d+\]", "staged[32800]")),
+        ("announced-order", (r"sys\.release", "sys.relaxed")),
+    ],
+)
+def test_seeded_violation_in_a_bulk_push_is_found(rule: str, change: tuple[str, str]) -> None:
+    source, contract = copy_case(traced=False, ragged=False, path="bulk")
+    compiled = compile_kernel(source)
+    assert not lint(compiled, contract)
+    assert rule in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
+
+
 PARTITION_BARRIER = r"bar\.sync\s+[02], 128;"
 GAP = r"(?:\s*\.loc[^\n]*|\$L__tmp\d+:|\s*//[^\n]*|\n)*"
 
