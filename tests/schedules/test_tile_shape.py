@@ -6,6 +6,7 @@ import pytest
 
 from overweave.errors import InputError
 from overweave.ir.plan import split_obstacle
+from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles, shapes, tile_shape, tiles_to_cut
 
 
@@ -41,7 +42,7 @@ def test_a_smaller_gpu_chooses_for_itself():
         ((256, 2), 8192, 8448, 2112, 0, 0),  # whole waves
         ((256, 2), 8192, 2688, 640, 64, 16),  # the last column is half a tile wide
         ((256, 2), 128, 4096, 16, 0, 16),
-        ((256, 4), 8192, 2752, 640, 64, 30),  # 192 of the last 256 columns: 64 tiles that take 0.78 each
+        ((256, 4), 8192, 2752, 640, 64, 32),  # 192 of the last 256 columns: 64 tiles that take 0.81 each
         ((256, 4), 2048, 2560, 160, 0, 28),  # 112 quarters
         ((256, 4), 8192, 8192, 2048, 0, 0),  # 68 tiles: 272 quarters are three rounds
         ((192, 3), 1024, 5184, 216, 0, 0),  # 84 tiles: 252 thirds are two rounds, longer than one whole
@@ -67,6 +68,17 @@ def test_a_cut_wave_is_counted_when_shapes_are_compared():
 def test_one_wave_of_192_columns_is_better_than_two_of_128():
     config = tile_shape((1024,), 2560, 132, shapes("bfloat16", "hopper"))
     assert (config.block_m, config.block_n, config.split_n) == (128, 192, 3)
+
+
+def test_192_columns_are_three_rectangles_of_the_hopper_kernel():
+    chosen = shapes("bfloat16", "hopper")[0].config
+    assert Settings(block_n=192).matmul(chosen).split_n == 3
+    assert Settings(block_n=128).matmul(chosen).split_n == 2
+    for asked, split_n in ((Settings(block_n=192, split_n=2), 2), (Settings(block_n=256, split_n=3), 3)):
+        with pytest.raises(InputError, match=f"split_n={split_n}.*no powers of two"):
+            asked.matmul(chosen)
+    with pytest.raises(InputError, match=r"block_n=192.*kernel=hopper"):
+        Settings(block_n=192).matmul(shapes("bfloat16")[0].config)
 
 
 def test_full_precision_has_shapes_of_its_own():
