@@ -52,7 +52,8 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 def _case_table(rows: CaseRows) -> Table:
     case = rows.case
-    table = _table(f"{case.name}: [{case.m}, {case.k}] @ [{case.k}, {case.n}]", CASE_COLUMNS)
+    how = ", all methods as captured graphs" if rows.is_replayed else ""
+    table = _table(f"{case.name}: [{case.m}, {case.k}] @ [{case.k}, {case.n}]{how}", CASE_COLUMNS)
     for row in rows.methods:
         table.add_row(*_case_cells(row))
     return table

@@ -7,7 +7,7 @@ left out on all, with the reason. Errors of a comparison itself (no group, no su
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +31,7 @@ from overweave.tuner.baselines import (
     SEQUENTIAL,
     TORCH,
     TORCH_FUSED,
+    Call,
     Method,
     OperatorCall,
     Setting,
@@ -39,6 +40,7 @@ from overweave.tuner.baselines import (
 )
 from overweave.tuner.choose import choose
 from overweave.tuner.measures import Measures, Roofs, measure
+from overweave.tuner.replay import captured, is_replayed
 from overweave.tuner.shapes import DTYPES, Case
 from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
 from overweave.tuner.target import target_of
@@ -80,11 +82,15 @@ class MethodRow(Struct, frozen=True, kw_only=True):
 
 
 class CaseRows(Struct, frozen=True, kw_only=True):
-    """All methods on one case. left_out: reasons by name."""
+    """All methods on one case. left_out: reasons by name.
+
+    is_replayed: every method ran as captured graphs, as decoding does; its host cost is that of a replay.
+    """
 
     case: Case
     methods: tuple[MethodRow, ...]
     left_out: dict[str, str]
+    is_replayed: bool = False
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -157,29 +163,32 @@ def _bench_case(
 ) -> CaseRows:
     this = side(request.operator, case.m, case.n, case.k, setting)
     left_out: dict[str, str] = {}
-    usable: list[Method] = []
+    usable: dict[Method, Call] = {}
     expected = this.sequential(0).clone()
     for method in methods_of(request.operator, request.plans):
         wanted = expected if method.gives_result else None
-        reason = method.lacks(setting, case.m) or attempt(method.call(this), wanted, setting)
+        call = method.call(this)
+        reason = method.lacks(setting, case.m) or attempt(call, wanted, setting)
+        if not reason and is_replayed(setting, case.m):
+            call, reason = captured(call, wanted, setting)
         if reason:
             left_out[method.name] = reason
         else:
-            usable.append(method)
+            usable[method] = call
     turns = request.effort.rounds + request.effort.warmup
 
     def on_round(turn: int) -> None:
         if on_progress is not None:
             on_progress(case.name, (turn + 1) / turns)
 
-    calls = {method.name: method.call(this) for method in usable}
+    calls = {method.name: call for method, call in usable.items()}
     samples = compare(calls, setting.device, setting.group.process_group, request.effort, on_round)
     roofs, plans = _roofs(samples), _plans(usable, case, request, setting)
     rows = tuple(_row(method, samples, roofs, plans.get(method.name, "")) for method in usable)
-    return CaseRows(case=case, methods=rows, left_out=left_out)
+    return CaseRows(case=case, methods=rows, left_out=left_out, is_replayed=is_replayed(setting, case.m))
 
 
-def _plans(usable: list[Method], case: Case, request: Request, setting: Setting) -> dict[str, str]:
+def _plans(usable: Iterable[Method], case: Case, request: Request, setting: Setting) -> dict[str, str]:
     """What the methods of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
     target = target_of(setting.device)
     plans = {PER_SHARD: PER_SHARD} | {m.name: m.name.removeprefix(NAMED) for m in usable if m.name.startswith(NAMED)}

@@ -53,6 +53,9 @@ class PeerCopies:
         """Begins to push, on the own stream, behind what the current stream holds."""
         self.stream.wait_stream(torch.cuda.current_stream())
         addresses = {"sent": sent.data_ptr()}
+        if torch.cuda.is_current_stream_capturing():
+            self._queue.issue(self.stream.cuda_stream, addresses)
+            return
         self._queue.prepare(self.stream.cuda_stream, addresses)
         self._queue.launch(self.stream.cuda_stream, addresses)
 

@@ -6,9 +6,32 @@ from collections.abc import Callable
 
 import torch
 
-from overweave.tuner.baselines import MOST_INPUT_SETS
+from overweave.tuner.attempt import attempt
+from overweave.tuner.baselines import MOST_INPUT_SETS, Setting
 
 Call = Callable[[int], torch.Tensor]
+REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them
+
+
+def is_replayed(setting: Setting, m: int) -> bool:
+    """Whether a problem of so many rows is timed as captured graphs."""
+    return setting.device.type == "cuda" and m <= REPLAYED_ROWS
+
+
+def captured(call: Call, expected: torch.Tensor | None, setting: Setting) -> tuple[Call, str]:
+    """A method that has run, as captured graphs, tried once; and why it must be left out, or an empty string.
+
+    Collective, with one verdict on every rank. expected: what it must give back, on input set 0; None if nothing can
+    be said of its result.
+    """
+    made: list[Call] = []
+
+    def capture(turn: int) -> torch.Tensor:
+        made.append(replayed(call))
+        return made[0](turn)
+
+    why = attempt(capture, expected, setting)
+    return (made[0] if made else call), (f"as a captured graph: {why}" if why else "")
 
 
 def replayed(call: Call) -> Call:

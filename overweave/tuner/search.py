@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
 from msgspec import Struct
 
 from overweave.errors import MachineError
@@ -18,7 +17,7 @@ from overweave.memory.board import Board
 from overweave.tuner.attempt import attempt
 from overweave.tuner.baselines import Call, Setting, Side, planned, side
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
-from overweave.tuner.replay import replayed
+from overweave.tuner.replay import captured, is_replayed
 from overweave.tuner.shapes import SPLIT_COLUMNS
 from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
@@ -28,7 +27,6 @@ from overweave.tuner.timer import Effort, compare
 
 EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 MOST_BY_MODEL = 4
-REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs
 WORTH_VARYING = 1.15  # how much slower than the best a plan may be whose tile shapes are still tried
 
 OnRound = Callable[[float], None]
@@ -103,7 +101,7 @@ class _Trial:
         self._setting, self._effort = setting, effort
         self._side = _side(problem, setting)
         self._expected = self._side.sequential(0).clone()
-        self._is_replayed = setting.device.type == "cuda" and problem.m <= REPLAYED_ROWS
+        self._is_replayed = is_replayed(setting, problem.m)
         self.left_out: dict[str, str] = {}
 
     def measure(self, asked: Iterable[Candidate], on_round: OnRound | None) -> dict[Candidate, float]:
@@ -125,20 +123,10 @@ class _Trial:
         call = planned(str(what))(self._side)
         why = attempt(call, self._expected, self._setting)
         if self._is_replayed and not why:
-            call, why = self._replayed(call)
+            call, why = captured(call, self._expected, self._setting)
         if why:
             self.left_out[str(what)] = why
         return None if why else call
-
-    def _replayed(self, call: Call) -> tuple[Call, str]:
-        captured: list[Call] = []
-
-        def capture(turn: int) -> torch.Tensor:
-            captured.append(replayed(call))
-            return captured[0](turn)
-
-        why = attempt(capture, self._expected, self._setting)
-        return (captured[0], why) if captured else (call, why)
 
 
 def _side(problem: Problem, setting: Setting) -> Side:

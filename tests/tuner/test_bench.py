@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.memory.group import resolve
 from overweave.runtime.processes import run_ranks
-from overweave.tuner import baselines
+from overweave.tuner import baselines, bench
 from overweave.tuner.attempt import agrees
 from overweave.tuner.baselines import (
     OURS,
@@ -97,6 +97,32 @@ def test_wrong_and_failing_methods_are_left_out_with_the_reason():
     assert "differs" in rows.left_out[f"plan.{WRONG}"]
     assert "no such plan" in rows.left_out[f"plan.{BROKEN}"]
     assert OURS not in rows.left_out
+
+
+def compared_as_graphs() -> object:
+    """With a stand-in for capturing, which nothing but CUDA can: it refuses the second plan."""
+    asked: list[bool] = []
+
+    def captured(call, expected, setting):
+        asked.append(expected is None)
+        is_last = len(asked) == 5
+        return (lambda turn: call(turn)), "as a captured graph: no" if is_last else ""
+
+    bench.is_replayed, bench.captured = (lambda setting, m: m <= 48), captured
+    request = Request(
+        operator="all_gather_matmul", cases=(Case("few", 48, 48, 32), Case("many", 64, 48, 32)), device="cpu",
+        dtype="fp32", plans=(PLAIN, "again"), effort=EFFORT,
+    )  # fmt: skip
+    return msgspec.to_builtins(run(request, resolve(None), OPERATORS))
+
+
+@pytest.mark.slow
+def test_few_rows_run_as_captured_graphs_all_of_them():
+    few, many = msgspec.convert(run_ranks(compared_as_graphs, 2)[0], Run).cases
+    assert (few.is_replayed, many.is_replayed) == (True, False)
+    assert [row.name for row in few.methods] == ["matmul", "communication", SEQUENTIAL, f"plan.{PLAIN}"]
+    assert few.left_out["plan.again"] == "as a captured graph: no"
+    assert [row.name for row in many.methods][-1] == "plan.again"
 
 
 def test_results_are_compared_in_norm_and_not_a_number_never_agrees():
