@@ -1,11 +1,13 @@
 """Do our kernels and another library's collectives get along on the same GPUs, whichever starts first?
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_beside --trials 1000
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_beside                         (1,000 trials of each plan)
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_beside --trials 100 --only matmul_all_reduce
 
-NCCL all-reduces run on another stream, in a group of their own, while our operators run on the caller's. In each trial
-every rank draws for itself which of the two it starts first: kernels that fill every SM and wait for peers then meet
-NCCL kernels that hold SMs and wait for peers, in both orders at once. No call may fail or run out of time, and every
-result, theirs too, is compared.
+NCCL all-reduces run on another stream, in a group of their own, while our operators run on the caller's, in every plan
+that has more than a library collective of its own. Half of the trials begin in one order on all ranks, a quarter theirs
+first and a quarter ours; in the others every rank draws for itself which it starts first: kernels that fill every SM
+and wait for peers then meet NCCL kernels that hold SMs and wait for peers, in both orders at once. No call may fail or
+run out of time, and every result, theirs too, is compared.
 """
 
 from __future__ import annotations
@@ -13,23 +15,24 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_exactness import ALL_GATHER, REDUCE_SCATTER, Case, expected, make_inputs, run
+from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, PLANS, REDUCE_SCATTER, Case, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from overweave.errors import OverweaveError
+from overweave.tuner.space import SEQUENTIAL, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
-CASES = (
-    Case(ALL_GATHER, 4096, 1024, 2048, torch.bfloat16, False, "push"),
-    Case(ALL_GATHER, 4096, 1024, 2048, torch.bfloat16, False, "push mover=copy_kernel"),
-    Case(REDUCE_SCATTER, 4096, 2048, 1024, torch.bfloat16, False, "scatter"),
-    Case(REDUCE_SCATTER, 4096, 2048, 1024, torch.bfloat16, False, "scatter mover=copy_kernel"),
-    Case(REDUCE_SCATTER, 4096, 2048, 1024, torch.bfloat16, False, "scatter mover=copy_kernel sms=1"),
-)
+SHAPES = {ALL_GATHER: (4096, 1024, 2048), REDUCE_SCATTER: (4096, 2048, 1024), ALL_REDUCE: (4096, 2048, 1024)}
+MORE = {
+    ALL_GATHER: (),
+    REDUCE_SCATTER: ("scatter mover=copy_kernel sms=1",),
+    ALL_REDUCE: (TORCH_ONE_SHOT, TORCH_TWO_SHOT),
+}
 THEIRS = (1 << 10, 1 << 16, 1 << 22)  # numbers they sum: one SM's worth, a few, many
 
 
@@ -50,6 +53,19 @@ class Neighbour:
             self.wrong += (tensor != dist.get_world_size()).any()
 
 
+def cases(only: str) -> Iterator[Case]:
+    """Every plan, but for the library's: two of its own groups in different orders are its own affair."""
+    for operator, shape in SHAPES.items():
+        for plan in dict.fromkeys((*PLANS[operator], *MORE[operator])):
+            if plan not in (None, SEQUENTIAL) and only in f"{operator}.{plan}":
+                yield Case(operator, *shape, torch.bfloat16, False, plan)
+
+
+def is_theirs_first(trial: int, own: random.Random) -> bool:
+    """Which comes first on this rank."""
+    return (True, False, own.random() < 0.5, own.random() < 0.5)[trial % 4]
+
+
 def trials(case: Case, count: int, neighbour: Neighbour) -> list[str]:
     """Failures of `count` calls of ours beside theirs."""
     own = random.Random(dist.get_rank())
@@ -59,7 +75,7 @@ def trials(case: Case, count: int, neighbour: Neighbour) -> list[str]:
     torch.cuda.synchronize()
     try:
         for trial in range(count):
-            theirs_first = own.random() < 0.5
+            theirs_first = is_theirs_first(trial, own)
             if theirs_first:
                 neighbour.start(trial)
             out = run(case, inputs)
@@ -77,12 +93,14 @@ def trials(case: Case, count: int, neighbour: Neighbour) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=1000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=1000, help="of each plan")
+    parser.add_argument("--only", default="", help="plans whose name, as OPERATOR.PLAN, contains this text")
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
-    neighbour, started = Neighbour(), time.monotonic()
-    for case in CASES:
+    neighbour = Neighbour()
+    for case in cases(arguments.only):
+        started = time.monotonic()
         run(case, make_inputs(case, 0, exact=True))
         failures = trials(case, arguments.trials, neighbour)
         report.line(f"{case.operator}.{case.plan} beside NCCL", arguments.trials, failures, started)
