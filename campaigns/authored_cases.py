@@ -21,6 +21,7 @@ KERNELS = Path(__file__).parent.parent / "examples" / "kernels"
 GATHERS = ("all_gather.push pieces=2", "all_gather.pull", "all_gather.collective")
 BY_KERNEL = ("all_gather.push mover=copy_kernel", "all_gather.push mover=bulk_kernel")
 BY_TILES = ("all_gather.push mover=tiles", "all_gather.push mover=bulk_tiles")
+AT_PEERS = ("reduce_scatter.scatter mover=tiles pieces=2", "all_to_all.send mover=tiles", "spread.push mover=tiles")
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
 PROTOCOL = dict(zip(PARAMETERS, ("*i32",) * 4 + ("*i64",) + ("i32",) * 3, strict=True))
 WORLD_SIZE = 4
@@ -52,6 +53,12 @@ _MATMULS = (
     {"A": BY_TILES[0], "C": SCATTERS[0]},
     {"A": "all_to_all.receive", "C": "all_to_all.send"},
 )
+_STORED_AWAY = (
+    {"C": AT_PEERS[0]},
+    {"C": "all_reduce.two_shot mover=tiles"},
+    {"A": BY_TILES[1], "C": AT_PEERS[0]},
+    {"A": "all_to_all.receive mover=tiles", "C": AT_PEERS[1]},
+)
 
 AUTHORS: dict[str, Author] = {
     "matmul": Author(
@@ -59,7 +66,7 @@ AUTHORS: dict[str, Author] = {
         {"M": 4096, "N": 2048, "K": 1024} | dict(zip(_STRIDES, (1024, 1, 2048, 1, 2048, 1), strict=True)),
         _BLOCKS | {"GROUP_M": 8} | dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1),
         dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*bf16"),
-        _MATMULS,
+        (*_MATMULS, *_STORED_AWAY),
         1,
         _LAUNCH,
     ),
@@ -95,7 +102,7 @@ AUTHORS: dict[str, Author] = {
         {"ROWS": 1024, "COLS": 4096},
         {"BLOCK": 4096},
         dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"eps": "fp32"},
-        ({"OUT": "spread.push"}, {"OUT": "spread.push pieces=4"}),
+        ({"OUT": "spread.push"}, {"OUT": "spread.push pieces=4"}, {"OUT": AT_PEERS[2]}),
         0,
         {"num_warps": 8},
     ),
@@ -125,8 +132,9 @@ def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, 
         name: kind for name, kind in author.types.items() if f"overweave_{name}" in parameters_of(fused.kernel, weaving)
     }
     arrived = {f"overweave_{name}": kind for name, kind in own.items()}
+    placed = {"overweave_places": "*i64"} if weaving.away else {}
     carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.carries else {}
-    signature = {**author.types, **integers, **arrived, **PROTOCOL, **carrying}
+    signature = {**author.types, **integers, **arrived, **PROTOCOL, **carrying, **placed}
     divisible = [name for name in integers if author.numbers[name] % 16 == 0]
     aligned = dict.fromkeys((*(name for name, kind in signature.items() if kind.startswith("*")), *divisible), 16)
     config = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())

@@ -17,13 +17,14 @@ from overweave.compiler.author import Statement
 from overweave.compiler.expressions import Polynomial
 from overweave.compiler.kernel import Access, Kernel, Stream
 from overweave.compiler.module import fused_module
-from overweave.compiler.names import memory_calls, receiver
+from overweave.compiler.names import called, memory_calls, receiver
 from overweave.ir.plan import DataPath
 
 LANG = "overweave_lang"
 PROTOCOL = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
 PARAMETERS = tuple(f"overweave_{name}" for name in PROTOCOL)
 CARRYING = ("overweave_targets", "overweave_slices")  # where tiles carry what goes to peers
+PLACES = "overweave_places"  # where tiles store
 _WAITED = "overweave_signals, overweave_words, overweave_limits, overweave_world_size"
 
 
@@ -32,7 +33,7 @@ class Weaving(Struct, frozen=True):
     chosen: the tensor of which a tile reads the caller's shard or what has arrived, by its row of the table.
 
     streams: whether parts are waited for in the loop. signals: whether a tile is announced when it is stored.
-    carries: how tiles move slices of what goes to peers, if they do.
+    carries: how tiles move slices of what goes to peers, if they do. away: the tensor that tiles store at peers.
     exchanges: tensor and schedule, for the reader.
     """
 
@@ -41,6 +42,7 @@ class Weaving(Struct, frozen=True):
     streams: bool
     signals: bool
     carries: DataPath | None
+    away: str | None
     exchanges: tuple[tuple[str, str], ...]
 
     @property
@@ -134,10 +136,23 @@ class _Tile:
         stores = [store for store in self.kernel.stores if store.index == index]
         if stores and self.weaving.has_verdict:
             statement = statement.visit(_Voiding(stores))  # type: ignore[assignment]
+        if any(store.directive.tensor == self.weaving.away for store in stores):
+            return self._stored_away(stores, statement)
         for stream in self.kernel.streams if self.weaving.streams else ():
             if stream.index == index:
                 return self._streamed(stream, statement)
         return [statement]
+
+    def _stored_away(self, stores: list[Access], statement: Statement) -> list[cst.CSTNode]:
+        """The store at each of the tile's places."""
+        table, rest = "overweave_table, overweave_row, overweave_places", "overweave_world_size"
+        (pointer,) = {store.directive.parameter for store in stores}
+        count = _parse(f"overweave_count = {LANG}.place_count({table}, {rest})")
+        loop = _parse("for overweave_place in range(overweave_count):\n    pass\n")
+        away = _parse(f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {rest}, {pointer}\n)")
+        assert isinstance(loop, cst.For)
+        moved = statement.visit(_Moving()).with_changes(leading_lines=())  # type: ignore[union-attr]
+        return _led([count, loop.with_changes(body=loop.body.with_changes(body=(away, moved)))], statement)
 
     def _streamed(self, stream: Stream, statement: Statement) -> list[cst.CSTNode]:
         """The loop over parts around the author's loop, which keeps to the rows of one part."""
@@ -166,6 +181,11 @@ class _Tile:
         complete = [_parse(f"{LANG}.complete_bulk_stores()")] if stores_in_bulk(self.kernel) else []
         if not self.weaving.signals:
             return complete if self.weaving.has_verdict else []
+        if self.weaving.away:
+            tile = "overweave_table, overweave_row, overweave_places"
+            verdict = "overweave_verdict, " if self.weaving.has_verdict else ""
+            call = "finish_tile_at" if verdict else "announce_tile_at"
+            return [*complete, _parse(f"{LANG}.{call}({tile}, {verdict}overweave_world_size)")]
         tile = "overweave_table, overweave_row, overweave_signals"
         waited = f"{LANG}.finish_tile({tile}, overweave_verdict)"
         made = [_parse(waited if self.weaving.has_verdict else f"{LANG}.announce_tile({tile})")]
@@ -175,7 +195,12 @@ class _Tile:
 def parameters_of(kernel: Kernel, weaving: Weaving) -> tuple[str, ...]:
     """What the fused kernel takes beside the author's: where the chosen tensor arrives, and the protocol's."""
     arrived = [f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.chosen]
-    return (*dict.fromkeys(arrived), *PARAMETERS, *(CARRYING if weaving.carries else ()))
+    return (
+        *dict.fromkeys(arrived),
+        *PARAMETERS,
+        *(CARRYING if weaving.carries else ()),
+        *((PLACES,) if weaving.away else ()),
+    )
 
 
 def _parameter(kernel: Kernel, tensor: str | None) -> str | None:
@@ -189,6 +214,13 @@ def can_choose(kernel: Kernel, tensor: str) -> bool:
     calls = [call for load in accesses for call in memory_calls(load.statement, "load")]
     written = any(store.directive.parameter == one.directive.parameter for store in kernel.stores for one in accesses)
     return kernel.loop is None and bool(calls) and all(receiver(call) == "tl" for call in calls) and not written
+
+
+def can_store_away(kernel: Kernel, tensor: str) -> bool:
+    """Whether every store of a tensor is `tl.store`, one for each tile, as peers have no descriptors of their own."""
+    stores = [store for store in kernel.stores if store.directive.tensor == tensor]
+    calls = [call for store in stores for call in memory_calls(store.statement, "store")]
+    return len(calls) == 1 and receiver(calls[0]) == "tl"
 
 
 def stores_in_bulk(kernel: Kernel) -> bool:
@@ -237,6 +269,19 @@ class _Voiding(cst.CSTTransformer):
         )
         args[at] = args[at].with_changes(value=voided)
         return updated_node.with_changes(args=args)
+
+
+class _Moving(cst.CSTTransformer):
+    """Adds how far away a tile is stored to the pointers of `tl.store`."""
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        if called(original_node) != "store" or receiver(original_node) != "tl":
+            return updated_node
+        pointers = updated_node.args[0].value
+        is_plain = isinstance(pointers, cst.Name) or bool(getattr(pointers, "lpar", ()))
+        left = pointers if is_plain else pointers.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        moved = cst.BinaryOperation(left, cst.Add(), cst.Name("overweave_away"))
+        return updated_node.with_changes(args=[updated_node.args[0].with_changes(value=moved), *updated_node.args[1:]])
 
 
 def _persistent(kernel: Kernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:

@@ -33,12 +33,20 @@ def weaving_of(plan: Plan, space: TileSpace, wanted: Mapping[str, object]) -> We
         streams=any(apply.late_waits for apply in applies),
         signals=any(apply.notifies for apply in applies),
         carries=plan.realization.slices if any(_is_carried(plan, one) for one in plan.schedule.operations) else None,
+        away=_stored_away(plan),
         exchanges=tuple((tensor, str(how)) for tensor, how in wanted.items()),
     )
 
 
 def _is_carried(plan: Plan, operation: Operation) -> bool:
     return isinstance(operation, Put) and plan.realization.engine_of(operation.queue) == AUTHOR_KERNEL
+
+
+def _stored_away(plan: Plan) -> str | None:
+    """The tensor that tiles store at peers."""
+    applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
+    made = ((apply, one) for apply in applies for one in apply.makes)
+    return next((one.tensor.split(".")[0] for apply, one in made if one.region.rank != apply.rank), None)
 
 
 def _chosen(plan: Plan) -> str | None:
@@ -63,13 +71,14 @@ def contract_of(kernel: Kernel, weaving: Weaving, tensor_cores: int = 0) -> Cont
     guarded = dict.fromkeys(early + [said.parameter for said in late if weaving.streams])
     stored = dict.fromkeys(store.directive.parameter for store in kernel.stores)
     waits = bool(weaving.waits) + weaving.streams
+    signals = "*overweave_places" if weaving.away else "overweave_signals"
     return Contract(
         waits=waits,
         releases=bool(weaving.signals) + bool(weaving.carries),
         looks=waits,
         guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
         announced=(
-            *((Guard("overweave_signals", tuple(stored), optional=True),) if weaving.signals else ()),
+            *((Guard(signals, tuple(stored), optional=True),) if weaving.signals else ()),
             *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.carries else ()),
         ),
         alarm=("overweave_words", "*overweave_limits"),

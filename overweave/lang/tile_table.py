@@ -28,15 +28,19 @@ __all__ = [
     "STORED",
     "TRACE_COLUMNS",
     "announce_tile",
+    "announce_tile_at",
+    "away",
     "blocks",
     "carry_slices",
     "chosen_side",
     "claim_tile",
     "complete_bulk_stores",
     "finish_tile",
+    "finish_tile_at",
     "notify",
     "part_high",
     "part_low",
+    "place_count",
     "read_clock",
     "read_column",
     "record_time",
@@ -123,6 +127,42 @@ def finish_tile(table, tile, signals, verdict):
 def announce_tile(table, tile, signals):
     """Epilogue of a kernel that waits for nothing: signals that the tile is stored, unless nobody asked."""
     finish_tile(table, tile, signals, tl.full((), 1, tl.int32))
+
+
+@triton.jit
+def place_count(table, tile, places, world_size):
+    """At how many places a tile stores what it computed: at its own, at a peer's, or at every rank's."""
+    return tl.load(_place(table, tile, places, 0, world_size) - 1).to(tl.int32)
+
+
+@triton.jit
+def away(table, tile, places, place, world_size, pointer):
+    """How many elements behind `pointer` a place lies, in bytes of 16."""
+    distance = tl.load(_place(table, tile, places, place, world_size))
+    return tl.multiple_of(distance, 128 // pointer.dtype.element_ty.primitive_bitwidth)
+
+
+@triton.jit
+def finish_tile_at(table, tile, places, verdict, world_size):
+    """Epilogue: signals, wherever somebody waits for it, that the tile is stored there, unless the tile is void."""
+    signal = read_column(table, tile, SIGNAL)
+    if signal != SIGNALS_NOBODY:
+        for place in range(place_count(table, tile, places, world_size)):
+            address = tl.load(_place(table, tile, places, place, world_size) + 1)
+            if address != 0:
+                notify(address.to(tl.pointer_type(tl.int32)) + signal * STRIDE, verdict == 1)
+
+
+@triton.jit
+def announce_tile_at(table, tile, places, world_size):
+    """The same, of a kernel that waits for nothing."""
+    finish_tile_at(table, tile, places, tl.full((), 1, tl.int32), world_size)
+
+
+@triton.jit
+def _place(table, tile, places, place, world_size):
+    """Of an operation: how many places, then for each how far away it is and where its signals are."""
+    return places + read_column(table, tile, OPERATION) * (1 + 2 * world_size) + 1 + 2 * place
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from overweave.compiler.emit import Weaving, can_choose, emit
+from overweave.compiler.emit import Weaving, can_choose, can_store_away, emit
 from overweave.compiler.fuse import kernel_of, weaving_of
 from overweave.compiler.generated import load_generated
 from overweave.compiler.kernel import Kernel
@@ -30,7 +30,8 @@ from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.author_plan import author_plan
-from overweave.schedules.exchange import GATHER, SPREAD, Asked, path_of_slices, transport_of, wanted_of
+from overweave.schedules.communication import CARRYING_TILES
+from overweave.schedules.exchange import GATHER, SPREAD, Asked, mover_of, path_of_slices, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -62,6 +63,8 @@ class Fused:
         self.kernel = kernel
         loads = [load.directive.tensor for load in kernel.loads]
         self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
+        path_of_slices(self.wanted.values())
+        self._away  # noqa: B018 - refuses what cannot be
         self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
         self._held: list[_Call] = []  # forgotten, but replayed by graphs of the caller's
 
@@ -110,6 +113,21 @@ class Fused:
                 return said.tensor
         return None
 
+    @property
+    def _away(self) -> str | None:
+        """The tensor that tiles store at peers. Raises InputError where the kernel's stores cannot."""
+        found = [
+            tensor
+            for tensor, words in self.wanted.items()
+            if transport_of(words).side != GATHER and mover_of(words) in CARRYING_TILES
+        ]
+        if len(found) > 1:
+            raise InputError(f"store {' and '.join(found)} at peers", "a tile tells one place", "Let tiles store one")
+        if found and not can_store_away(self.kernel, found[0]):
+            reason = "it is stored through a descriptor, or in several statements: no pointer leads to a peer"
+            raise InputError(f"store {found[0]} at peers", reason, "Use mover=copy_engine")
+        return found[0] if found else None
+
     def source(self) -> str:
         """The text of the fused kernel's module, as `weaving` says. It imports and runs by itself."""
         return emit(self.kernel, self.weaving())
@@ -126,6 +144,7 @@ class Fused:
             streams=bool(late),
             signals=any(store.directive.tensor in woven for store in self.kernel.stores),
             carries=path_of_slices(self.wanted.values()),
+            away=self._away,
             exchanges=tuple((tensor, str(how)) for tensor, how in self.wanted.items()),
         )
 
@@ -153,7 +172,8 @@ class _Call:
         Board.of(group).agree(self.signature)
         places = places_of(self.plan, space, wanted)
         chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
-        kernel = AuthoredKernel(function, space, places, chosen, fused.kernel.loop is not None, options)
+        away = next((store for store in space.stores if store.tensor == weaving.away), None)
+        kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, options)
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
         self._bound = make.bind(self.plan, group, kernel, given)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 
-from overweave.ir.footprint import TileSpace
+from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import APPLY, COPY, PART, Plan, TileRow
-from overweave.ir.schedule import INPUT, Apply, Put
+from overweave.ir.schedule import INPUT, Apply, Operation, Put
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class AuthoredKernel:
 
     function: the jitted kernel. places: parameter -> (tensor, buffer that holds it for the kernel), of exchanged
     tensors. chosen: the parameter whose own shard the kernel reads from the caller; what arrives has a parameter too.
+    away: what tiles store at peers.
     is_persistent: programs take tiles until none is left, else each takes one. options: of the launch.
     """
 
@@ -26,6 +28,7 @@ class AuthoredKernel:
     space: TileSpace
     places: Mapping[str, tuple[str, str]]
     chosen: str | None
+    away: Operand | None
     is_persistent: bool
     options: Mapping[str, int]
 
@@ -52,7 +55,10 @@ def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, 
                 tensor = _name(need.tensor)
                 if tensor not in held or homes[need.region.buffer] != INPUT:
                     held[tensor] = need.region.buffer
-            held |= {_name(made.tensor): made.region.buffer for made in operation.makes}
+            own = (
+                made for made in operation.makes if made.region.rank == operation.rank
+            )  # a table says where others lie
+            held |= {_name(made.tensor): made.region.buffer for made in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
     return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
 
@@ -79,6 +85,41 @@ def slice_arguments(targets: torch.Tensor, plan: Plan, rank: int, queue: str) ->
     slices = [row.kind for row in plan.tile_order(rank, queue).rows].count(COPY)
     carries = any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations)
     return {"overweave_targets": targets, "overweave_slices": slices} if carries else {}
+
+
+Place = tuple[str, int, int]  # a buffer, on a rank, and how many rows further on it is stored there
+
+
+def place_rows(
+    operations: Iterable[Operation],
+    kernel: AuthoredKernel,
+    ranks: int,
+    distance: Callable[[Place], int],
+    signals: Callable[[int], int],
+) -> list[list[int]]:
+    """For tiles that store at peers, one row per operation of their queue: at how many places, then for each how many
+    elements it lies behind the own buffer, and where its rank's signals are (0: nobody there waits).
+    """
+    rows: list[list[int]] = []
+    for apply in operations:
+        places = _places(apply, kernel) if isinstance(apply, Apply) else []
+        told = {notify.rank for notify in apply.notifies}
+        row = [number for place in places for number in (distance(place), signals(place[1]) if place[1] in told else 0)]
+        rows.append([len(places), *row])
+    return [row + [0] * (1 + 2 * ranks - len(row)) for row in rows]
+
+
+def _places(apply: Apply, kernel: AuthoredKernel) -> list[Place]:
+    """Where the tiles of an Apply store the tensor that goes to peers: the first of its tiles has its first row."""
+    assert kernel.away is not None
+    made = [one.region for one in apply.makes if _name(one.tensor) == kernel.away.tensor]
+    lowest: dict[tuple[str, int], int] = {}
+    for region in made:
+        key = (region.buffer, region.rank)
+        lowest[key] = min(region.rows[0], lowest.get(key, region.rows[0]))
+    first = next(islice(kernel.space.coordinates(), apply.tiles[0][0], None))
+    row, _ = kernel.space.touched(kernel.away.dims[0], first)
+    return [(buffer, rank, low - row) for (buffer, rank), low in lowest.items()]
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:

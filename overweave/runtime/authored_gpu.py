@@ -25,7 +25,15 @@ from overweave.memory.lower import (
 )
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
-from overweave.runtime.authored import AuthoredKernel, protocol_arguments, slice_arguments, tensor_of, tiles_and_parts
+from overweave.runtime.authored import (
+    AuthoredKernel,
+    Place,
+    place_rows,
+    protocol_arguments,
+    slice_arguments,
+    tensor_of,
+    tiles_and_parts,
+)
 from overweave.runtime.kernels import (
     Launch,
     Moving,
@@ -147,7 +155,8 @@ class AuthoredSlot:
     def _gate(self, first: Reduce) -> list[WaitStep]:
         """What the first sum waits for of its own rank's tiles."""
         tiles = (operation for operation in self._plan.schedule.of_rank(self._rank) if isinstance(operation, Apply))
-        announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies}
+        mine = (notify for tile in tiles for notify in tile.notifies if notify.rank == self._rank)
+        announced = {(notify.pad, notify.signal) for notify in mine}
         waits = [wait for wait in first.waits if (wait.pad, wait.signals[0]) in announced]
         if not waits:
             asked, cure = "sum beside the tiles", "Give the queue `after`, or let it wait for own tiles"
@@ -173,6 +182,7 @@ class AuthoredSlot:
         moves = slice_targets(self._addresses, self._rank, queue)
         targets = torch.tensor(moves, dtype=torch.int64, device=workspace.device)
         arguments |= slice_arguments(targets, self._plan, self._rank, queue)
+        arguments |= self._places(queue) if kernel.away is not None else {}
         copy = self._plan.realization.copy
         beside = copy.programs if copy else 0
         programs = programs_for(tiles, workspace.device, beside) if kernel.is_persistent else tiles
@@ -186,6 +196,21 @@ class AuthoredSlot:
             launch(stream.cuda_stream)
 
         return enqueue
+
+    def _places(self, queue: str) -> dict[str, torch.Tensor]:
+        """Where tiles store at peers."""
+        assert self._kernel.away is not None
+        bases, offsets, schedule = self._slot.bases, self._layout.buffers, self._plan.schedule
+        own = bases[self._rank] + offsets[self._kernel.places[self._kernel.away.parameter][1]]
+
+        def distance(place: Place) -> int:
+            buffer, rank, rows = place
+            between: int = (bases[rank] + offsets[buffer] - own) // self._dtype.itemsize
+            return between + rows * schedule.buffer(buffer).cols
+
+        operations = (one for one in schedule.of_rank(self._rank) if one.queue == queue)
+        rows = place_rows(operations, self._kernel, schedule.world_size, distance, lambda rank: bases[rank])
+        return {"overweave_places": torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)}
 
     def _copies(self, action: Action) -> Enqueue:
         copies = CopyQueue(copy_steps(self._addresses, action.operations))

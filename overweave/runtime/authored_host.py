@@ -14,7 +14,15 @@ from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SLICE_WORD_BYTES
 from overweave.runtime.agenda import Agenda, Step
-from overweave.runtime.authored import AuthoredKernel, protocol_arguments, slice_arguments, tensor_of, tiles_and_parts
+from overweave.runtime.authored import (
+    AuthoredKernel,
+    Place,
+    place_rows,
+    protocol_arguments,
+    slice_arguments,
+    tensor_of,
+    tiles_and_parts,
+)
 from overweave.runtime.emulate import IsDone, Tensors
 from overweave.runtime.interpreted import PROGRAMS, InterpretedCall
 
@@ -67,6 +75,8 @@ class AuthoredCall(InterpretedCall):
         arguments = kernel.arguments(self._given, self._matrix)
         arguments |= protocol_arguments(arrays, tiles, parts, self.group.world_size)
         arguments |= slice_arguments(self._slice_targets(step), self.plan, self.group.rank, step.queue)
+        if kernel.away is not None:
+            arguments |= self._places(step)
         programs = min(PROGRAMS, tiles) if kernel.is_persistent else tiles
         return self.beside(lambda: kernel.function[(programs,)](**arguments))
 
@@ -81,3 +91,22 @@ class AuthoredCall(InterpretedCall):
                 row[2] = 0 if source.buffer in self.tensors else self._matrix(source.buffer).data_ptr()
                 row[3] = landed.shape[1] * landed.element_size() // SLICE_WORD_BYTES
         return targets
+
+    def _places(self, step: Step) -> dict[str, torch.Tensor]:
+        """Where tiles store at peers."""
+        assert self._kernel.away is not None
+        own = self._matrix(self._kernel.places[self._kernel.away.parameter][1])
+
+        def distance(place: Place) -> int:
+            buffer, rank, rows = place
+            there = self._matrix(buffer) if rank == self.group.rank else self.slot.buffer(buffer, rank)
+            return (there.data_ptr() - own.data_ptr()) // own.element_size() + rows * there.shape[1]
+
+        rows = place_rows(
+            step.operations,
+            self._kernel,
+            self.group.world_size,
+            distance,
+            lambda rank: self.slot.heap.signal_address(rank, self.slot.index, 0),
+        )
+        return {"overweave_places": torch.tensor(rows, dtype=torch.int64)}

@@ -31,7 +31,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles. addends, place, late_waits: as in Compute.
+    tiles. addends, place, late_waits: as in Compute. places: where tiles store it instead of in `region`.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     addends: tuple[Region, ...] = ()
     place: int = 0
     late_waits: tuple[Wait, ...] = ()
+    places: tuple[Region, ...] = ()
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -162,4 +163,6 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
-    return (step.region, *step.addends) if isinstance(step, Chunk) else (*step.reads, *step.writes)
+    if isinstance(step, Chunk):
+        return (step.region, *step.addends, *step.places)
+    return (*step.reads, *step.writes)

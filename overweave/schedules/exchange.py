@@ -29,6 +29,7 @@ from overweave.ir.schedule import (
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send
+from overweave.schedules.back_ends import check_mover
 from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunks import Gather
@@ -67,6 +68,7 @@ from overweave.schedules.options import (
 from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
 from overweave.schedules.spread import Spread, spread
+from overweave.schedules.stored_at_peers import stored_at_peers
 
 Side = Literal["gather", "scatter", "spread"]
 Asked = str | Gather  # a schedule by name and options, or written by hand
@@ -101,7 +103,7 @@ TRANSPORTS: dict[str, Transport] = {
     "all_gather.push": Transport(
         GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)
     ),
-    "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER)),
+    "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER, ANY_MOVER)),
     "all_gather.mesh": Transport(
         GATHER,
         "mesh",
@@ -122,12 +124,21 @@ TRANSPORTS: dict[str, Transport] = {
     ),
     "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
     "reduce_scatter.scatter": Transport(
-        SCATTER, "scatter", "pieces are put to their owner, who sums in rank order", (PIECES, ORDER, OWN_PIECES)
+        SCATTER,
+        "scatter",
+        "pieces are put to their owner, who sums in rank order",
+        (PIECES, ORDER, OWN_PIECES, ANY_MOVER),
     ),
-    "reduce_scatter.ring": Transport(SCATTER, "ring", "pieces travel round the ring, summed on the way", (PIECES,)),
+    "reduce_scatter.ring": Transport(
+        SCATTER, "ring", "pieces travel round the ring, summed on the way", (PIECES, ANY_MOVER)
+    ),
     "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
     "all_reduce.two_shot": Transport(
-        SCATTER, "two_shot", "owners sum pieces in rank order and put them to all", (PIECES,), gathers_sums=True
+        SCATTER,
+        "two_shot",
+        "owners sum pieces in rank order and put them to all",
+        (PIECES, ANY_MOVER),
+        gathers_sums=True,
     ),
     "all_reduce.one_shot": Transport(
         SCATTER, "one_shot", "partials are put to every peer, and every rank sums them", (ORDER,), gathers_sums=True
@@ -139,8 +150,10 @@ TRANSPORTS: dict[str, Transport] = {
         "block p of each rank is put to rank p, piece by piece",
         (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
     ),
-    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES,)),
-    "spread.push": Transport(SPREAD, "push", "what tiles store is put to every peer, piece by piece", (PIECES,)),
+    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER)),
+    "spread.push": Transport(
+        SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER)
+    ),
 }
 
 
@@ -181,6 +194,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     name, *pairs = words.split()
     operand = _operand(space, tensor, transport)
     settings = settle(name, transport.options, _options(name, pairs))
+    check_mover(name, transport.method, settings.mover)
     axis = operand.dims[0].axis
     split = Split(
         rows=operand.rows,
@@ -188,14 +202,14 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         order=settings.order,
         pieces=settings.pieces,
         alignment=space.axis(axis).block if axis else 1,
-        mover=settings.mover,
+        mover=settings.mover if transport.side == GATHER else "copy_engine",
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
     return Exchange(
         operand=operand,
         method=transport.method,
         side=transport.side,
-        communication=_carried(_communication(split, operand, transport, settings), settings.mover),
+        communication=_carried(_communication(split, operand, transport, settings), transport.side, settings.mover),
         mover=settings.mover,
         copy=copy_config(settings),
     )
@@ -233,14 +247,20 @@ def transport_of(words: object) -> Transport:
     return TRANSPORTS[name]
 
 
+def mover_of(words: Asked) -> Mover:
+    """Who carries what a schedule moves. Raises InputError."""
+    if not isinstance(words, str):
+        return "copy_engine"
+    name, *pairs = words.split()
+    return settle(name, transport_of(words).options, _options(name, pairs)).mover
+
+
 def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
     """How the tiles of a kernel carry what goes to peers, if a schedule lets them."""
     movers: set[str] = set()
     for words in schedules:
-        if not isinstance(words, str):
-            continue
-        name, *pairs = words.split()
-        movers.add(settle(name, transport_of(words).options, _options(name, pairs)).mover)
+        if transport_of(words).side == GATHER:
+            movers.add(mover_of(words))
     carrying = sorted(movers.intersection(CARRYING_TILES))
     if len(carrying) > 1:
         raise InputError("let tiles carry two tensors", f"by {' and '.join(carrying)}", "Name one of them for both")
@@ -272,6 +292,7 @@ def _rewritten(words: Asked) -> Asked:
     name, *pairs = words.split()
     asked = _options(name, pairs)
     settings = settle(name, TRANSPORTS[name].options, asked)
+    check_mover(name, TRANSPORTS[name].method, settings.mover)
     return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
 
 
@@ -327,10 +348,12 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
     return _renamed(made, operand.tensor, {Y: operand.tensor}, {product(A, B): operand.tensor})
 
 
-def _carried(made: Communication, mover: Mover) -> Communication:
-    """What a kernel carries has a queue of its own, beside those of the copy engine."""
+def _carried(made: Communication, side: Side, mover: Mover) -> Communication:
+    """What a kernel carries has a queue of its own, beside those of the copy engine; what tiles store has none."""
     if mover == "copy_engine":
         return made
+    if side != GATHER:
+        return stored_at_peers(made)
     if mover in CARRYING_TILES:
         return carried_by_tiles(made)
     return replace(

@@ -139,9 +139,7 @@ class _Weaver:
             for chunk in (bound.chunks[rank][at] for at in touched):
                 waits += chunk.waits
                 notifies += chunk.notifies
-        if len(notifies) > 1:
-            found = f"tiles straddle the chunks announced by {notifies[0]} and {notifies[1]}"
-            raise ScheduleError(f"weave {self.space.kernel}", found, "Let every shard be whole blocks of the axis")
+        self._check_one_place(rank, group)
         late = [(bound, chunk) for bound in self.wholes for chunk in bound.chunks.get(rank, [])]
         streamed = [pair for pair in late if is_streamed(pair[0], self.space)]
         whole = [pair for pair in late if not is_streamed(pair[0], self.space)]
@@ -169,6 +167,18 @@ class _Weaver:
             tiles=_runs(group.numbers),
         )
 
+    def _check_one_place(self, rank: int, group: Group) -> None:
+        """A tile announces one chunk, and stores at one place, or at the same ones of every peer."""
+        told: list[Chunk] = []
+        for bound, touched in zip(self.tellers, group.key, strict=True):
+            chunks = [bound.chunks[rank][at] for at in touched]
+            told += [one for one in chunks if one.notifies]
+            if len(chunks) > 1 and any(one.places for one in chunks):
+                told = chunks
+        if len(told) > 1:
+            found = f"tiles straddle the chunks {told[0].name} and {told[1].name}"
+            raise ScheduleError(f"weave {self.space.kernel}", found, "Let every shard be whole blocks of the axis")
+
     def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:
         first = bound.chunks[rank][group.key[self.tellers.index(bound)][0]]
         offset = first.region.rows[0] - first.rows[0]
@@ -180,11 +190,22 @@ class _Weaver:
         moved = {bound.operand.tensor: bound for bound in self.bounds}
         for store in self.space.stores:
             bound = moved.get(store.tensor)
-            buffer = bound.buffer.name if bound else store.tensor
+            places = self._places(bound, rank, group) if bound else [(Region(store.tensor, rank, (0, 0), (0, 0)), 0)]
             for cols in self._columns(store, group):
                 for rows in self._touched(store.dims[0], group):
                     made = bound.exchange.made(rank, rows[0]) if bound else (store.tensor, 0, ())
-                    yield Goal(Region(buffer, rank, rows, cols), made[0], rows[0] + made[1], cols[0], made[2])
+                    for place, by in places:
+                        stored = Region(place.buffer, place.rank, shifted(rows, by), cols)
+                        yield Goal(stored, made[0], rows[0] + made[1], cols[0], made[2])
+
+    def _places(self, bound: Bound, rank: int, group: Group) -> list[tuple[Region, int]]:
+        """Where the group's tiles store a tensor: a buffer of some rank, and how far on its rows lie there."""
+        if bound in self.tellers:
+            for at in group.key[self.tellers.index(bound)]:
+                chunk = bound.chunks[rank][at]
+                if chunk.places:
+                    return [(place, place.rows[0] - chunk.rows[0]) for place in chunk.places]
+        return [(Region(bound.buffer.name, rank, (0, 0), (0, 0)), 0)]
 
     def _columns(self, store: Operand, group: Group) -> tuple[Range, ...]:
         """Of a matrix, those that the group's tiles write; of more dimensions, all or none."""

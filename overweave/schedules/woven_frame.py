@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import groupby
 
 from msgspec.structs import replace
 
@@ -70,12 +71,21 @@ def counted(operations: list[Operation]) -> tuple[Operation, ...]:
 
 
 def _raised(operation: Operation, tiles: Counter[tuple[str, int, int]]) -> Operation:
-    def raised(wait: Wait) -> Wait:
-        return replace(wait, count=tiles.get((wait.pad, operation.rank, wait.signals[0]), wait.count))
+    def raised(waits: Iterable[Wait]) -> tuple[Wait, ...]:
+        """Signals of one wait may count differently: those that do not are a wait of their own."""
+        made: list[Wait] = []
+        for wait in waits:
+            counts = [
+                (signal, tiles.get((wait.pad, operation.rank, signal), wait.count)) for signal in range(*wait.signals)
+            ]
+            for count, together in groupby(counts, key=lambda pair: pair[1]):
+                signals = [signal for signal, _ in together]
+                made.append(Wait(wait.pad, (signals[0], signals[-1] + 1), count))
+        return tuple(made)
 
     if not operation.all_waits:
         return operation
-    counted = replace(operation, waits=tuple(map(raised, operation.waits)))
+    counted = replace(operation, waits=raised(operation.waits))
     if isinstance(counted, Apply):
-        return replace(counted, late_waits=tuple(map(raised, counted.late_waits)))
+        return replace(counted, late_waits=raised(counted.late_waits))
     return counted

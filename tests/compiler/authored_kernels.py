@@ -96,7 +96,7 @@ def scattered_matmul(schedule: str | dict[str, str], m: int, with_gather: bool) 
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", SCATTERS)
+@pytest.mark.parametrize("schedule", [*SCATTERS, "reduce_scatter.scatter mover=tiles pieces=2"])
 def test_a_scattered_matmul_is_right(schedule: str, world_size: int):
     """Partials and, in the ring, sums under way are rounded to bfloat16: by 1 from 256 on."""
     found = run_ranks(scattered_matmul, world_size, schedule, 32 * world_size, False)
@@ -104,8 +104,16 @@ def test_a_scattered_matmul_is_right(schedule: str, world_size: int):
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_both_sides_of_a_matmul(world_size: int):
-    schedule = {"A": PUSH, "C": "reduce_scatter.scatter pieces=2"}
+@pytest.mark.parametrize(
+    ("gather", "scatter"),
+    [
+        (PUSH, "reduce_scatter.scatter pieces=2"),
+        (BY_TILES[0], "reduce_scatter.scatter mover=tiles"),
+        (BY_KERNEL, "reduce_scatter.scatter mover=tiles pieces=2"),
+    ],
+)
+def test_both_sides_of_a_matmul(gather: str, scatter: str, world_size: int):
+    schedule = {"A": gather, "C": scatter}
     found = run_ranks(scattered_matmul, world_size, schedule, 32 * world_size, True)
     assert max(error for errors in found for error in errors) <= 2.0
 
@@ -126,7 +134,9 @@ def reduced_matmul(schedule: str) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", ["all_reduce.two_shot pieces=2", "all_reduce.collective"])
+@pytest.mark.parametrize(
+    "schedule", ["all_reduce.two_shot pieces=2", "all_reduce.two_shot mover=tiles", "all_reduce.collective"]
+)
 def test_an_all_reduced_matmul(schedule: str, world_size: int):
     found = run_ranks(reduced_matmul, world_size, schedule)
     assert len({str(errors) for errors in found}) == 1
@@ -156,9 +166,10 @@ def exchanged_matmul(schedule: dict[str, str]) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("mover", ["copy_engine", "tiles"])
 @pytest.mark.parametrize("tensors", ["A", "C", "AC"])
-def test_an_all_to_all_on_either_side(tensors: str, world_size: int):
-    both = {"A": "all_to_all.receive pieces=2", "C": "all_to_all.send pieces=2"}
+def test_an_all_to_all_on_either_side(tensors: str, mover: str, world_size: int):
+    both = {"A": f"all_to_all.receive pieces=2 mover={mover}", "C": f"all_to_all.send pieces=2 mover={mover}"}
     schedule = {tensor: both[tensor] for tensor in tensors}
     assert run_ranks(exchanged_matmul, world_size, schedule) == [[0.0] * CALLS] * world_size
 
@@ -253,7 +264,7 @@ def normed(schedule: str) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", ["spread.push", "spread.push pieces=3"])
+@pytest.mark.parametrize("schedule", ["spread.push", "spread.push pieces=3", "spread.push mover=tiles pieces=2"])
 def test_what_a_norm_stores_is_pushed(schedule: str, world_size: int):
     found = run_ranks(normed, world_size, schedule)
     assert max(error for errors in found for error in errors) < 0.05

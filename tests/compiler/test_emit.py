@@ -23,6 +23,8 @@ FUSED = {
     "matmul.both": ("matmul.py:matmul_kernel", {"A": PUSH, "C": SCATTER}),
     "matmul.by_tiles": ("matmul.py:matmul_kernel", "all_gather.push mover=tiles"),
     "persistent.by_tiles": ("persistent.py:persistent_kernel", "all_gather.push mover=bulk_tiles"),
+    "matmul.at_peers": ("matmul.py:matmul_kernel", {"A": PUSH, "C": "reduce_scatter.scatter mover=tiles"}),
+    "norm.at_peers": ("norm.py:rms_norm_kernel", "spread.push mover=tiles"),
     "matmul.collective": ("matmul.py:matmul_kernel", "all_gather.collective"),
     "persistent.both": ("persistent.py:persistent_kernel", {"A": PUSH, "C": SCATTER}),
     "gate_up.gathered": ("gate_up.py:gate_up_kernel", PUSH),

@@ -29,8 +29,12 @@ def check_places(apply: Apply, homes: Mapping[str, str], findings: Findings) -> 
         if (need.row - by, need.col) != (need.region.rows[0], need.region.cols[0]):
             said = f"its tiles look for {need.tensor}[{need.row},{need.col}] elsewhere, shifted by {by} rows"
             findings.add("lowering", apply, said, need.region)
-    shifts = {(made.tensor, made.row - made.region.rows[0], made.col - made.region.cols[0]) for made in apply.makes}
-    if len(shifts) > len({made.tensor for made in apply.makes}) or any(col for _, _, col in shifts):
+    shifts = {
+        (made.tensor, made.region.rank, made.row - made.region.rows[0], made.col - made.region.cols[0])
+        for made in apply.makes
+    }
+    places = {(made.tensor, made.region.rank) for made in apply.makes}
+    if len(shifts) > len(places) or any(col for *_, col in shifts):
         findings.add("lowering", apply, "what it makes of one tensor lies at different offsets")
 
 
@@ -74,7 +78,7 @@ def note_places(apply: Apply, buffers: Mapping[str, Buffer], places: dict[str, s
     for need in (*apply.needs, *apply.late_needs):
         side = "own shard" if buffers[need.region.buffer].home == INPUT else "workspace"
         places.setdefault(f"{side} of {need.tensor}", set()).add(need.region.buffer)
-    for made in apply.makes:
+    for made in (one for one in apply.makes if one.region.rank == apply.rank):
         places.setdefault(f"place of {made.tensor}", set()).add(made.region.buffer)
 
 

@@ -13,6 +13,7 @@ from overweave.ir.schedule import (
     LIMIT,
     LOCAL,
     OUTPUT,
+    SYMMETRIC,
     Apply,
     Collective,
     Compute,
@@ -238,7 +239,10 @@ def _check_reduce(form: _Form, reduce: Reduce) -> None:
 
 
 def _check_apply(form: _Form, apply: Apply) -> None:
-    form.all_on(apply, (*apply.reads, *apply.writes), "what its tiles touch")
+    form.all_on(apply, apply.reads, "what its tiles read")
+    for region in apply.writes:
+        if region.rank != apply.rank and form.buffers[region.buffer].home != SYMMETRIC:
+            form.findings.add("ownership", apply, "tiles store at a peer where peers may write only", region)
     ordered = [bound for tiles in apply.tiles for bound in tiles]
     if not ordered or ordered != sorted(ordered) or not 1 <= apply.instances <= LIMIT:
         form.findings.add("form", apply, "needs tiles, told as ranges in ascending order")

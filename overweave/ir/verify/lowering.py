@@ -156,8 +156,7 @@ class _Table:
         asked = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
         needed = asked - {key - base for key in implied}
         signals = [key % self.graph.signals_per_rank for key in self.graph.notified[position]]
-        told = operation.peer if isinstance(operation, Put) else self.order.rank
-        if len(signals) > 1 or any(notify.rank != told for notify in operation.notifies):
+        if len(set(signals)) > 1 or not {notify.rank for notify in operation.notifies} <= self._told(operation):
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank or where it puts")
             return
         signal = signals[0] if signals else NO_SIGNAL
@@ -177,6 +176,13 @@ class _Table:
         if signals and len(rows) != operation.instances:
             said = f"its {len(rows)} tiles add as much to a signal that counts {operation.instances}"
             self.findings.add("lowering", operation, said)
+
+    def _told(self, operation: Operation) -> set[int]:
+        """Whom its tiles may tell: the own rank, the one that it puts to, or those at whom they store."""
+        if isinstance(operation, Put):
+            return {operation.peer}
+        stored = {region.rank for region in operation.writes} if isinstance(operation, Apply) else set()
+        return stored if stored - {operation.rank} else {operation.rank}
 
     def _implied(self, positions: list[int]) -> dict[int, set[Key]]:
         """For each operation, the awaited signals that calls which end before its kernel starts announce in full."""

@@ -1,0 +1,70 @@
+"""Tiles that store what they compute where it is needed: at a peer, whom they tell, instead of a Put that follows them.
+
+A template writes a chunk here, announces it, and puts it to its peers. Where nobody else reads the chunk the tiles may
+store it there themselves: what the Put would have announced is then announced tile by tile.
+SOURCE: Flux (arXiv 2406.06858) 4.1 (stores to the peer in the epilogue); AutoOverlap 5 (co-located SMs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from overweave.errors import ScheduleError
+from overweave.ir.schedule import Notify, Operation, Put, Region
+from overweave.ir.verify.races import overlap
+from overweave.schedules.communication import Chunk, Communication
+
+Signal = tuple[int, str, int]  # rank, pad, number
+
+
+def stored_at_peers(made: Communication) -> Communication:
+    """The same, without the Puts that only follow tiles. Raises ScheduleError where no Put does."""
+    if made.world_size == 1:
+        return made
+    waiters = _waiters(made.steps)
+    following = {
+        chunk.name: puts
+        for chunk in made.steps
+        if isinstance(chunk, Chunk) and (puts := _following(chunk, waiters)) is not None
+    }
+    gone = {put.name for puts in following.values() for put in puts}
+    if not gone:
+        found = "what goes to peers is not what tiles store, but sums of it, or nothing"
+        raise ScheduleError("store results at peers", found, "Use mover=copy_engine")
+    left = [step for step in made.steps if step.name not in gone]
+    read = [part for step in left if not isinstance(step, Chunk) for part in step.reads]
+    steps = tuple(_away(step, following[step.name], read) if step.name in following else step for step in left)
+    named = {notify.pad for step in steps for notify in step.notifies}
+    return replace(made, pads=tuple(pad for pad in made.pads if pad.name in named), steps=steps)
+
+
+def _waiters(steps: Iterable[Operation | Chunk]) -> dict[Signal, list[Operation | Chunk]]:
+    waiters: dict[Signal, list[Operation | Chunk]] = {}
+    for step in steps:
+        waits = step.waits if isinstance(step, Chunk) else step.all_waits
+        for wait in waits:
+            for signal in range(*wait.signals):
+                waiters.setdefault((step.rank, wait.pad, signal), []).append(step)
+    return waiters
+
+
+def _following(chunk: Chunk, waiters: dict[Signal, list[Operation | Chunk]]) -> list[Put] | None:
+    """The Puts of just this chunk, if nobody else waits for it."""
+    puts: list[Put] = []
+    for notify in chunk.notifies:
+        for waiter in waiters.get((notify.rank, notify.pad, notify.signal), ()):
+            if not isinstance(waiter, Put) or waiter.sources != (chunk.region,) or len(waiter.waits) != 1:
+                return None
+            puts.append(waiter)
+    return puts or None
+
+
+def _away(step: Operation | Chunk, puts: list[Put], read: Iterable[Region]) -> Chunk:
+    """The chunk at its places: at the peers, and here too where something else reads the buffer."""
+    assert isinstance(step, Chunk)
+    places = [destination for put in puts for destination in put.destinations]
+    told: list[Notify] = [notify for put in puts for notify in put.notifies]
+    here = [step.region] if any(overlap(step.region, part) for part in read) else []
+    return replace(step, notifies=tuple(told), places=(*places, *here))
