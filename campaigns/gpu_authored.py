@@ -19,7 +19,7 @@ import torch.distributed as dist
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
-from campaigns.authored_cases import AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
+from campaigns.authored_cases import AT_PEERS, AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
 from campaigns.gpu_ranks import join, report
 from overweave.ops.compile import Fused, compile
 
@@ -145,9 +145,13 @@ def trials() -> Iterator[Trial]:
         Trial("matmul", {"C": how}, reduced) for how in ("all_reduce.two_shot pieces=2", "all_reduce.collective")
     )
     yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, exchanged)
+    yield Trial("matmul", {"C": AT_PEERS[0]}, matmul(False, "C"))
+    yield Trial("matmul", {"A": BY_TILES[0], "C": AT_PEERS[0]}, matmul(False, "AC"))
+    yield Trial("matmul", {"C": "all_reduce.two_shot mover=tiles"}, reduced)
+    yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, exchanged)
     yield from (Trial("gate_up", {"X": how}, gate_up) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
     yield from (Trial("batched", {"A": how}, batched) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
-    yield from (Trial("norm", {"OUT": how}, norm) for how in ("spread.push", "spread.push pieces=4"))
+    yield from (Trial("norm", {"OUT": how}, norm) for how in ("spread.push", "spread.push pieces=4", AT_PEERS[2]))
     for is_causal in (False, True):
         yield from (Trial("attention", {"K": how, "V": how}, attention(is_causal)) for how in (*GATHERS, *BY_TILES))
 
