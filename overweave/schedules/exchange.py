@@ -8,7 +8,7 @@ every buffer, pad and operation gets the tensor's name in front, so that several
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,13 +17,7 @@ from overweave.errors import InputError
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import CopyConfig, DataPath
 from overweave.ir.schedule import (
-    Collective,
-    Notify,
-    Operation,
     Range,
-    Region,
-    SignalPad,
-    Wait,
     product,
 )
 from overweave.schedules.all_gather import all_gather
@@ -67,6 +61,7 @@ from overweave.schedules.options import (
 )
 from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
+from overweave.schedules.renamed import renamed
 from overweave.schedules.spread import Spread, spread
 from overweave.schedules.stored_at_peers import stored_at_peers
 
@@ -230,7 +225,7 @@ def _by_hand(operand: Operand, gather: Gather, world_size: int) -> Exchange:
             f"gather {operand.tensor} on {gather.world_size} ranks", found, "Write its moves for this group"
         )
     name = operand.tensor
-    made = _renamed(chunked_gather(gather, operand.rows, operand.cols), name, {X: name}, {A: name})
+    made = renamed(chunked_gather(gather, operand.rows, operand.cols), name, {X: name}, {A: name})
     return Exchange(operand=operand, method=BY_HAND.method, side=BY_HAND.side, communication=made)
 
 
@@ -320,15 +315,15 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
     if transport.method in ("receive", "send"):
         made = (receive if transport.method == "receive" else send)(split, operand.cols)
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
-        return _renamed(made, name, {X: name, Y: name}, tensors)
+        return renamed(made, name, {X: name, Y: name}, tensors)
     if transport.side == GATHER and transport.method in GATHERS:
         made = chunked_gather(
             gather_moves(transport.method, mesh_of(split, operand.cols, settings)), split.rows, operand.cols
         )
-        return _renamed(made, name, {X: name}, {A: name})
+        return renamed(made, name, {X: name}, {A: name})
     if transport.side == GATHER:
         made = all_gather(split, operand.cols, transport.method)
-        return _renamed(made, operand.tensor, {X: operand.tensor}, {A: operand.tensor})
+        return renamed(made, operand.tensor, {X: operand.tensor}, {A: operand.tensor})
     if transport.side == SPREAD:
         how = Spread(
             rows=split.rows,
@@ -337,15 +332,15 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
             pieces=split.pieces,
             alignment=split.alignment,
         )
-        return _renamed(spread(how), operand.tensor, {Y: operand.tensor}, {A: operand.tensor})
+        return renamed(spread(how), operand.tensor, {Y: operand.tensor}, {A: operand.tensor})
     held = tuple((rank, rank + 1) for rank in range(split.world_size))
     if transport.gathers_sums:
         reduced = all_reduce(split, operand.cols, transport.method, held, Summing())
-        return _renamed(reduced, name, {Y: name}, {product(A, B): name})
+        return renamed(reduced, name, {Y: name}, {product(A, B): name})
     by_kernel = transport.method == "scatter" and operand.cols % KERNEL_COLS == 0
     sums, own_pieces = (SUMS, settings.own_pieces) if by_kernel else (MAIN, 1)
     made = reduce_scatter(split, operand.cols, transport.method, held, sums, own_pieces)
-    return _renamed(made, operand.tensor, {Y: operand.tensor}, {product(A, B): operand.tensor})
+    return renamed(made, operand.tensor, {Y: operand.tensor}, {product(A, B): operand.tensor})
 
 
 def _carried(made: Communication, side: Side, mover: Mover) -> Communication:
@@ -364,51 +359,3 @@ def _carried(made: Communication, side: Side, mover: Mover) -> Communication:
             for step in made.steps
         ),
     )
-
-
-def _renamed(made: Communication, prefix: str, buffers: dict[str, str], tensors: dict[str, str]) -> Communication:
-    """The same communication with every name its own. Queues keep their names: they are shared."""
-    names = _Names(prefix, buffers, tensors)
-    return Communication(
-        world_size=made.world_size,
-        buffers=tuple(replace(buffer, name=names.buffer(buffer.name)) for buffer in made.buffers),
-        pads=tuple(SignalPad(names.own(pad.name), pad.size) for pad in made.pads),
-        queues=made.queues,
-        given=tuple(replace(g, region=names.region(g.region), tensor=names.tensor(g.tensor)) for g in made.given),
-        goal=tuple(replace(g, region=names.region(g.region), tensor=names.tensor(g.tensor)) for g in made.goal),
-        steps=tuple(names.step(step) for step in made.steps),
-    )
-
-
-class _Names(Struct, frozen=True):
-    prefix: str
-    buffers: dict[str, str]
-    tensors: dict[str, str]
-
-    def own(self, name: str) -> str:
-        return f"{self.prefix}.{name}"
-
-    def buffer(self, name: str) -> str:
-        return self.buffers.get(name, self.own(name))
-
-    def tensor(self, name: str) -> str:
-        return self.tensors.get(name, name)
-
-    def region(self, region: Region) -> Region:
-        return replace(region, buffer=self.buffer(region.buffer))
-
-    def step(self, step: Operation | Chunk) -> Any:
-        """Every field that holds regions, waits or notifies, whatever kind of step it is."""
-        changed: dict[str, Any] = {"name": self.own(step.name)}
-        if isinstance(step, Collective):
-            changed["label"] = self.own(step.label)
-        for field in step.__struct_fields__:
-            value = getattr(step, field)
-            if isinstance(value, Region):
-                changed[field] = self.region(value)
-            elif isinstance(value, tuple) and value and isinstance(value[0], Region | Wait | Notify):
-                changed[field] = tuple(self._part(part) for part in value)
-        return replace(step, **changed)
-
-    def _part(self, part: Region | Wait | Notify) -> Region | Wait | Notify:
-        return self.region(part) if isinstance(part, Region) else replace(part, pad=self.own(part.pad))
