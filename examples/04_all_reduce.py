@@ -1,5 +1,7 @@
 """A tensor-parallel MLP in which every rank has every row, as in decoding: its second half is one `matmul_all_reduce`.
 
+What a transformer does next, a residual and an RMSNorm, happens in the same pass, and is tried too.
+
 python examples/04_all_reduce.py                                   # four emulated ranks, no GPU needed
 torchrun --nproc-per-node 4 examples/04_all_reduce.py --cuda       # one rank per GPU
 """
@@ -24,6 +26,11 @@ def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, plan: str | None 
     return ow.matmul_all_reduce(torch.relu(x @ up), down, plan=plan)
 
 
+def block(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, norm: ow.RmsNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, then `z = y + residual` and its RMSNorm: returns (normed, z), the next layer's input and residual."""
+    return ow.matmul_all_reduce(torch.relu(x @ up), down, norm=norm)
+
+
 def try_plans() -> list[str]:
     """One rank: what differs between plans, ranks or from plain torch. Every rank of the world runs it.
 
@@ -41,6 +48,11 @@ def try_plans() -> list[str]:
         wanted = torch.relu(x @ up) @ down
         dist.all_reduce(wanted)
         wrong += [f"{plan} m={tokens}" for plan in (None, *PLANS) if not torch.equal(mlp(x, up, down, plan), wanted)]
+        weight = torch.linspace(0.5, 1.5, HIDDEN, device=device).bfloat16()
+        normed, z = block(x, up, down, ow.RmsNorm(weight, residual=x, eps=1e-5))
+        wanted_norm = torch.nn.functional.rms_norm(wanted + x, (HIDDEN,), weight, 1e-5)
+        is_near = torch.allclose(normed, wanted_norm, rtol=2**-7)  # a kernel may round the last bit otherwise
+        wrong += [] if torch.equal(z, wanted + x) and is_near else [f"norm m={tokens}"]
     ow.check()  # on a GPU calls return before they have ended: this waits, and raises what went wrong
     if rank == 0:
         print(f"{len(TOKENS)} numbers of tokens, {len(PLANS)} plans and our choice: {wrong or 'all equal plain torch'}")

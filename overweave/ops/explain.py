@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.plan import Norm, Problem
 from overweave.ops.arguments import DTYPES
+from overweave.ops.matmul_all_reduce import OPERATOR as NORMED
+from overweave.ops.norm import RmsNorm
 from overweave.tuner.choice import Choice
 from overweave.tuner.choose import explained
 from overweave.tuner.space import SPACE
@@ -22,6 +24,7 @@ def explain(
     world_size: int,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
+    norm: bool = False,
 ) -> Choice:
     """The plan that `operator` takes for `[m, k] @ [k, n]` on each of `world_size` ranks; print it to read the reasons.
 
@@ -29,7 +32,8 @@ def explain(
     weighs every candidate: predicted, measured where somebody did, or why it cannot be.
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. n, a tuple: the columns of
     each of several weights. Without a GPU at hand,
-    device "cuda" means an H200. Raises InputError for an unknown operator, dtype or device, or sizes that are none.
+    device "cuda" means an H200. norm: of a call that ends with a residual and an RMSNorm (matmul_all_reduce).
+    Raises InputError for an unknown operator, dtype or device, sizes that are none, or a norm of another operator.
     """
     if operator not in SPACE:
         raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
@@ -39,6 +43,8 @@ def explain(
     if not columns or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:
         found = f"m={m} n={n} k={k} world_size={world_size}"
         raise InputError(f"explain {operator}", found, "m is at least 0, the others at least 1")
+    if norm and operator != NORMED:
+        raise InputError(f"explain {operator} with a norm", "it has none", f"Only {NORMED} ends with one")
     where = _device(device)
     problem = Problem(
         operator=operator,
@@ -48,6 +54,7 @@ def explain(
         world_size=world_size,
         dtype=DTYPES[dtype],  # type: ignore[arg-type]
         columns=columns if len(columns) > 1 else (),
+        norm=Norm(eps=RmsNorm._field_defaults["eps"], residual=True) if norm else None,
     )
     has_gpu = where.type == "cuda" and torch.cuda.is_available()
     target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")

@@ -26,6 +26,11 @@ def test_the_shape_is_the_global_one():
     assert "k=4100 must be multiples of 8" in run("matmul_reduce_scatter", "--shape", "8192,8192,8200", "--world", "2")
 
 
+def test_a_call_that_ends_with_a_norm():
+    assert "does not norm" in run("matmul_all_reduce", "--shape", "2048,8192,8192", "--norm")
+    run("all_gather_matmul", "--shape", "2048,8192,8192", "--norm", exit_code=2)
+
+
 def test_single_precision_is_the_librarys():
     assert "fp32" in run("all_gather_matmul", "--shape", "8192,14336,4096", "--dtype", "fp32")
 

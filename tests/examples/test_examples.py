@@ -61,7 +61,7 @@ def test_all_reduce():
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert "5 plans and our choice: all equal plain torch" in result.stdout
-    assert "matmul_all_reduce." in result.stdout
+    assert "source: " in result.stdout  # what explains our choice
 
 
 @pytest.mark.slow

@@ -30,6 +30,16 @@ def test_it_says_what_runs_on_a_cpu():
     assert "torch's fused operators need CUDA" in str(choice)
 
 
+def test_it_says_which_plans_norm():
+    sizes = {**SIZES, "m": 2048}
+    told = str(ow.explain("matmul_all_reduce", **sizes, norm=True))
+    assert "torch's operators do no residual+rms_norm" in told
+    assert "the copy engine, which shares sums straight into the result, does not norm" in told
+    assert "does not norm" not in str(ow.explain("matmul_all_reduce", **sizes))
+    with pytest.raises(InputError, match="ends with one"):
+        ow.explain("all_gather_matmul", **SIZES, norm=True)
+
+
 def test_it_says_why_a_kernel_is_not_taken():
     choice = ow.explain("matmul_reduce_scatter", **{**SIZES, "n": 3583})
     assert "scatter" not in choice.text
