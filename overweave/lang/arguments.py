@@ -1,12 +1,15 @@
 """What a kernel that uses the tile primitives is given: a channel and symmetric tensors, each as one argument.
 
-They are tuples with names, which Triton takes apart. `layout` is a constant of the kernel.
+They are tuples with names, which Triton takes apart. `layout` is a constant of the kernel: where Triton compiles,
+`folded`; where it interprets, as it is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
+
+import triton.language as tl
 
 
 class Channel(NamedTuple):
@@ -43,3 +46,20 @@ class SymmetricLayout:
 
     stride: int
     is_shard: bool
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Plain data whose every attribute is a constant to Triton's compiler."""
+
+    data: Any
+
+    def __getattr__(self, name: str) -> tl.constexpr:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return folded(getattr(self.data, name))
+
+
+def folded(value: Any) -> tl.constexpr:
+    """A value as a constant of a kernel that is compiled."""
+    return tl.constexpr(Folded(value) if is_dataclass(value) else value)

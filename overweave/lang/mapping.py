@@ -102,6 +102,11 @@ class TileChannel:
         return (made.rows, made.shards) == (read.rows, read.shards)
 
     @property
+    def is_same(self) -> bool:
+        """Whether a consumers' tile is a producers' tile."""
+        return self.consumer is None
+
+    @property
     def world_size(self) -> int:
         """How many ranks own rows."""
         return self.tiles.shards

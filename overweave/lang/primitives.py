@@ -8,9 +8,9 @@ The host's side (`rank_notify`, `rank_wait`, `rank_copy_data`) is in ops/tile_pr
 the interpreter: memory/device.py has both forms of what waits and notifies.
 
 A notify releases: whatever any thread of the block stored before it is visible to who waits for it. A wait acquires:
-nothing behind it is read before it is over. Triton moves nothing across either, but for its software pipelining, which
-hoists the loads of an innermost loop: keep waits out of those, and the lint refuses a kernel that does not. A wait is
-bounded; its verdict is 0 if it is void, and then what depends on it is stored as NaN (`voided`) and not announced.
+nothing behind it is read before it is over. Triton moves nothing across either, and does not pipeline a loop in which
+one stands: keep waits around the main loop, not in it, and have the lint look. A wait is bounded; its verdict is 0 if
+it is void, and then what depends on it is stored as NaN (`voided`) and not announced.
 SOURCE: TileLink, table 3 and sections 3.2 and 4.
 """
 
@@ -75,11 +75,15 @@ def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1):
 @triton.jit
 def consumer_tile_wait(channel, tile):
     """Waits until all producers' tiles that a consumer's tile depends on are done. 1, or 0 if the wait is void."""
-    low, high = _consumer_counters(channel, tile)
-    verdict = 1
-    for counter in range(low, high):
-        if verdict == 1:
-            verdict = _wait_for_signal(channel, counter, _counted(channel, counter))
+    if channel.layout.is_same and channel.consumer_table is None:
+        counter = _producer_counter(channel, tile)
+        verdict = _wait_for_signal(channel, counter, _counted(channel, counter))
+    else:
+        low, high = _consumer_counters(channel, tile)
+        verdict = 1
+        for counter in range(low, high):
+            if verdict == 1:
+                verdict = _wait_for_signal(channel, counter, _counted(channel, counter))
     return verdict
 
 

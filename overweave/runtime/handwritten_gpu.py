@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton.language as tl
 
-from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.memory import driver
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
@@ -67,7 +66,7 @@ class HandwrittenRun:
             if not isinstance(action, Launch):
                 continue
             arguments, options = self._slots[0].bound(action)
-            key = (id(action.kernel), *map(_specialised, arguments), *options.items())
+            key = (id(action.kernel), _specialised((*arguments, *options.items())))
             if key not in self._known:
                 torch.cuda.synchronize(self._workspace.device)
                 action.kernel.warmup(*arguments, grid=action.grid, **options)._init_handles()
@@ -97,7 +96,7 @@ class _BoundSlot:
                 counts=None,
                 rank=self._rank,
                 number=declared.number(name),
-                layout=tl.constexpr(channel),
+                layout=folded(channel),
             )
             for name, channel in declared.channels.items()
         }
@@ -105,7 +104,7 @@ class _BoundSlot:
             name: SymmetricTensor(
                 self._own(name),
                 self._table([base + layout.buffers[name] for base in slot.bases], workspace.device),
-                tl.constexpr(SymmetricLayout(buffer.cols, buffer.is_shard)),
+                folded(SymmetricLayout(buffer.cols, buffer.is_shard)),
             )
             for name, buffer in declared.buffers.items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -13,8 +14,14 @@ from overweave.schedules.catalog import names
 from tests.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
-RUN_BELOW = ("01_first_call.py", "02_schedule_by_hand.py", "03_simulate.py", "04_all_reduce.py", "05_compile.py")
-RUN_BELOW += ("06_chunks_by_hand.py", "07_several_weights.py")
+RUN_BELOW = (
+    "01_first_call.py",
+    "02_schedule_by_hand.py",
+    "03_simulate.py",
+    "04_all_reduce.py",
+    "05_compile.py",
+)
+RUN_BELOW += ("06_chunks_by_hand.py", "07_several_weights.py", "08_tile_kernels.py")
 
 
 def example(name: str):
@@ -91,3 +98,12 @@ def test_chunks_by_hand():
     assert result.returncode == 0, result.stderr
     assert "A.pull.2-1.6: get A.gathered@1[32:64,0:32] -> A.gathered@2[32:64,0:32]" in result.stdout
     assert "e-06 on 3 ranks" in result.stdout
+
+
+@pytest.mark.slow
+def test_tile_kernels():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / "08_tile_kernels.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"off plain torch by \d\.\de-0[67] on 4 ranks", result.stdout)) == 3

@@ -12,6 +12,7 @@ CAMPAIGNS = {
     "exactness": ["campaigns.gpu_exactness", "--shapes", "60", "--calls", "200", "--replays", "200"],
     "faults": ["campaigns.gpu_faults", "--deadline", "3", "--rounds", "3"],
     "beside": ["campaigns.gpu_beside", "--trials", "48"],
+    "tile_kernels": ["campaigns.gpu_tile_kernels"],
     "epilogues": ["campaigns.gpu_epilogues"],
     "norms": ["campaigns.gpu_norms"],
 }

@@ -7,12 +7,11 @@ import sys
 from typing import Any
 
 import pytest
-import triton.language as tl
 
 from overweave.compiler.aot import Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract, Guard
-from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 from tests.lang import primitive_kernels as kernels
 from tests.source_tree import ROOT
@@ -32,11 +31,11 @@ def test_primitives_between_processes():
 
 def channel(rank: Any = "i32", table: str | None = None, layout: TileChannel = CHANNEL) -> Channel:
     """A channel's types; rank 1 is a constant, as a launch makes it."""
-    return Channel("*i32", "*i64", "*i32", "*i64", table, table, table, rank, "i32", tl.constexpr(layout))
+    return Channel("*i32", "*i64", "*i32", "*i64", table, table, table, rank, "i32", folded(layout))
 
 
 def findings(kernel: Any, signature: dict[str, Any], constants: dict[str, int], contract: Contract) -> set[str]:
-    tensor = SymmetricTensor("*bf16", "*i64", tl.constexpr(SymmetricLayout(256, False)))
+    tensor = SymmetricTensor("*bf16", "*i64", folded(SymmetricLayout(256, False)))
     types = {name: tensor if kind == "tensor" else kind for name, kind in signature.items()}
     compiled = compile_kernel(Source(kernel, types, constants, {}, {"num_warps": 8}, "test"))
     return {finding.rule for finding in lint(compiled, contract)}
