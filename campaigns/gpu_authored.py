@@ -148,6 +148,8 @@ def trials() -> Iterator[Trial]:
     yield Trial("matmul", {"C": AT_PEERS[0]}, matmul(False, "C"))
     yield Trial("matmul", {"A": BY_TILES[0], "C": AT_PEERS[0]}, matmul(False, "AC"))
     yield Trial("matmul", {"C": "all_reduce.two_shot mover=tiles"}, reduced)
+    library = {"A": "all_to_all.receive_collective", "C": "all_to_all.send_collective"}
+    yield Trial("matmul", library, exchanged)
     yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, exchanged)
     yield from (Trial("gate_up", {"X": how}, gate_up) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
     yield from (Trial("batched", {"A": how}, batched) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))

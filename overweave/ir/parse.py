@@ -140,6 +140,7 @@ _VERBS: dict[str, tuple[set[str], set[str]]] = {
     "all_gather": _COLLECTIVE,
     "reduce_scatter": _COLLECTIVE,
     "all_reduce": _COLLECTIVE,
+    "all_to_all": _COLLECTIVE,
 }
 
 

@@ -274,9 +274,10 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reduce_scatter: `sources[i]` of every member is summed, in member order, into `destinations[0]` of member i.
     all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, which
     may be its source. The order is that of the books: which one the library takes is its own affair.
+    all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i.
     """
 
-    function: Literal["all_gather", "reduce_scatter", "all_reduce"]
+    function: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
     label: Name
     ranks: tuple[Index, ...]
     sources: tuple[Region, ...]

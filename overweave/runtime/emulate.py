@@ -217,16 +217,17 @@ def _start_collective(operation: Collective, group: Group, view: View) -> IsDone
             f"emulate {operation.name}", f"it spans ranks {operation.ranks}", "Use collectives of the whole group"
         )
     sources = [view(region).contiguous() for region in operation.sources]
-    if operation.function != "reduce_scatter":
+    if operation.function not in ("reduce_scatter", "all_to_all"):
         sources = sources * group.world_size
-    if operation.function == "all_gather":
+    is_moved = operation.function in ("all_gather", "all_to_all")
+    if is_moved:
         shapes = [region.shape for region in operation.destinations]
     else:
         shapes = [operation.destinations[0].shape] * group.world_size
     received = [sources[0].new_empty(shape) for shape in shapes]
 
     def store() -> None:
-        if operation.function == "all_gather":
+        if is_moved:
             for region, shard in zip(operation.destinations, received, strict=True):
                 view(region).copy_(shard)
         else:

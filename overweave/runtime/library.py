@@ -137,6 +137,24 @@ def _all_reduce(collective: Collective, view: View, group: Group) -> None:
     dist.all_reduce(target, group=group.process_group)
 
 
+def _all_to_all(collective: Collective, view: View, group: Group) -> None:
+    sources = [view(source) for source in collective.sources]
+    targets = [view(target) for target in collective.destinations]
+    packed = _as_one(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
+    is_whole = _are_adjacent(targets)
+    arrived = _as_one(targets) if is_whole else packed.new_empty(sum(part.numel() for part in targets))
+    sizes = [part.numel() for part in targets], [part.numel() for part in sources]
+    dist.all_to_all_single(arrived, packed, *sizes, group=group.process_group)
+    if not is_whole:
+        for target, part in zip(targets, arrived.split(sizes[0]), strict=True):
+            target.copy_(part.view(target.shape))
+
+
+def _as_one(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Adjacent parts as one row of elements."""
+    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
+
+
 def _are_adjacent(parts: list[torch.Tensor]) -> bool:
     """Whether row-major parts stand one behind the other in memory."""
     starts = [part.data_ptr() for part in parts]
@@ -150,4 +168,5 @@ COLLECTIVES: dict[str, Callable[[Collective, View, Group], None]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
 }

@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overweave.errors import InputError
-from overweave.ir.schedule import Buffer, Copy, Given, Goal, Notify, Operation, Put, Queue, Range, SignalPad, Wait
+from overweave.ir.schedule import (
+    Buffer,
+    Collective,
+    Copy,
+    Given,
+    Goal,
+    Notify,
+    Operation,
+    Put,
+    Queue,
+    Range,
+    SignalPad,
+    Wait,
+)
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
     ARRIVED,
@@ -40,9 +53,14 @@ def received(tensor: str, rank: int) -> str:
     return f"{tensor}.{rank}"
 
 
-def receive(split: Split, cols: int) -> Communication:
-    """The exchange of `x [rows, cols]` before a kernel, with a `Chunk` where each arrived piece may be used."""
+def receive(split: Split, cols: int, by_library: bool = False) -> Communication:
+    """The exchange of `x [rows, cols]` before a kernel, with a `Chunk` where each arrived piece may be used.
+
+    by_library: all of it before the kernel, by the library's all-to-all.
+    """
     _check(split)
+    if by_library and split.world_size > 1:
+        return _received_at_once(split, cols)
     x, gathered = Buffer(X, split.rows, cols, "input"), Buffer(GATHERED, split.rows, cols, "symmetric")
     ranks = range(split.world_size)
     steps: list[Operation | Chunk] = []
@@ -67,13 +85,51 @@ def receive(split: Split, cols: int) -> Communication:
         buffers=used((x, gathered), steps),
         pads=(SignalPad(ARRIVED, split.world_size * split.pieces),) if split.world_size > 1 else (),
         queues=split.copy_queues() if split.world_size > 1 else (),
-        given=tuple(
-            Given(region(x, rank, split.shard(to)), received(A, to), rank * split.shard_size, 0)
-            for rank in ranks
-            for to in ranks
-        ),
+        given=_given(split, x),
         goal=(),
         steps=tuple(steps),
+    )
+
+
+def _received_at_once(split: Split, cols: int) -> Communication:
+    x, gathered = Buffer(X, split.rows, cols, "input"), Buffer(GATHERED, split.rows, cols, "local")
+    ranks, whole = range(split.world_size), (0, split.rows)
+    steps: list[Operation | Chunk] = []
+    for rank in ranks if split.rows else ():
+        steps.append(_at_once(split, rank, x, gathered))
+        steps.append(Chunk(name=f"read.{rank}", rank=rank, rows=whole, region=region(gathered, rank, whole)))
+    return Communication(
+        world_size=split.world_size,
+        buffers=used((x, gathered), steps),
+        pads=(),
+        queues=(Queue(MAIN, COMPLETE),),
+        given=_given(split, x),
+        goal=(),
+        steps=tuple(steps),
+    )
+
+
+def _at_once(split: Split, rank: int, source: Buffer, target: Buffer) -> Collective:
+    """A rank's part: block p goes to rank p."""
+    ranks = tuple(range(split.world_size))
+    return Collective(
+        name=f"all_to_all.{rank}",
+        rank=rank,
+        queue=MAIN,
+        function="all_to_all",
+        label="all_to_all",
+        ranks=ranks,
+        sources=tuple(region(source, rank, split.shard(to)) for to in ranks),
+        destinations=tuple(region(target, rank, split.shard(origin)) for origin in ranks),
+    )
+
+
+def _given(split: Split, x: Buffer) -> tuple[Given, ...]:
+    ranks = range(split.world_size)
+    return tuple(
+        Given(region(x, rank, split.shard(to)), received(A, to), rank * split.shard_size, 0)
+        for rank in ranks
+        for to in ranks
     )
 
 
@@ -94,9 +150,14 @@ def _arrivals(split: Split, rank: int, buffers: tuple[Buffer, Buffer]) -> Iterat
             yield Chunk(name=f"read.{rank}-{peer}.{piece}", rank=rank, rows=rows, region=part, waits=waits)
 
 
-def send(split: Split, cols: int) -> Communication:
-    """The exchange behind a kernel, with a `Chunk` where each piece is written: `y [rows, cols]` on every rank."""
+def send(split: Split, cols: int, by_library: bool = False) -> Communication:
+    """The exchange behind a kernel, with a `Chunk` where each piece is written: `y [rows, cols]` on every rank.
+
+    by_library: all of it behind the kernel, by the library's all-to-all.
+    """
     _check(split)
+    if by_library and split.world_size > 1:
+        return _sent_at_once(split, cols)
     ranks = range(split.world_size)
     own, landed = Buffer(OWN, split.rows, cols, "local"), Buffer(LANDED, split.rows, cols, "symmetric")
     y = Buffer(Y, split.rows, cols, "output")
@@ -114,6 +175,26 @@ def send(split: Split, cols: int) -> Communication:
         queues=() if alone else (Queue(MAIN, COMPLETE, after=(TILES,)), Queue(COPIES, COMPLETE)),
         given=(),
         goal=tuple(Goal(region(y, rank, (0, split.rows)), received(A, rank), 0, 0) for rank in ranks),
+        steps=tuple(steps),
+    )
+
+
+def _sent_at_once(split: Split, cols: int) -> Communication:
+    own, y = Buffer(OWN, split.rows, cols, "local"), Buffer(Y, split.rows, cols, "output")
+    ranks, whole = range(split.world_size), (0, split.rows)
+    steps: list[Operation | Chunk] = []
+    for rank in ranks if split.rows else ():
+        for to in ranks:
+            rows = split.shard(to)
+            steps.append(Chunk(name=f"write.{rank}-{to}", rank=rank, rows=rows, region=region(own, rank, rows)))
+        steps.append(_at_once(split, rank, own, y))
+    return Communication(
+        world_size=split.world_size,
+        buffers=used((own, y), steps),
+        pads=(),
+        queues=(Queue(MAIN, COMPLETE, after=(TILES,)),),
+        given=(),
+        goal=tuple(Goal(region(y, rank, whole), received(A, rank), 0, 0) for rank in ranks),
         steps=tuple(steps),
     )
 

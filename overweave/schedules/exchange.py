@@ -91,7 +91,13 @@ class Transport(Struct, frozen=True):
     @property
     def is_woven(self) -> bool:
         """Whether chunks move beside tiles, which then wait or signal; else all moves before the kernel, or behind."""
-        return self.method != "collective"
+        return not self.method.endswith("collective")
+
+    @property
+    def direction(self) -> str:
+        """`receive` or `send`, of an all-to-all."""
+        direction = self.method.split("_")[0]
+        return direction if direction in ("receive", "send") else ""
 
 
 TRANSPORTS: dict[str, Transport] = {
@@ -146,6 +152,8 @@ TRANSPORTS: dict[str, Transport] = {
         (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
     ),
     "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER)),
+    "all_to_all.receive_collective": Transport(GATHER, "receive_collective", "the library's, before the kernel"),
+    "all_to_all.send_collective": Transport(SPREAD, "send_collective", "the library's, behind the kernel"),
     "spread.push": Transport(
         SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER)
     ),
@@ -167,12 +175,12 @@ class Exchange(Struct, frozen=True, kw_only=True):
 
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
-        return received(self.operand.tensor, rank) if self.method == "receive" else self.operand.tensor
+        return received(self.operand.tensor, rank) if self.method.startswith("receive") else self.operand.tensor
 
     def made(self, rank: int, row: int) -> tuple[str, int, tuple[Range, ...]]:
         """What a rank's tiles write at a row: of which tensor, how many rows further there, its terms of a sum."""
         name = self.operand.tensor
-        if self.method == "send":
+        if self.method.startswith("send"):
             block = self.operand.rows // self.communication.world_size
             return received(name, row // block), (rank - row // block) * block, ()
         return (name, rank * self.operand.rows, ()) if self.side == SPREAD else (name, 0, ((rank, rank + 1),))
@@ -312,8 +320,9 @@ def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
 
 def _communication(split: Split, operand: Operand, transport: Transport, settings: Settings) -> Communication:
     name, ranks = operand.tensor, range(split.world_size)
-    if transport.method in ("receive", "send"):
-        made = (receive if transport.method == "receive" else send)(split, operand.cols)
+    if transport.direction:
+        template = receive if transport.direction == "receive" else send
+        made = template(split, operand.cols, by_library=not transport.is_woven)
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
         return renamed(made, name, {X: name, Y: name}, tensors)
     if transport.side == GATHER and transport.method in GATHERS:

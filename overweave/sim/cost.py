@@ -159,7 +159,9 @@ def collective_us(machine: Machine, schedule: Schedule, parts: list[Collective],
     total = sum(size(region) for region in regions) * ITEMSIZE_BYTES[dtype]
     if not total:
         return 0.0
-    return max(0.0, machine.collective_us(parts[0].function, len(parts), total) - machine.latency.call.us)
+    # As much leaves a rank in an all-to-all of so many bytes as in an all-gather of as many: so its rate is taken.
+    function = "all_gather" if parts[0].function == "all_to_all" else parts[0].function
+    return max(0.0, machine.collective_us(function, len(parts), total) - machine.latency.call.us)
 
 
 def matmul_shape(operation: Compute) -> tuple[int, int, int]:

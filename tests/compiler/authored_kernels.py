@@ -166,10 +166,10 @@ def exchanged_matmul(schedule: dict[str, str]) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("mover", ["copy_engine", "tiles"])
+@pytest.mark.parametrize("how", [" pieces=2", " mover=tiles", "_collective"])
 @pytest.mark.parametrize("tensors", ["A", "C", "AC"])
-def test_an_all_to_all_on_either_side(tensors: str, mover: str, world_size: int):
-    both = {"A": f"all_to_all.receive pieces=2 mover={mover}", "C": f"all_to_all.send pieces=2 mover={mover}"}
+def test_an_all_to_all_on_either_side(tensors: str, how: str, world_size: int):
+    both = {"A": f"all_to_all.receive{how}", "C": f"all_to_all.send{how}"}
     schedule = {tensor: both[tensor] for tensor in tensors}
     assert run_ranks(exchanged_matmul, world_size, schedule) == [[0.0] * CALLS] * world_size
 

@@ -182,9 +182,10 @@ class Follower:
             for at, part in zip(members, parts, strict=True)
         ]
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
-            if part.function == "all_gather":
+            if part.function in ("all_gather", "all_to_all"):
+                sent = 0 if part.function == "all_gather" else index
                 for source, destination in zip(sources, part.destinations, strict=True):
-                    self.write(position, destination, source[0])
+                    self.write(position, destination, source[sent])
                 continue
             out = part.destinations[0]
             operands = [source[0 if part.function == "all_reduce" else index] for source in sources]

@@ -258,7 +258,12 @@ def _check_collective(form: _Form, part: Collective) -> None:
     members = len(part.ranks)
     if part.rank not in part.ranks or len(set(part.ranks)) != members:
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")
-    lengths = {"all_gather": (1, members), "reduce_scatter": (members, 1), "all_reduce": (1, 1)}[part.function]
+    lengths = {
+        "all_gather": (1, members),
+        "reduce_scatter": (members, 1),
+        "all_reduce": (1, 1),
+        "all_to_all": (members, members),
+    }[part.function]
     if (len(part.sources), len(part.destinations)) != lengths:
         found = f"{len(part.sources)} sources and {len(part.destinations)} destinations"
         form.findings.add("form", part, f"{found}; a {part.function} of {members} has {lengths[0]} and {lengths[1]}")

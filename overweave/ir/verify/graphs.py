@@ -141,8 +141,12 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
         return
     for part in parts.values():
         for at, member in enumerate(parts[rank] for rank in some.ranks):
-            source = part.sources[at] if some.function == "reduce_scatter" else member.sources[0]
+            mine = some.ranks.index(part.rank)
+            is_dealt = some.function in ("reduce_scatter", "all_to_all")
+            source = part.sources[at] if is_dealt else member.sources[0]
             destination = part.destinations[at] if some.function == "all_gather" else member.destinations[0]
+            if some.function == "all_to_all":
+                destination = member.destinations[mine]
             if some.function == "all_reduce":
                 destination = part.destinations[0]
             if source.shape != destination.shape:
