@@ -53,7 +53,12 @@ COMPLETE_BULK_STORES = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
 # Nanoseconds of the device's global timer, the same for all SMs.
 READ_CLOCK = "mov.u64 $0, %globaltimer;"
 
-BULK_BYTES = 4096
+BULK_BYTES, BARRIER_BYTES = 4096, 1024
+
+
+def bulk_shared_bytes(buffers: int) -> int:
+    """Static shared memory of bulk copies with so many buffers."""
+    return buffers * BULK_BYTES + BARRIER_BYTES
 
 
 def bulk_copy(buffers: int, ahead: int) -> str:
@@ -65,7 +70,7 @@ def bulk_copy(buffers: int, ahead: int) -> str:
     launch: a multiple of 1024 bytes, as Triton's own tiles must begin at one. The last 1024 hold the barriers.
     """
     return _BULK_COPY.format(
-        total=buffers * BULK_BYTES + 1024,
+        total=bulk_shared_bytes(buffers),
         barriers=buffers * BULK_BYTES,
         buffers=buffers,
         bytes=BULK_BYTES,

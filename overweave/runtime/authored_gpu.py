@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import triton
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, Plan
@@ -23,6 +24,7 @@ from overweave.memory.lower import (
     wait_steps,
     write_steps,
 )
+from overweave.memory.moves import BETWEEN_SHARED_BYTES
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.authored import (
@@ -187,6 +189,8 @@ class AuthoredSlot:
         beside = copy.programs if copy else 0
         programs = programs_for(tiles, workspace.device, beside) if kernel.is_persistent else tiles
         launch = Launch(kernel.function, programs, _in_order(kernel.function, arguments), dict(kernel.options))
+        if "overweave_slices" in arguments and self._plan.realization.slices == "bulk":
+            _check_shared(kernel.space.kernel, launch.compiled.metadata.shared, workspace.device)
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
             for name, stand in stands.items():
@@ -296,6 +300,14 @@ class AuthoredRun:
             stream.wait_event(self._done)
         if not is_captured:
             workspace.leave(stream)
+
+
+def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:
+    """Bulk copies between tiles have shared memory of their own. Raises ScheduleError where both do not fit."""
+    limit: int = triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+    if tiles_bytes + BETWEEN_SHARED_BYTES > limit:
+        found = f"its tiles take {tiles_bytes} bytes of shared memory, the copies {BETWEEN_SHARED_BYTES}, of {limit}"
+        raise ScheduleError(f"let the tiles of {name} carry in bulk", found, "Use fewer stages, or mover=tiles")
 
 
 def _standing(value: Any, stand: Moving) -> Any:
