@@ -11,10 +11,10 @@ from overweave.memory.device import INTERPRETED
 from overweave.memory.ptx import bulk_copy, bulk_shared_bytes
 
 # A kernel that does nothing else takes nearly all of 48 KiB; one that computes keeps its shared memory for its tiles.
-BETWEEN_BUFFERS = 4
-BETWEEN_SHARED_BYTES = bulk_shared_bytes(BETWEEN_BUFFERS)
-ALONE_ASSEMBLY = tl.constexpr(bulk_copy(buffers=11, ahead=6))
-BETWEEN_ASSEMBLY = tl.constexpr(bulk_copy(buffers=BETWEEN_BUFFERS, ahead=3))
+ALONE_BYTES, BETWEEN_BYTES = 22 << 10, 16 << 10
+BETWEEN_SHARED_BYTES = bulk_shared_bytes(BETWEEN_BYTES)
+ALONE_ASSEMBLY = tl.constexpr(bulk_copy(ALONE_BYTES))
+BETWEEN_ASSEMBLY = tl.constexpr(bulk_copy(BETWEEN_BYTES))
 WORD_BYTES = tl.constexpr(4)
 
 
