@@ -19,8 +19,14 @@ from tests.source_tree import ROOT
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("file", ["authored_kernels", "authored_chunks"])
-def test_compiled_kernels_are_right_on_ranks(file: str):
+CARRIED = "tiles or bulk or both"  # cases whose tiles carry something, or that exchange two tensors
+
+
+@pytest.mark.parametrize(
+    ("file", "chosen"),
+    [("authored_kernels", CARRIED), ("authored_kernels", f"not ({CARRIED})"), ("authored_chunks", "")],
+)
+def test_compiled_kernels_are_right_on_ranks(file: str, chosen: str):
     command = [
         sys.executable,
         "-m",
@@ -29,6 +35,8 @@ def test_compiled_kernels_are_right_on_ranks(file: str):
         "-x",
         "-p",
         "no:cacheprovider",
+        "-k",
+        chosen,
         f"tests/compiler/{file}.py",
     ]
     cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
