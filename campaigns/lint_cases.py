@@ -14,11 +14,14 @@ from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract, Guard
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     BIAS,
     MOST_WEIGHTS,
     NO_EPILOGUE,
     RESIDUAL,
+    SCALE_W,
+    SCALE_X,
     CopyConfig,
     DataPath,
     Dtype,
@@ -36,12 +39,14 @@ from overweave.runtime.matmul import hopper_parts
 from overweave.schedules.tile_shape import SUMS, Kernel, row_shape, shapes
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
+GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
+DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
 WORDS_PER_KIB = 256  # of int32
 OPERANDS = (2, 4, 8)
 NORMED_COLS = (1024, 4096, 16384)
 EPILOGUES = (Epilogue(bias=True, activation="silu"), Epilogue(bias=True, activation="gelu_tanh", residual=True))
+SCALES = (SCALE_X, "scales", SCALE_W)
 BEGIN_BLOCK = 128
 # What every kernel that waits is given (memory/device.py), and what a kernel that takes tiles from a table is given.
 PROTOCOL = {"signals": "*i32", "words": "*i32", "limits": "*i64"}
@@ -79,6 +84,7 @@ class Variant(NamedTuple):
 VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
 SUM = Variant(two_sources=False)
+SCALED = Variant(is_transposed=True)
 
 
 def cases() -> Iterator[Case]:
@@ -106,6 +112,18 @@ def cases() -> Iterator[Case]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
     yield from several_cases("portable")
+    yield from scaled_cases("portable")
+    yield reduction_case(FLOAT8, 2, False)
+
+
+def scaled_cases(kernel: Kernel) -> Iterator[Case]:
+    """Operands in fp8, results in bf16: scaled by rows in every shape, by one scale each, with all that may follow."""
+    by_rows, by_tensor = Epilogue(scaling="rows"), Epilogue(scaling="tensor", bias=True, activation="gelu_tanh")
+    for shape in shapes(FLOAT8, kernel, by_rows):
+        yield matmul_case(FLOAT8, shape.config, SCALED, by_rows)
+    config = shapes(FLOAT8, kernel, by_tensor)[0].config
+    yield matmul_case(FLOAT8, config, SCALED, by_tensor)
+    yield matmul_case(FLOAT8, config, SCALED._replace(traced=True), replace(by_tensor, scaling="rows", residual=True))
 
 
 def sum_cases(kernel: Kernel) -> Iterator[Case]:
@@ -168,7 +186,7 @@ def stamp_case() -> Case:
 
 def reduction_case(dtype: Dtype, operands: int, traced: bool, config: ReduceConfig = SUMS[0]) -> Case:
     """The ordered reduction. Its operands, and its output too, may lie where a table says."""
-    signature = {"operands": "*i64", "out": f"*{DTYPES[dtype]}", **PROTOCOL, **TABLE}
+    signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
     part_n = config.block_n // config.parts
     blocks = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
     constexprs = blocks | {"residual": None, "norm_weight": None, "z": None, "EPS": 0.0}
@@ -216,17 +234,20 @@ def matmul_case(
     block_m, part_n = hopper_parts(config) if is_hopper else (config.block_m, config.block_n)
     b_block = (part_n, config.block_k) if variant.is_transposed else (config.block_k, part_n)
     a = _descriptor(dtype, (block_m, config.block_k), is_hopper)
-    out = {"out": f"*{DTYPES[dtype]}"}
+    kept: Dtype = "bfloat16" if dtype == FLOAT8 else dtype
+    out = {"out": f"*{DTYPES[kept]}"}
     if is_hopper:
-        out = {"out": _descriptor(dtype, (block_m, part_n), True), "out_pointer": f"*{DTYPES[dtype]}"}
+        out = {"out": _descriptor(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
     factors = dict.fromkeys(_names("b", weights), _descriptor(dtype, b_block, is_hopper))
     outs = {name: kind for base, kind in out.items() for name in _names(base, weights)}
     sides = {"a_shard": a, "a_workspace": a, **factors, **outs}
-    constant: dict[str, int | str | None] = {"PRECISION": "ieee" if dtype == "float32" else "tf32"}
+    constant: dict[str, int | str | None] = {"PRECISION": {"float32": "ieee", FLOAT8: "fp8"}.get(dtype, "tf32")}
     if is_hopper:
         constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
-    extras = dict.fromkeys(epilogue.inputs, f"*{DTYPES[dtype]}")
-    constant |= dict.fromkeys({BIAS, RESIDUAL} - extras.keys()) | {"EPILOGUE": epilogue.bits}
+    extras = {name: "*fp32" if name in SCALES else f"*{DTYPES[kept]}" for name in epilogue.inputs}
+    extras |= dict.fromkeys(("scale_x", "scales"), "*fp32") if epilogue.scaling else {}
+    reads = {BIAS, RESIDUAL} if is_hopper else {BIAS, RESIDUAL, *SCALES}
+    constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
     sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
     constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}
     columns = _names("n", weights)
@@ -249,6 +270,8 @@ def matmul_case(
     )
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
     contract = _tiles(guarded, (*outs, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
+    if dtype == FLOAT8:  # each step's product is added to the sums before the next: loads alone are ahead
+        contract = replace(contract, depth=0)
     return Case(source, _with_addends(contract) if addends else contract)
 
 
@@ -282,7 +305,7 @@ def _tiles(guarded: tuple[str, ...], announced: tuple[str, ...], uses_tensor_cor
 
 
 def _descriptor(dtype: Dtype, block: tuple[int, int], is_gluon: bool) -> str:
-    shape = f"{DTYPES[dtype]}[{block[0]}, {block[1]}]"
+    shape = f"{DTYPES_OF_OPERANDS[dtype]}[{block[0]}, {block[1]}]"
     if not is_gluon:
         return f"tensordesc<{shape}>"
     return f"tensordesc<{shape},{gl.NVMMASharedLayout.get_default_for(list(block), GLUON_DTYPES[dtype])!r}>"

@@ -87,8 +87,8 @@ def _schedule(name: str, world_size: str, version: str) -> _Found:
     return [("name", name), ("world_size", int(world_size))]
 
 
-def _buffer(name: str, rows: str, cols: str, home: str) -> _Found:
-    return [("buffers", {"name": name, "rows": int(rows), "cols": int(cols), "home": home})]
+def _buffer(name: str, rows: str, cols: str, home: str, dtype: str | None) -> _Found:
+    return [("buffers", {"name": name, "rows": int(rows), "cols": int(cols), "home": home, "dtype": dtype})]
 
 
 def _pad(name: str, size: str) -> _Found:
@@ -118,7 +118,7 @@ def _form(pattern: str, read: Callable[..., _Found]) -> tuple[re.Pattern[str], C
 
 _SECTIONS = {
     "schedule": _form(rf"schedule {_NAME} world_size={_NUMBER} version={_NUMBER}", _schedule),
-    "buffer": _form(rf"buffer {_NAME} \[{_NUMBER}, {_NUMBER}\] ([a-z]+)", _buffer),
+    "buffer": _form(rf"buffer {_NAME} \[{_NUMBER}, {_NUMBER}\] ([a-z]+)(?: ([a-z0-9_]+))?", _buffer),
     "pad": _form(rf"pad {_NAME} \[{_NUMBER}\]", _pad),
     "queue": _form(rf"queue {_NAME} ([a-z]+)(?: after (\S.*))?", _queue),
     "credits": _form(rf"credits {_NUMBER} -> (\S.*)", _credits),
@@ -134,7 +134,7 @@ _VERBS: dict[str, tuple[set[str], set[str]]] = {
     "get": _MOVE,
     "reduce_put": _MOVE,
     "copy": ({"->"}, {"delay_us"}),
-    "matmul": ({"@", "->", "+->", "late"}, {"tiles"}),
+    "matmul": ({"@", "->", "+->", "late", "scaled"}, {"tiles"}),
     "reduce": ({"->"}, {"tiles"}),
     "apply": ({"->", "reads", "late"}, {"tiles", "function"}),
     "all_gather": _COLLECTIVE,
@@ -213,6 +213,7 @@ def _product(lists: dict[str, list[str]]) -> _Parts:
         "addends": [_region(word) for word in (*before[::2], *behind[1::2])],
         "place": len(before) // 2,
         "late_waits": [_wait(word) for word in lists.get("late", [])],
+        "scales": [_region(word) for word in lists.get("scaled", [])],
     }
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.schedule import Count, Name, Put, Schedule
 
-Dtype = Literal["bfloat16", "float16", "float32"]
-ITEMSIZE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+__all__ = ["ITEMSIZE_BYTES", "Dtype"]
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
 MOST_WEIGHTS = 3  # that a tile kernel multiplies by in one launch: query, key and value
 LONGEST_LIST = 64  # of weights, in one call
@@ -23,16 +23,21 @@ Engine = Literal["copy_engine", "library", "tile_kernel", "reduce_kernel", "copy
 KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)
 
 
-EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16}
+EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64}
 BIAS, RESIDUAL = "bias", "residual"
 NORM_WEIGHT, Z = "norm_weight", "z"
 MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
+SCALE_X, SCALE_W = "scale_x", "scale_w"
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+Scaling = Literal["tensor", "rows"]
+SCALE_DTYPE: Dtype = "float32"
 
 
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is done to each element of a product before it is stored: `activation(y + bias) + residual`.
+    """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
 
+    scaling: y is multiplied by `scale_x * scale_w`, fp32. tensor: one of each, `[1, 1]`, `scale_x` alike on all ranks.
+    rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, and `scale_w [1, n]` for each column of w.
     bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
     residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
     """
@@ -40,20 +45,23 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     bias: bool = False
     activation: Activation | None = None
     residual: bool = False
+    scaling: Scaling | None = None
 
     @property
     def bits(self) -> int:
         """What a kernel is compiled for; 0: nothing is done."""
-        words = (BIAS if self.bias else None, self.activation, RESIDUAL if self.residual else None)
+        words = (BIAS if self.bias else None, self.activation, RESIDUAL if self.residual else None, self.scaling)
         return sum(EPILOGUE_BITS[word] for word in words if word)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The tensors of the caller's that it reads."""
-        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual
+        """The tensors of the caller's that it reads and no schedule moves. The scales of rows are moved."""
+        scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
+        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + scales
 
     def __str__(self) -> str:
-        return "+".join(word for word in (BIAS * self.bias, self.activation, RESIDUAL * self.residual) if word)
+        scaled = f"scaled by {self.scaling}" if self.scaling else ""
+        return "+".join(word for word in (scaled, BIAS * self.bias, self.activation, RESIDUAL * self.residual) if word)
 
 
 NO_EPILOGUE = Epilogue()
@@ -87,6 +95,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product (all_gather_matmul).
     columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
     norm: what happens to the rows of the sum (matmul_all_reduce).
+    out_dtype: of the result, where that is not the operands': products of fp8 are kept in 16 bits or more.
     """
 
     operator: Name
@@ -100,6 +109,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     epilogue: Epilogue = NO_EPILOGUE
     norm: Norm | None = None
     columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
+    out_dtype: Dtype | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -115,6 +125,18 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def extents(self) -> str:
         """For reports: `m=4096 n=1024+256+256 k=4096`."""
         return f"m={self.m} n={self.n_text} k={self.k}"
+
+    @property
+    def result_dtype(self) -> Dtype:
+        """Of the result."""
+        return self.out_dtype or self.dtype
+
+    def operand(self, name: str) -> tuple[int, int, Dtype]:
+        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know."""
+        if name in (SCALE_X, SCALE_W):
+            columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
+            return 1, columns, SCALE_DTYPE
+        return (1 if name in (BIAS, NORM_WEIGHT) else self.m), self.n, self.result_dtype
 
 
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

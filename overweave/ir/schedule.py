@@ -18,6 +18,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+
 LIMIT = 2**31 - 1
 LONGEST_DELAY_US = 600_000_000
 Index = Annotated[int, Meta(ge=0, le=LIMIT)]
@@ -34,12 +36,18 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
 
     home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the
     group's workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only.
+    dtype: of its elements, where that is not the plan's.
     """
 
     name: Name
     rows: Index
     cols: Index
     home: Literal["input", "output", "symmetric", "local"]
+    dtype: Dtype | None = None
+
+    def itemsize_bytes(self, dtype: Dtype) -> int:
+        """Bytes of an element in a plan of `dtype`."""
+        return ITEMSIZE_BYTES[self.dtype or dtype]
 
 
 class Region(Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,6 +189,7 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     addends: `out = addends[0] + ... + a @ b + ...` in fp32, in that order, rounded once; `place` of them stand before
     the product. They may lie on any rank, and are read when the product is computed and `late_waits` are over.
+    scales: for each part of `a` a column `[rows, 1]` by which the rows of its product are multiplied, or none at all.
     tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
     """
 
@@ -192,6 +201,7 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     addends: tuple[Region, ...] = ()
     place: Index = 0
     late_waits: tuple[Wait, ...] = ()
+    scales: tuple[Region, ...] = ()
     tiles: Count = 1
 
     @property
@@ -205,7 +215,7 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     @property
     def reads(self) -> tuple[Region, ...]:
         own = (*self.a, self.b, *self.out) if self.accumulate else (*self.a, self.b)
-        return own + self.addends
+        return own + self.scales + self.addends
 
     @property
     def writes(self) -> tuple[Region, ...]:
@@ -360,6 +370,11 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             if pad.name == name:
                 return pad
         raise KeyError(name)
+
+
+def scale_of(a: str) -> str:
+    """Name of the tensor `[rows, 1]` that holds what each row of tensor `a` is to be multiplied by."""
+    return f"{a}.scale"
 
 
 def product(a: str, b: str) -> str:

@@ -13,8 +13,8 @@
 
 Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
 `+->` accumulates. A matmul with addends is the sum it computes, `p + a @ b + q -> out`, and `late` stands before what
-only they wait for. An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it, `ir.files`
-is the JSON form.
+only they wait for; `scaled` stands before what the rows of its product are multiplied by. An `apply` says what each
+region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it, `ir.files` is the JSON form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def to_text(schedule: Schedule) -> str:
 def _lines(schedule: Schedule) -> Iterator[str]:
     yield f"schedule {schedule.name} world_size={schedule.world_size} version={VERSION}"
     for buffer in schedule.buffers:
-        yield f"buffer {buffer.name} [{buffer.rows}, {buffer.cols}] {buffer.home}"
+        yield f"buffer {buffer.name} [{buffer.rows}, {buffer.cols}] {buffer.home}" + (
+            f" {buffer.dtype}" if buffer.dtype else ""
+        )
     for pad in schedule.pads:
         yield f"pad {pad.name} [{pad.size}]"
     for queue in schedule.queues:
@@ -73,6 +75,7 @@ def _deed(operation: Operation) -> tuple[object, ...]:
         left = [word for part in before for word in (part, "+")]
         right = [word for part in behind for word in ("+", part)]
         late = ("late", *operation.late_waits) if operation.late_waits else ()
+        late = ("scaled", *operation.scales, *late) if operation.scales else late
         product = (*left, *operation.a, "@", operation.b, *right)
         return (operation.function, *product, arrow, *operation.out, *tiles, *late)
     if isinstance(operation, Apply):

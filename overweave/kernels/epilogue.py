@@ -1,4 +1,4 @@
-"""What a tile does to its sums before it stores them: bias, activation, residual, in that order, in fp32.
+"""What a tile does to its sums before it stores them: scales, bias, activation, residual, in that order, in fp32.
 
 Written once for both matmul kernels: element-wise code keeps whatever layout its operands have. Which steps there are
 is one number, the bits of an `Epilogue` (ir/plan.py), for which a kernel is compiled.
@@ -17,6 +17,8 @@ GELU = tl.constexpr(EPILOGUE_BITS["gelu"])
 GELU_TANH = tl.constexpr(EPILOGUE_BITS["gelu_tanh"])
 PART_COLS = gl.constexpr(16)
 RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
+BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
+BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
 
 
 @triton.jit
@@ -33,8 +35,29 @@ def activated(value, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def finished(value, bias, residual, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`activation(value + bias) + residual` of the elements [rows, cols] of the product."""
+def scales_of(scale_x, scales, is_own, row, source_row, EPILOGUE: tl.constexpr):
+    """Where the scale of row 0 of the product would lie: of rows [row, ..) it lies beside row `source_row` of `a`."""
+    beside = scale_x
+    if BY_ROWS & EPILOGUE:
+        beside = tl.where(is_own, scale_x, scales) + (source_row - row)
+    return beside
+
+
+@triton.jit
+def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
+    """`value * scale_x * scale_w`: one scale each, or that of the row and that of the column."""
+    if BY_TENSOR & EPILOGUE:
+        value *= tl.load(scale_x) * tl.load(scale_w)
+    if BY_ROWS & EPILOGUE:
+        value *= tl.load(scale_x + rows, mask=rows < row_end, other=0.0)[:, None]
+        value *= tl.load(scale_w + cols, mask=cols < n, other=0.0)[None, :]
+    return value
+
+
+@triton.jit
+def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
+    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols] of the product."""
+    value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
     if BIAS & EPILOGUE:
         value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
     value = activated(value, EPILOGUE)
@@ -46,7 +69,7 @@ def finished(value, bias, residual, rows, row_end, cols, n, EPILOGUE: tl.constex
 
 
 @gluon.jit
-def finished_by_parts(value, bias, residual, row, row_end, col, n, EPILOGUE: gl.constexpr):
+def finished_by_parts(value, bias, residual, row, row_end, col, n, EPILOGUE: gl.constexpr, scale_x=None, scale_w=None):
     """`finished` for a Gluon tile from [row, col] on, a few columns at a time: what a whole tile reads would not fit
     beside its sums.
     """
@@ -56,13 +79,13 @@ def finished_by_parts(value, bias, residual, row, row_end, col, n, EPILOGUE: gl.
     if COLS > PART_COLS:
         HALF: gl.constexpr = COLS // 2
         left, right = value.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
-        left = finished_by_parts(left, bias, residual, row, row_end, col, n, EPILOGUE)
-        right = finished_by_parts(right, bias, residual, row, row_end, col + HALF, n, EPILOGUE)
+        left = finished_by_parts(left, bias, residual, row, row_end, col, n, EPILOGUE, scale_x, scale_w)
+        right = finished_by_parts(right, bias, residual, row, row_end, col + HALF, n, EPILOGUE, scale_x, scale_w)
         value = gl.join(left, right).permute((0, 2, 1)).reshape([ROWS, COLS])
         value = gl.convert_layout(value, LAYOUT)
     else:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         # What a partition is handed tells the compiler nothing: rounded, it is known to be a multiple.
         cols = col // 16 * 16 + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
-        value = finished(value, bias, residual, rows, row_end, cols, n // 8 * 8, EPILOGUE)
+        value = finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
     return value

@@ -17,7 +17,7 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import finished
+from overweave.kernels.epilogue import finished, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -56,7 +56,11 @@ def multiply_tile(a, b, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: t
             b_tile = b.load([col, depth]).T
         else:
             b_tile = b.load([depth, col])
-        accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
+        if PRECISION == "fp8":
+            # SOURCE: DeepGEMM. Hopper's tensor cores add products of fp8 in about 14 bits: not beyond one step.
+            accumulator += tl.dot(a_tile, b_tile)
+        else:
+            accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
     return accumulator
 
 
@@ -72,6 +76,9 @@ def matmul_kernel(
     out_2,
     bias,
     residual,
+    scale_x,
+    scales,
+    scale_w,
     total,
     addends,
     table,
@@ -135,7 +142,9 @@ def matmul_kernel(
         cols = col + tl.arange(0, BLOCK_N)
         col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
         if EPILOGUE:
-            accumulator = finished(accumulator, bias, residual, rows, row_end, cols, n, EPILOGUE)
+            is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
+            beside = scales_of(scale_x, scales, is_own, row, source_row, EPILOGUE)
+            accumulator = finished(accumulator, bias, residual, beside, scale_w, rows, row_end, cols, n, EPILOGUE)
         if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
             record_time(trace, tile, MULTIPLIED, TRACED)
             verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)

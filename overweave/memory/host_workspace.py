@@ -135,9 +135,16 @@ class HostSlot:
         self._rank = workspace.rank
         self._fence = workspace.fence
         self._lines = [heap.signal_lines(rank, index) for rank in range(workspace.world_size)]
+        own = {buffer.name: getattr(torch, buffer.dtype) for buffer in schedule.buffers if buffer.dtype}
         self._buffers = {
             buffer.name: [
-                heap.tensor(rank, index, layout.buffers[buffer.name], (buffer.rows, buffer.cols), dtype)
+                heap.tensor(
+                    rank,
+                    index,
+                    layout.buffers[buffer.name],
+                    (buffer.rows, buffer.cols),
+                    own.get(buffer.name, dtype),
+                )
                 for rank in range(workspace.world_size)
                 if buffer.home == SYMMETRIC or rank == workspace.rank
             ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
+from overweave.ir.dtype import Dtype
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
 
 ALIGNMENT_BYTES = 256
@@ -44,7 +44,7 @@ class SlotLayout(Struct, frozen=True):
 def lay_out(schedule: Schedule, dtype: Dtype) -> SlotLayout:
     """The signals, then the symmetric and local buffers, each aligned for bulk-tensor access. Raises ScheduleError."""
     held = (buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL))
-    sizes = {buffer.name: buffer.rows * buffer.cols * ITEMSIZE_BYTES[dtype] for buffer in held}
+    sizes = {buffer.name: buffer.rows * buffer.cols * buffer.itemsize_bytes(dtype) for buffer in held}
     return lay_out_slot(schedule.name, {pad.name: pad.size for pad in schedule.pads}, sizes)
 
 

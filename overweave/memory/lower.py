@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
+from overweave.ir.dtype import Dtype
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,
@@ -42,7 +42,7 @@ class SlotAddresses(Struct, frozen=True):
     def place(self, region: Region) -> Place:
         """Where a region starts: an address, or an offset into the caller's tensor of that name."""
         buffer = self.schedule.buffer(region.buffer)
-        itemsize = ITEMSIZE_BYTES[self.dtype]
+        itemsize = buffer.itemsize_bytes(self.dtype)
         pitch = buffer.cols * itemsize
         offset = region.rows[0] * pitch + region.cols[0] * itemsize
         if buffer.home in (INPUT, OUTPUT):
@@ -141,7 +141,7 @@ def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[
             base = addresses.bases[target.rank]
             is_callers = origin.home in (INPUT, OUTPUT)
             origin_address = 0 if is_callers else addresses.bases[rank] + layout.buffers[origin.name]
-            words = landed.cols * ITEMSIZE_BYTES[addresses.dtype] // SLICE_WORD_BYTES
+            words = landed.cols * landed.itemsize_bytes(addresses.dtype) // SLICE_WORD_BYTES
             row = [base + layout.buffers[landed.name], base, origin_address, words]
         rows.append(row)
     return rows
@@ -161,7 +161,7 @@ def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]
     for source, target in zip(getattr(operation, "sources", ()), getattr(operation, "destinations", ()), strict=True):
         if not source.is_empty:
             rows, cols = source.shape
-            row_bytes = cols * ITEMSIZE_BYTES[addresses.dtype]
+            row_bytes = cols * addresses.schedule.buffer(source.buffer).itemsize_bytes(addresses.dtype)
             yield CopyStep(addresses.place(source), addresses.place(target), row_bytes, rows)
 
 

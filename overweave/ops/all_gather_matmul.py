@@ -13,6 +13,7 @@ from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands, weights_of
 from overweave.ops.dispatch import GroupLike, Weights, group_of, key_of, prepare, prepared_call, refuse
 from overweave.ops.epilogue import NO_EXTRAS, Extras, checked_epilogue, key_of_extras
+from overweave.ops.scales import FP8, name_of
 
 OPERATOR = "all_gather_matmul"
 Products = tuple[torch.Tensor, ...]
@@ -86,7 +87,7 @@ def all_gather_matmul(
                   y = activation(x @ w + bias) + residual
                   of several weights: ys = tuple(x @ each for each in w), over one gather
 
-    x_shard: `[m/W, k]`, bf16, fp16 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, the same
+    x_shard: `[m/W, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, the same
     shape on every rank. Returns y `[m, n]`, and x `[m, k]` as well if `return_gathered`.
     w, a list or tuple of weights `[k, n_i]` in one layout (query, key and value; gate and up), without extras: returns
     a tuple of `[m, n_i]`, each a tensor of its own. What arrives is multiplied by all of them: one kernel takes up to
@@ -94,6 +95,9 @@ def all_gather_matmul(
     extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`. activation: `silu`, `gelu` or `gelu_tanh`, as
     torch.nn.functional has them. residual: `[m, n]`, each rank's own. All in the dtype of x; a fused kernel applies
     them in fp32 before it rounds, the library one by one.
+    fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16, and
+    `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)` as torch._scaled_mm takes them: y = (x @ w) * scale_x * scale_w.
+    Scales of rows are those of the shard; they travel with it.
     m: rows after the gather, by default W times the shard's. If W does not divide it, ranks hold the shards that
     `torch.chunk(x, W)` deals: ceil(m/W) rows each until none are left.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
@@ -109,9 +113,10 @@ def all_gather_matmul(
     prepared = prepared_call(resolved, key)
     problem = prepared.problem if prepared else _checked(x_shard, weights, m, resolved, (return_gathered, extras))
     extras = extras or NO_EXTRAS
-    tensors = {"x": x_shard, **extras.tensors}
+    tensors, kept = {"x": x_shard, **extras.tensors}, extras.scales.result_dtype(x_shard)
     for index, (each, cols) in enumerate(zip(weights, problem.widths, strict=True)):
-        tensors[numbered("w", index)], tensors[numbered("y", index)] = each, x_shard.new_empty((problem.m, cols))
+        tensors[numbered("w", index)] = each
+        tensors[numbered("y", index)] = x_shard.new_empty((problem.m, cols), dtype=kept)
     if return_gathered:
         tensors["gathered_out"] = x_shard.new_empty((problem.m, problem.k))
     (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
@@ -132,7 +137,7 @@ def _checked(x: torch.Tensor, weights: Weights, m: int | None, group: Group, wan
 
 def _problem(x: torch.Tensor, weights: Weights, m: int | None, group: Group, wanted: _Wanted) -> Problem:
     returns_gathered, extras = wanted
-    is_transposed = check_operands(OPERATOR, x, *weights)
+    is_transposed = check_operands(OPERATOR, x, *weights, dtypes=(*DTYPES, FP8))
     rows = x.shape[0] * group.world_size if m is None else m
     if rows < 0:
         raise InputError(f"{OPERATOR}: m, the rows after the gather", f"got {m}", "Pass an int >= 0, or None")
@@ -151,9 +156,10 @@ def _problem(x: torch.Tensor, weights: Weights, m: int | None, group: Group, wan
         n=n,
         k=x.shape[1],
         world_size=group.world_size,
-        dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
+        dtype=name_of(x.dtype),
         b_is_transposed=is_transposed,
         returns_gathered=returns_gathered,
-        epilogue=checked_epilogue(OPERATOR, extras, (rows, n), x),
+        epilogue=checked_epilogue(OPERATOR, extras, rows, (x, weights[0])),
         columns=columns if len(columns) > 1 else (),
+        out_dtype=name_of(extras.scales.result_dtype(x)) if extras and x.dtype == FP8 else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import NoneType
 from typing import TypeVar
 
@@ -39,11 +39,16 @@ def check_kinds(operator: str, x: object, weights: tuple[object, ...], options: 
             raise InputError(f"{operator}: {name}", f"got {type(value).__name__}", f"Pass {wanted}")
 
 
-def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor) -> bool:
-    """`x @ w` for dense matrices of one supported dtype on one device, all weights in one layout. Raises InputError.
+def check_operands(
+    operator: str, x: torch.Tensor, *weights: torch.Tensor, dtypes: Collection[torch.dtype] = DTYPES.keys()
+) -> bool:
+    """`x @ w` for dense matrices of one of these dtypes on one device, all weights in one layout. Raises InputError.
 
     Returns whether the weights lie in memory as `[n, k]`.
     """
+    if x.dtype not in dtypes:
+        known = ", ".join(map(str, dtypes))
+        raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
     for name, w in _named(weights):
         _check_pair(operator, x, w, name)
     if all(w.is_contiguous() for w in weights):
@@ -62,9 +67,6 @@ def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str) ->
     for name, tensor in (("x", x), (called, w)):
         if tensor.dim() != 2:
             raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
-    if x.dtype not in DTYPES:
-        known = ", ".join(str(dtype) for dtype in DTYPES)
-        raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
     if x.dtype != w.dtype or x.device != w.device:
         found = f"x is {x.dtype} on {x.device}, {called} is {w.dtype} on {w.device}"
         raise InputError(f"{operator}: x and {called} alike", found, "Cast or move one of them")

@@ -154,6 +154,7 @@ def _signature(problem: Problem, choice: Choice) -> bytes:
     gathered = " with the gathered input" if problem.returns_gathered else ""
     done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
     done += f" then {problem.norm}" if problem.norm else ""
+    done += f" in {problem.out_dtype}" if problem.out_dtype else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{choice.plan} {shape} {options}".strip().encode()

@@ -1,4 +1,4 @@
-"""What a caller wants done to a product: bias, activation, residual. Checked here, told as an `Epilogue`."""
+"""What a caller wants done to a product: bias, activation, residual, scales. Checked here, told as an `Epilogue`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.plan import BIAS, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
+from overweave.ops.scales import Scales, as_matrices, checked_scaling
 
 _ALIGNED_BYTES = 16
 _ACTIVATIONS = get_args(Activation)
@@ -16,16 +17,28 @@ _ACTIVATIONS = get_args(Activation)
 class Extras(NamedTuple):
     """`activation(y + bias) + residual` for a product y `[m, n]`: bias `[n]`, activation `silu`, `gelu` or `gelu_tanh`,
     residual `[m, n]`. None: that step is left out.
+
+    Of fp8 operands y is `(x @ w) * scale_x * scale_w`, as torch._scaled_mm has it, and the scales are needed, fp32:
+    one element each, the same scale_x on every rank; or scale_x `[m/W, 1]` of the own rows, which travel with them, and
+    scale_w `[1, n]`. out_dtype: of y, bias and residual; bf16 if None.
     """
 
     bias: torch.Tensor | None = None
     activation: str | None = None
     residual: torch.Tensor | None = None
+    scale_x: torch.Tensor | None = None
+    scale_w: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+
+    @property
+    def scales(self) -> Scales:
+        """Those of fp8 operands."""
+        return Scales(self.scale_x, self.scale_w, self.out_dtype)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """By the names under which plans know them, as matrices."""
-        named = {} if self.bias is None else {BIAS: self.bias.unsqueeze(0)}
+        named = as_matrices(self.scales) | ({} if self.bias is None else {BIAS: self.bias.unsqueeze(0)})
         return named if self.residual is None else named | {RESIDUAL: self.residual}
 
 
@@ -36,24 +49,29 @@ def key_of_extras(extras: Extras | None) -> tuple[object, ...]:
     """Everything about a caller's extras, whatever they are, that decides how a call runs."""
     if not isinstance(extras, Extras):
         return (type(extras),)
-    return (_key_of(extras.bias), str(extras.activation), _key_of(extras.residual))
+    tensors = (extras.bias, extras.residual, extras.scale_x, extras.scale_w)
+    return (*map(_key_of, tensors), str(extras.activation), str(extras.out_dtype))
 
 
-def checked_epilogue(operator: str, extras: Extras | None, shape: tuple[int, int], like: torch.Tensor) -> Epilogue:
-    """The epilogue of a product `[m, n]` with the dtype and device of `like`. Raises InputError."""
+def checked_epilogue(
+    operator: str, extras: Extras | None, m: int, operands: tuple[torch.Tensor, torch.Tensor]
+) -> Epilogue:
+    """The epilogue of a product of `m` rows, of operands x and w. Raises InputError."""
+    if extras is not None and not isinstance(extras, Extras):
+        raise InputError(f"{operator}: extras", f"got {type(extras).__name__}", "Pass ow.Extras(...), or None")
+    x, w = operands
+    scaling = checked_scaling(operator, extras.scales if extras else Scales(), x, w)
     if extras is None:
         return NO_EPILOGUE
-    if not isinstance(extras, Extras):
-        raise InputError(f"{operator}: extras", f"got {type(extras).__name__}", "Pass ow.Extras(...), or None")
-    m, n = shape
+    n, dtype = w.shape[1], extras.scales.result_dtype(x)
     for name, tensor, wanted in ((BIAS, extras.bias, (n,)), (RESIDUAL, extras.residual, (m, n))):
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor, or None")
         found = f"got {list(tensor.shape)} of {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (wanted, like.dtype, like.device):
-            cure = f"Pass {list(wanted)} of {like.dtype} on {like.device}"
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (wanted, dtype, x.device):
+            cure = f"Pass {list(wanted)} of {dtype} on {x.device}"
             raise InputError(f"{operator}: {name}", found, cure)
         if not tensor.is_contiguous():
             raise InputError(f"{operator}: {name} row-major", found, f"Pass {name}.contiguous()")
@@ -67,6 +85,7 @@ def checked_epilogue(operator: str, extras: Extras | None, shape: tuple[int, int
         bias=extras.bias is not None,
         activation=extras.activation,  # type: ignore[arg-type]
         residual=extras.residual is not None,
+        scaling=scaling,
     )
 
 

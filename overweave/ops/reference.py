@@ -21,17 +21,36 @@ def all_gather_matmul(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`activation(cat(shards) @ w + bias) + residual`. Shapes as in ops/all_gather_matmul.py."""
-    world_size = dist.get_world_size(group)
-    rows = x_shard.shape[0] * world_size if m is None else m
-    size = -(-rows // world_size)
-    padded = x_shard.new_zeros((size, x_shard.shape[1]))
-    padded[: x_shard.shape[0]] = x_shard
-    gathered = [torch.empty_like(padded) for _ in range(world_size)]
-    dist.all_gather(gathered, padded, group=group)
-    y = torch.cat(gathered)[:rows] @ w
+    y = _gathered(x_shard, group, m) @ w
     y = y if bias is None else y + bias
     y = ACTIVATIONS[activation](y) if activation else y
     return y if residual is None else y + residual
+
+
+def all_gather_scaled_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    scale_x: torch.Tensor,
+    scale_w: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    m: int | None = None,
+) -> torch.Tensor:
+    """`(cat(shards) @ w) * cat(scales of the shards) * scale_w`, or of one scale each, in the dtype of the scales."""
+    x = _gathered(x_shard.to(scale_x.dtype), group, m)
+    by_row = scale_x if scale_x.numel() == scale_w.numel() == 1 else _gathered(scale_x, group, m)
+    return (x @ w.to(scale_x.dtype)) * by_row * scale_w
+
+
+def _gathered(shard: torch.Tensor, group: dist.ProcessGroup | None, m: int | None) -> torch.Tensor:
+    """All rows, in rank order; ranks hold them as torch.chunk deals them."""
+    world_size = dist.get_world_size(group)
+    rows = shard.shape[0] * world_size if m is None else m
+    padded = shard.new_zeros((-(-rows // world_size), shard.shape[1]))
+    padded[: shard.shape[0]] = shard
+    gathered = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(gathered, padded, group=group)
+    return torch.cat(gathered)[:rows]
 
 
 def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

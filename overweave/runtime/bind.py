@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import BIAS, NORM_WEIGHT, RESIDUAL, Engine, Plan, Z, numbered
+from overweave.ir.plan import BIAS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Engine, Plan, Z, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -102,6 +102,9 @@ class SlotKernels:
         movers |= {"total": total.name} if total and total.home == OUTPUT else {}
         epilogue = self._plan.problem.epilogue
         movers |= {name: name for name in epilogue.inputs}
+        columns = {self._buffer(part.buffer) for compute in computes for part in compute.scales}
+        gathered_scales = next((buffer for buffer in columns if buffer.home != INPUT), None)
+        movers |= {buffer.name: buffer.name for buffer in columns if buffer.home == INPUT}
         bases = {side: moving(self._example[name]) for side, name in movers.items()}
         operands = Operands(
             a_shard=self._example[shard.name] if shard else None,
@@ -113,6 +116,9 @@ class SlotKernels:
             bases=bases,
             bias=self._example[BIAS] if epilogue.bias else None,
             residual=self._example[RESIDUAL] if epilogue.residual else None,
+            scale_x=self._example.get(SCALE_X),
+            scales=self._own(gathered_scales) if gathered_scales else None,
+            scale_w=self._example.get(SCALE_W),
             epilogue=epilogue,
             total=self._instance(total) if total else None,
             addends=self._addends(queue) if total else None,
@@ -132,16 +138,18 @@ class SlotKernels:
         assert config is not None
         rows = reduction_operands(self._addresses, self._rank, queue)
         operands = torch.tensor(rows, dtype=torch.int64, device=workspace.device)
-        protocol, out = self._protocol(queue, 1), moving(self._example["y"])
         reduces = (op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Reduce) and op.queue == queue)
-        tiles, cols = protocol.table.shape[0], self._buffer(next(reduces).out.buffer).cols
+        stored = self._buffer(next(reduces).out.buffer)
+        protocol, out = self._protocol(queue, 1), moving(self._instance(stored))
+        tiles, cols = protocol.table.shape[0], stored.cols
         norm = self._plan.problem.norm
         moved = {name: moving(self._example[name]) for name in ((*norm.inputs, Z) if norm else ())}
         arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
         norms = moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
         how = Summing(self._traced, *norms, norm.eps if norm else 0.0)
         launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, how)
-        moved["y"] = out
+        if stored.home == OUTPUT:
+            moved[stored.name] = out
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:
             for name, tensor in moved.items():
@@ -188,5 +196,6 @@ class SlotKernels:
 
     def _own(self, buffer: Buffer) -> torch.Tensor:
         """The own instance of a workspace buffer."""
-        offset, dtype = self._addresses.layout.buffers[buffer.name], self._example["w"].dtype
+        offset = self._addresses.layout.buffers[buffer.name]
+        dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
         return self._slot.view(offset, (buffer.rows, buffer.cols), dtype)

@@ -33,8 +33,8 @@ from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.records import Pause
 from overweave.runtime.agenda import Agenda, Step
-from overweave.runtime.epilogue import finish_product
-from overweave.runtime.library import View, run_operation
+from overweave.runtime.epilogue import run_with_epilogue
+from overweave.runtime.library import View, movable
 from overweave.runtime.norm import finish_sum
 from overweave.runtime.trace import Stopwatch
 
@@ -100,9 +100,16 @@ class HostCall:
             return self._start_collective(operation)
         if isinstance(operation, Copy) and operation.delay_us:
             return self._start_late(operation)
-        _execute(operation, self.view, self.group)
-        finish_product(operation, self.plan.problem, self.view, self.tensors)
+        self._execute(operation)
         return None
+
+    def _execute(self, operation: Operation) -> None:
+        if isinstance(operation, Put | Get | ReducePut):
+            for source, destination in zip(operation.sources, operation.destinations, strict=True):
+                target, arriving = self.view(destination), self.view(source)
+                target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
+        else:
+            run_with_epilogue(operation, self.plan.problem, self.view, (self.tensors, self.group))
 
     def _start_late(self, operation: Copy) -> IsDone:
         due_s = time.monotonic() + operation.delay_us / 1e6
@@ -110,7 +117,7 @@ class HostCall:
         def is_done() -> bool:
             if time.monotonic() < due_s:
                 return False
-            _execute(operation, self.view, self.group)
+            self._execute(operation)
             return True
 
         return is_done
@@ -201,15 +208,6 @@ class HostCall:
         return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
 
 
-def _execute(operation: Operation, view: View, group: Group) -> None:
-    if isinstance(operation, Put | Get | ReducePut):
-        for source, destination in zip(operation.sources, operation.destinations, strict=True):
-            target, arriving = view(destination), view(source)
-            target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
-    else:
-        run_operation(operation, view, group)
-
-
 def _start_collective(operation: Collective, group: Group, view: View) -> IsDone:
     """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once."""
     if operation.ranks != tuple(range(group.world_size)):
@@ -241,8 +239,8 @@ def _start_collective(operation: Collective, group: Group, view: View) -> IsDone
 
 def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor], store: Callable[[], None]) -> IsDone:
     """Sends `sources[i]` to rank i. gloo's own reduce-scatter never says that it is complete, this does."""
-    packed = torch.cat([source.flatten() for source in sources])
-    arrived = received[0].new_empty(sum(part.numel() for part in received))
+    packed = torch.cat([movable(source).flatten() for source in sources])
+    arrived = packed.new_empty(sum(part.numel() for part in received))
     counts = [part.numel() for part in received], [part.numel() for part in sources]
     work = dist.all_to_all_single(arrived, packed, *counts, group=group.process_group, async_op=True)
 
@@ -251,7 +249,7 @@ def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor
             return False
         work.wait()
         for part, piece in zip(received, arrived.split(counts[0]), strict=True):
-            part.copy_(piece.view(part.shape))
+            movable(part).copy_(piece.view(part.shape))
         store()
         return True
 

@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as functional
 
 from overweave.ir.plan import BIAS, RESIDUAL, Activation, Epilogue, Problem
-from overweave.ir.schedule import Compute, Operation, Region
+from overweave.ir.schedule import Compute, Operation
+from overweave.memory.group import Group
+from overweave.runtime.library import View, run_operation
+from overweave.runtime.scaled import multiply_scaled
 
-View = Callable[[Region], torch.Tensor]
+Moved = tuple[Mapping[str, torch.Tensor], Group]
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -19,11 +22,16 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def finish_product(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
-    """What the problem's epilogue does to the rows that a Compute has just stored in `y`; nothing for other operations.
+def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
+    """Runs an operation by the library, and does to what a Compute stores in `y` what the problem's epilogue says.
 
-    `tensors` are the caller's, bias as `[1, n]`. Each step is rounded to the dtype of `y`.
+    moved: the caller's tensors, bias as `[1, n]`, and the group. Each step but scaling is rounded to the dtype of y.
     """
+    tensors, group = moved
+    if problem.epilogue.scaling and isinstance(operation, Compute):
+        multiply_scaled(operation, view, tensors)
+    else:
+        run_operation(operation, view, group)
     if problem.epilogue.bits and isinstance(operation, Compute):
         for out in operation.out:
             if not out.is_empty:

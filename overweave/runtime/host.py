@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
-from overweave.ir.plan import BIAS, NORM_WEIGHT, Plan, Z
+from overweave.ir.plan import Plan, Problem, Z
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
@@ -115,8 +115,12 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
     problem = plan.problem
-    extras = (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
-    return extents | {name: (1 if name in (BIAS, NORM_WEIGHT) else problem.m, problem.n) for name in extras}
+    return extents | {name: problem.operand(name)[:2] for name in _extras(problem)}
+
+
+def _extras(problem: Problem) -> tuple[str, ...]:
+    """The caller's tensors that no schedule knows: what an epilogue reads, what a norm reads and writes."""
+    return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
 
 
 def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -136,12 +140,12 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
     if tensors.keys() != bound.extents.keys():
         found = f"got tensors {sorted(tensors)}"
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
-    dtype = getattr(torch, plan.realization.dtype)
+    dtypes = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
+    dtypes |= {name: plan.problem.operand(name)[2] for name in _extras(plan.problem)}
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    norm = plan.problem.norm
-    contiguous |= {*plan.problem.epilogue.inputs, *((*norm.inputs, Z) if norm else ())}
+    contiguous |= set(_extras(plan.problem))
     for name, (rows, cols) in bound.extents.items():
-        tensor = tensors[name]
+        tensor, dtype = tensors[name], getattr(torch, dtypes[name])
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         cure = f"Pass a CPU tensor of {dtype}, at least [{rows}, {cols}]"
         if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != 2:

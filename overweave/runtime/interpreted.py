@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     BIAS,
     COPY_KERNEL,
@@ -24,6 +25,8 @@ from overweave.ir.plan import (
     OWN_SHARD,
     REDUCE_KERNEL,
     RESIDUAL,
+    SCALE_W,
+    SCALE_X,
     TILE_KERNEL,
     WORKSPACE,
     MatmulConfig,
@@ -159,12 +162,12 @@ class InterpretedCall(HostCall):
         products = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if not one.addends}
         outs, total = [(sums | products)[name] for name in weights], sums.get(weights[0])
         addends = self._addends(computes)
-        extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)]
+        extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)] + self._scales(computes)
         arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends]
         arguments += [table, claims, *self._protocol, self._trace(step.queue, len(table))]
         numbers = [len(table), *_filled(problem.widths), problem.k, self.group.world_size]
         flags = [
-            _PRECISION,
+            "fp8" if problem.dtype == FLOAT8 else _PRECISION,
             problem.b_is_transposed,
             len(sides) == 2,
             self.stopwatch is not None,
@@ -177,6 +180,12 @@ class InterpretedCall(HostCall):
         is_transposed, matrix = self.plan.problem.b_is_transposed, self.tensors[weight]
         block = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
         return TensorDescriptor.from_tensor(_row_major(matrix.t() if is_transposed else matrix), block)
+
+    def _scales(self, computes: list[Compute]) -> list[Tensor | None]:
+        """scale_x, scales, scale_w (kernels/matmul.py); a side that is not read stands for the other."""
+        gathered = {part.buffer for compute in computes for part in compute.scales} - {SCALE_X}
+        own, rest = self.tensors.get(SCALE_X), next((self._matrix(name) for name in gathered), None)
+        return [rest if own is None else own, own if rest is None else rest, self.tensors.get(SCALE_W)]
 
     def _addends(self, computes: list[Compute]) -> Tensor | None:
         """For each Compute, where row 0 of its output's buffer would lie beside each addend; None if there are none."""

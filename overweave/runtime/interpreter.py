@@ -4,6 +4,7 @@ What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
 
     bf16 dot multiplies bit patterns            fp32 product of the values, added to the accumulator
     fp32 -> bf16 truncates                      rounds to nearest even, bit for bit as torch does
+    NaN in fp8 (e4m3) reads as 480              is NaN; fp8 is rounded to as a GPU does, overflow to the largest number
     inline assembly is not implemented          the few forms overweave uses are recognised by pattern
     programs of a grid run one after another    each is a thread, so they may wait for each other; several grids too
     the language is patched at every call       once per process, so that launches may overlap
@@ -80,9 +81,22 @@ def round_to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(is_nan, quiet, rounded)
 
 
+_FP8_NUMBERS = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+_LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+
+
+def round_to_fp8(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Values as e4m3 bit patterns (uint8), rounded to nearest even; what overflows is the largest number."""
+    clipped = np.clip(np.ascontiguousarray(values, np.float32), -_LARGEST_FP8, _LARGEST_FP8)
+    return torch.from_numpy(clipped).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+
 def _widened(handle: Any) -> np.ndarray[Any, Any]:
-    """The values of a floating-point handle as fp32; bf16 is stored as bit patterns."""
+    """The values of a floating-point handle as fp32; bf16 and fp8 are stored as bit patterns."""
     data: np.ndarray[Any, Any] = handle.data
+    if handle.dtype.scalar == tl.float8e4nv:
+        numbers: np.ndarray[Any, Any] = _FP8_NUMBERS[data]
+        return numbers
     if handle.dtype.scalar == tl.bfloat16:
         return (data.astype(np.uint32) << 16).view(np.float32)
     return data.astype(np.float32)
@@ -92,7 +106,7 @@ _original_dot = _Builder.create_dot
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_num_imprecise_acc: Any) -> Any:
-    if a.dtype.scalar not in (tl.bfloat16, tl.float16, tl.float32) or d.data.dtype != np.float32:
+    if a.dtype.scalar not in (*_PATTERNS, tl.float16, tl.float32) or d.data.dtype != np.float32:
         return _original_dot(self, a, b, d, precision, max_num_imprecise_acc)
     left, right = (torch.from_numpy(np.ascontiguousarray(_widened(side))) for side in (a, b))
     return _Handle((left @ right).numpy() + d.data, d.dtype.scalar)
@@ -100,13 +114,20 @@ def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_num_imprecise_ac
 
 _original_cast = _Builder.cast_impl
 _FLOATS = (tl.float16, tl.float32, tl.float64)
+_PATTERNS = (tl.bfloat16, tl.float8e4nv)
 
 
 def _cast(self: Any, source: Any, target: Any) -> Any:
     have, want = source.dtype.scalar, target.scalar
+    if have == want:
+        return _original_cast(self, source, target)
     if want == tl.bfloat16 and (have in _FLOATS or have.is_int()):
         return _Handle(round_to_bfloat16(source.data), tl.bfloat16)
-    if have == tl.bfloat16 and want in _FLOATS:
+    if want == tl.float8e4nv and (have in _FLOATS or have == tl.bfloat16):
+        return _Handle(round_to_fp8(_widened(source)), want)
+    if have == tl.float8e4nv and want == tl.bfloat16:
+        return _Handle(round_to_bfloat16(_widened(source)), want)
+    if have in _PATTERNS and want in _FLOATS:
         return _Handle(_widened(source).astype(triton_interpreter._get_np_dtype(want)), want)
     return _original_cast(self, source, target)
 
@@ -115,7 +136,7 @@ _original_fp_to_fp = _Builder.create_fp_to_fp
 
 
 def _cast_rounding(self: Any, source: Any, target: Any, mode: Any) -> Any:
-    floats = (tl.bfloat16, *_FLOATS)
+    floats = (*_PATTERNS, *_FLOATS)
     if source.dtype.scalar in floats and target.scalar in floats:
         return _cast(self, source, target)
     return _original_fp_to_fp(self, source, target, mode)
@@ -229,4 +250,4 @@ def _launch(self: Any, *arguments: Any, **options: Any) -> None:
         raise triton_interpreter.InterpreterError(repr(errors[0])) from errors[0]
 
 
-__all__ = ["atomic_add", "repair", "round_to_bfloat16", "triton"]
+__all__ = ["atomic_add", "repair", "round_to_bfloat16", "round_to_fp8", "triton"]

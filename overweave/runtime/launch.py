@@ -25,8 +25,7 @@ from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_
 from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
-from overweave.runtime.epilogue import finish_product
-from overweave.runtime.library import run_operation
+from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.norm import finish_sum
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.replays import Replays
@@ -69,7 +68,7 @@ class BoundSlot:
         self, plan: Plan, workspace: Workspace, slot: Slot, actions: tuple[Action, ...], example: Tensors, traced: bool
     ) -> None:
         self._plan, self._workspace, self._slot = plan, workspace, slot
-        self._dtype = example["w"].dtype
+        self._dtype = plan.realization.dtype
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced)
@@ -201,9 +200,8 @@ class BoundSlot:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
             if timed is not None:
                 timed.begin.record(stream)
-            problem, view = self._plan.problem, lambda region: self._view(tensors, region)
-            run_operation(operation, view, group)
-            finish_product(operation, problem, view, tensors)
+            problem, view = self._plan.problem, partial(self._view, tensors)
+            run_with_epilogue(operation, problem, view, (tensors, group))
             finish_sum(operation, problem, view, tensors)
             if timed is not None:
                 timed.end.record(stream)
@@ -218,7 +216,7 @@ class BoundSlot:
             whole = tensors[buffer.name]
         else:
             offset = self._layout.buffers[buffer.name]
-            whole = self._slot.view(offset, (buffer.rows, buffer.cols), self._dtype)
+            whole = self._slot.view(offset, (buffer.rows, buffer.cols), getattr(torch, buffer.dtype or self._dtype))
         return whole[slice(*region.rows), slice(*region.cols)]
 
 
@@ -305,14 +303,14 @@ class LibraryRun:
         whole = dict(tensors)
         for buffer in self._schedule.buffers:
             if buffer.home == LOCAL:
-                whole[buffer.name] = like.new_empty((buffer.rows, buffer.cols))
+                dtype = getattr(torch, buffer.dtype or self._problem.dtype)
+                whole[buffer.name] = like.new_empty((buffer.rows, buffer.cols), dtype=dtype)
 
         def view(region: Region) -> torch.Tensor:
             return whole[region.buffer][slice(*region.rows), slice(*region.cols)]
 
         for operation in self._operations:
-            run_operation(operation, view, self._group)
-            finish_product(operation, self._problem, view, tensors)
+            run_with_epilogue(operation, self._problem, view, (tensors, self._group))
             finish_sum(operation, self._problem, view, tensors)
         if Workspace.opened(self._group, like.device) is None:
             self._board.finish()  # what is under way is the library's, and its watchdog's

@@ -28,9 +28,10 @@ def full_precision(dtype: torch.dtype) -> Iterator[None]:
 
     fp32 does not become TF32. 16-bit operands are not summed in 16 bits, which cuBLAS does where it splits a small
     matmul along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
+    For fp8 there is no such setting: its matmul takes an argument instead (runtime/scaled.py).
     """
-    settings, name = torch.backends.cuda.matmul, _SHORTCUTS[dtype]
-    if not getattr(settings, name):
+    settings, name = torch.backends.cuda.matmul, _SHORTCUTS.get(dtype)
+    if name is None or not getattr(settings, name):
         yield
         return
     setattr(settings, name, False)
@@ -96,9 +97,14 @@ def _sum_in_order(reduce: Reduce, view: View) -> None:
     view(reduce.out).copy_(total)
 
 
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as libraries that know no fp8 can move it: by its bytes."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong."""
-    source, targets = view(collective.sources[0]), [view(target) for target in collective.destinations]
+    source, *targets = (movable(view(part)) for part in (*collective.sources, *collective.destinations))
     size = max(target.shape[0] for target in targets)
     is_even = all(target.shape[0] == size for target in targets)
     if is_even and _are_adjacent(targets):

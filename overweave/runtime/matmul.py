@@ -11,15 +11,26 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.plan import BIAS, MOST_WEIGHTS, NO_EPILOGUE, RESIDUAL, Epilogue, MatmulConfig, TileRow, numbered
+from overweave.ir.plan import (
+    BIAS,
+    MOST_WEIGHTS,
+    NO_EPILOGUE,
+    RESIDUAL,
+    SCALE_W,
+    SCALE_X,
+    Epilogue,
+    MatmulConfig,
+    TileRow,
+    numbered,
+)
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.runtime.kernels import Launch, Moving, descriptor, moving, table_tensor
 
 # fp32 means fp32: no TF32. For 16-bit operands the name decides nothing.
-PRECISION = {torch.float32: "ieee"}
-GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+PRECISION = {torch.float32: "ieee", torch.float8_e4m3fn: "fp8"}
+GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,8 @@ class Operands:
     a_shard, a_workspace: `[rows, k]`, either may be None. b: `[k, n]`, in either memory layout. out: `[rows, n]`.
     more: further weights of `b`'s layout and their outs, by which `TileRow.weight` numbers them; `bases` calls them
     `b.1` and `out.1`, and so on.
-    bias `[n]`, residual `[rows, n]`: what the epilogue reads, else None.
+    bias `[n]`, residual `[rows, n]`, scale_x and scale_w: what the epilogue reads, else None. scale_x lies beside the
+    rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all.
     total: `[rows, n]`, where tiles with addends store, and addends: int64 `[operations, addends]`, where those lie
     (memory/lower.addend_addresses); None if no tile has any.
     """
@@ -42,6 +54,9 @@ class Operands:
     bases: dict[str, Moving]
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
+    scale_x: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    scale_w: torch.Tensor | None = None
     epilogue: Epilogue = NO_EPILOGUE
     total: torch.Tensor | None = None
     addends: torch.Tensor | None = None
@@ -76,9 +91,12 @@ class Operands:
 
     @property
     def extras(self) -> list[Moving | None]:
-        """bias and residual, as the kernels take them."""
-        sides = (("bias", self.bias), ("residual", self.residual))
-        return [None if tensor is None else self.base(name) for name, tensor in sides]
+        """What the epilogue reads, as the kernels take it; scales that are not read stand for the others."""
+        bias, residual, own, rest, columns = (
+            None if getattr(self, name) is None else self.base(name)
+            for name in ("bias", "residual", "scale_x", "scales", "scale_w")
+        )
+        return [bias, residual, own or rest, rest or own, columns]
 
     @property
     def addend_count(self) -> int:
@@ -162,7 +180,7 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     out = describe(operands.out, out_base, [part_m, part_n])
     tiles, (k, n) = protocol.table.shape[0], operands.b.shape
     total = None if operands.total is None else operands.base("total")
-    arguments: list[Any] = [shard, workspace, b, out, out_base, *operands.extras, total, operands.addends]
+    arguments: list[Any] = [shard, workspace, b, out, out_base, *operands.extras[:2], total, operands.addends]
     arguments += [*protocol.arrays, tiles, n, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]
@@ -208,8 +226,8 @@ class Matmul:
     ) -> None:
         """extras: what the epilogue reads, by name."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
-        bias, residual = extras.get(BIAS), extras.get(RESIDUAL)
-        operands = Operands(a, None, b, out, is_transposed, {}, bias, residual, epilogue)
+        read: dict[str, Any] = {name: extras.get(name) for name in (BIAS, RESIDUAL, SCALE_X, "scales", SCALE_W)}
+        operands = Operands(a, None, b, out, is_transposed, {}, **read, epilogue=epilogue)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
         trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)

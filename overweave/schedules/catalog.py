@@ -9,6 +9,7 @@ from typing import cast
 from msgspec import Struct
 
 from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
@@ -27,14 +28,14 @@ from overweave.ir.plan import (
     numbered,
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
-from overweave.schedules import all_gather, all_reduce, gather_templates, options, reduce_scatter
-from overweave.schedules.chunked_gather import chunked_gather
+from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
 from overweave.schedules.communication import (
     COMPLETE,
     COPIES,
     COPYING_KERNELS,
     ISSUE,
     MAIN,
+    SCALES,
     SUMS,
     TILES,
     A,
@@ -46,10 +47,11 @@ from overweave.schedules.communication import (
     region,
 )
 from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.mesh import mesh_of
+from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried, copy_config
 from overweave.schedules.options import Option, Settings, settle
 from overweave.schedules.reduced import Summing, norm_obstacle
+from overweave.schedules.scales import with_row_scales
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
 
@@ -57,7 +59,7 @@ ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_s
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
-_ENGINES = {COPIES: COPY_ENGINE, MAIN: LIBRARY, TILES: TILE_KERNEL, SUMS: REDUCE_KERNEL}
+_ENGINES = {COPIES: COPY_ENGINE, SCALES: COPY_ENGINE, MAIN: LIBRARY, TILES: TILE_KERNEL, SUMS: REDUCE_KERNEL}
 
 
 class Template(Struct, frozen=True):
@@ -245,6 +247,10 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
     obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
+    if problem.dtype == FLOAT8:
+        _check_fp8(asked, template, problem)
+    if problem.out_dtype and template.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, f"out_dtype {problem.out_dtype}", "Only all_gather_matmul keeps its result in another")
     if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:
         raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
 
@@ -261,6 +267,14 @@ def _check_columns(asked: str, template: Template, problem: Problem) -> None:
     if problem.epilogue.bits:
         found = f"epilogue {problem.epilogue} of {len(problem.columns)} weights"
         raise InputError(asked, found, "Only the product of one weight has an epilogue")
+
+
+def _check_fp8(asked: str, template: Template, problem: Problem) -> None:
+    if template.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, f"dtype {problem.dtype}", "Only all_gather_matmul takes it")
+    if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
+        found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
+        raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
 
 
 def _names_for(operator: str) -> str:
@@ -320,15 +334,15 @@ def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _Ho
     m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
     ranks, widths = range(problem.world_size), problem.widths
     weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
-    outs = [Buffer(numbered(Y, index), m, cols, "output") for index, cols in enumerate(widths)]
+    outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, rank * n + before) for rank in ranks for b, y, before in triples]
     split = _split(problem, settings, config)
-    if template.method in gather_templates.TEMPLATES:
-        moves = gather_templates.gather_moves(template.method, mesh_of(split, k, settings))
-        communication = chunked_gather(moves, m, k, problem.returns_gathered)
-    else:
+    communication = meshed(template.method, split, k, settings, problem.returns_gathered)
+    if communication is None:
         communication = all_gather.all_gather(split, k, template.method, problem.returns_gathered)
+    if problem.epilogue.scaling == "rows":
+        communication = with_row_scales(communication, split, template.method)
     kernel = Footprint(
         queue=_queue(config),
         a=None,

@@ -14,6 +14,7 @@ COMPLETE: Literal["complete"] = "complete"
 ISSUE: Literal["issue"] = "issue"
 
 MAIN, COPIES, TILES, SUMS = "main", "copies", "tiles", "sums"  # queues
+SCALES = "scales"  # a queue, and the buffer that it fills
 X, W, Y = "x", "w", "y"  # the caller's buffers
 ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # pads
 A, B = "a", "b"  # the tensors of the global matmul
@@ -31,7 +32,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles. addends, place, late_waits: as in Compute. places: where tiles store it instead of in `region`.
+    tiles. addends, place, late_waits, scales: as in Compute. places: where tiles store it instead of in `region`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     place: int = 0
     late_waits: tuple[Wait, ...] = ()
     places: tuple[Region, ...] = ()
+    scales: tuple[Region, ...] = ()
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -164,5 +166,5 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
     if isinstance(step, Chunk):
-        return (step.region, *step.addends, *step.places)
+        return (step.region, *step.addends, *step.places, *step.scales)
     return (*step.reads, *step.writes)

@@ -83,6 +83,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
             addends=chunk.addends,
             place=chunk.place,
             late_waits=chunk.late_waits,
+            scales=chunk.scales,
             tiles=tiles,
         )
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import NO_EPILOGUE, Dtype, Epilogue, MatmulConfig, ReduceConfig, narrow_width
 
 Kernel = Literal["portable", "hopper"]
@@ -79,6 +80,15 @@ SINGLE_PRECISION = (
 )
 
 
+# A step of k is as long as Hopper's tensor cores may add products of fp8 on their own, and fills a swizzle's 128 bytes.
+# Beside the sums stands one step's product: no more than 128 columns of 64 rows fit for each of four warps.
+# Not measured: efficiencies are guessed from how often an operand is read.
+FLOAT8_PORTABLE = (
+    _shape(128, 128, 128, 8, 4, 1.0),
+    _shape(64, 128, 128, 4, 4, 0.85),
+)
+
+
 def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE) -> tuple[TileShape, ...]:
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
     candidates = _shapes(dtype, kernel)
@@ -93,6 +103,8 @@ def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
         raise InputError("kernel hopper", "it multiplies 16-bit numbers, not float32", "Use kernel=portable")
     if kernel == "hopper":
         return HOPPER
+    if dtype == FLOAT8:
+        return FLOAT8_PORTABLE
     return SINGLE_PRECISION if dtype == "float32" else HALF_PRECISION
 
 

@@ -16,6 +16,7 @@ from overweave.ir.plan import ITEMSIZE_BYTES, Dtype, MatmulConfig
 from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut, Region, Schedule
 
 Move = Put | Get | Copy | ReducePut
+Dtypes = tuple[Dtype, Dtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 
 
@@ -45,12 +46,12 @@ def tile_us(machine: Machine, rate: TileRate, shape: tuple[int, int, int], dtype
     return 2.0 * block_m * block_n * k / per_sm + rate.overhead_us
 
 
-def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtype: Dtype, count: int) -> Work:
+def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtypes: Dtypes, count: int) -> Work:
     """The tiles of one Compute in a tile kernel: no faster than its operands come from memory."""
     rows, cols, k = matmul_shape(operation)
     rate = machine.tile(config.kernel, config.block_m, config.block_n)
-    alone = tile_us(machine, rate, (config.block_m, config.block_n, k), dtype)
-    return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtype, count)))
+    alone = tile_us(machine, rate, (config.block_m, config.block_n, k), dtypes[0])
+    return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtypes, count)))
 
 
 def addends_us(machine: Machine, operation: Compute, dtype: Dtype, count: int) -> float:
@@ -75,26 +76,26 @@ def before_and_behind_last_part(operation: Apply, tile_us: float) -> tuple[float
     return tile_us - behind_us, behind_us
 
 
-def library_work(machine: Machine, operation: Compute, dtype: Dtype) -> Work:
+def library_work(machine: Machine, operation: Compute, dtypes: Dtypes) -> Work:
     """A library matmul: its tiles have the shape that finishes first by whole waves."""
-    return _library_work(machine, matmul_shape(operation), dtype)
+    return _library_work(machine, matmul_shape(operation), dtypes)
 
 
 def library_matmul_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -> float:
     """A library matmul `(m, n, k)` alone, as a call is timed."""
-    work = _library_work(machine, shape, dtype)
+    work = _library_work(machine, shape, (dtype, dtype))
     waves = -(-work.count // machine.processor.sms)
     return machine.latency.call.us + machine.latency.kernel.us + waves * work.tile_us
 
 
 @lru_cache(maxsize=4096)
-def _library_work(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -> Work:
+def _library_work(machine: Machine, shape: tuple[int, int, int], dtypes: Dtypes) -> Work:
     rows, cols, k = shape
     best, best_us = Work(0, 0.0), float("inf")
     for rate in machine.tiles_of("library"):
         count = tiles_of(rows, cols, rate.block_m, rate.block_n)
-        each = tile_us(machine, rate, (rate.block_m, rate.block_n, k), dtype)
-        each = max(each, _memory_tile_us(machine, shape, dtype, count))
+        each = tile_us(machine, rate, (rate.block_m, rate.block_n, k), dtypes[0])
+        each = max(each, _memory_tile_us(machine, shape, dtypes, count))
         total = -(-count // machine.processor.sms) * each
         if total < best_us:
             best, best_us = Work(count, each), total
@@ -198,9 +199,10 @@ def _is_contiguous(schedule: Schedule, region: Region) -> bool:
     return region.shape[0] == 1 or region.shape[1] == schedule.buffer(region.buffer).cols
 
 
-def _memory_tile_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtype, count: int) -> float:
+def _memory_tile_us(machine: Machine, shape: tuple[int, int, int], dtypes: Dtypes, count: int) -> float:
     """Time of a tile if its operation were bound by memory: each operand element is read, each result written once."""
     rows, cols, k = shape
-    moved = (rows * k + k * cols + rows * cols) * ITEMSIZE_BYTES[dtype]
+    item, out_item = (ITEMSIZE_BYTES[dtype] for dtype in dtypes)
+    moved = (rows * k + k * cols) * item + rows * cols * out_item
     waves = -(-count // machine.processor.sms)
     return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)

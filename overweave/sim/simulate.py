@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
+from overweave.ir.dtype import Dtype
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut
 from overweave.ir.timeline import Timeline
@@ -68,6 +69,7 @@ class _Run:
         self._author_tile_us = author_tile_us
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
         self._dtype = plan.realization.dtype
+        self._dtypes = {buffer.name: buffer.dtype or self._dtype for buffer in plan.schedule.buffers}
         self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
@@ -200,19 +202,24 @@ class _Run:
             if (wait.pad, signal) in own
         ]
 
+    def _moved(self, operation: cost.Move | Collective) -> Dtype:
+        """Of what an operation moves."""
+        return self._dtypes[operation.sources[0].buffer] if operation.sources else self._dtype
+
     def _kernel_work(self, node: _Node, width: int) -> Work:
         operation, config = node.step.operation, self._plan.realization.matmul
         if isinstance(operation, Reduce):
             return cost.reduce_work(self._machine, operation, self._dtype, node.tiles)
         copy, sms = self._plan.realization.copy, self._machine.processor.sms
         if isinstance(operation, Put) and node.step.engine == AUTHOR_KERNEL:
-            return cost.push_work(self._machine, operation, sms, self._dtype, node.tiles)
+            return cost.push_work(self._machine, operation, sms, self._moved(operation), node.tiles)
         if isinstance(operation, Put | Copy) and copy is not None:
             programs = min(copy.programs, sms)
-            return cost.push_work(self._machine, operation, programs, self._dtype, node.tiles)
+            return cost.push_work(self._machine, operation, programs, self._moved(operation), node.tiles)
         if isinstance(operation, Compute) and config is not None:
             config = replace(config, block_n=width) if width else config
-            return cost.kernel_work(self._machine, operation, config, self._dtype, node.tiles)
+            dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
+            return cost.kernel_work(self._machine, operation, config, dtypes, node.tiles)
         if isinstance(operation, Apply) and self._author_tile_us is not None:
             return Work(node.tiles, self._author_tile_us)
         found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
@@ -268,14 +275,15 @@ class _Run:
             case Collective():
                 self._meet(node, operation)
             case Compute():
-                self._launch(node, cost.library_work(self._machine, operation, self._dtype))
+                dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
+                self._launch(node, cost.library_work(self._machine, operation, dtypes))
             case Reduce():
                 self._launch(node, *cost.library_sum_works(self._machine, operation, self._dtype))
             case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):
                 node.begin_us = self._clock.now
-                self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._dtype)))
+                self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._moved(operation))))
             case Put() | Get() | Copy() | ReducePut():
-                self._launch(node, cost.local_copy_work(self._machine, operation, self._dtype))
+                self._launch(node, cost.local_copy_work(self._machine, operation, self._moved(operation)))
 
     def _launch(self, node: _Node, *works: Work) -> None:
         """Kernels of its own for one operation, one after the other."""
@@ -306,7 +314,7 @@ class _Run:
         parts = [part for member in members if isinstance(part := member.step.operation, Collective)]
         for part in parts:
             self._change_collectives(part.rank, 1)
-        took = cost.collective_us(self._machine, self._schedule, parts, self._dtype)
+        took = cost.collective_us(self._machine, self._schedule, parts, self._moved(parts[0]))
         self._clock.after(took, partial(self._leave, members, self._clock.now))
 
     def _leave(self, members: list[_Node], begin_us: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from msgspec import Struct
 
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import ITEMSIZE_BYTES, MOST_WEIGHTS, Problem
 
 DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -43,6 +44,8 @@ def kernel_obstacle(problem: Problem, target: Target) -> str:
     """Why the tile kernels cannot, or should not, compute a problem; empty if they can."""
     if problem.dtype == "float32" and target.kind == "cuda":
         return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
+    if problem.dtype == FLOAT8 and target.kind == "cuda":
+        return "the tile kernels are not fit to multiply fp8 on a GPU"
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
     if problem.k % step or any(width % step for width in problem.widths):
         found = f"n={problem.n_text} and k={problem.k} must be multiples of {step}"

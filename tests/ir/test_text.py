@@ -36,7 +36,7 @@ def region(buffer: str, rank: int, lo: int = 0, hi: int = 4) -> Region:
 EVERYTHING = Schedule(
     name="every.thing",
     world_size=2,
-    buffers=(Buffer("x@1", 4, 2, "input"), Buffer("y-+.", 4, 2, "output")),
+    buffers=(Buffer("x@1", 4, 2, "input"), Buffer("y-+.", 4, 2, "output", "float8_e4m3fn")),
     pads=(SignalPad("wait", 2),),
     queues=(Queue("a", "complete"), Queue("b", "issue", ("a", "after"))),
     credits=(Credit(1, 0), Credit(0, 1), Credit(1, 1)),
@@ -50,7 +50,16 @@ EVERYTHING = Schedule(
             name="d", rank=0, queue="a", sources=(region("x@1", 0),), destinations=(), notifies=(Notify("wait", 1, 0),)
         ),
         Compute(name="m", rank=0, queue="b", a=(), b=region("x@1", 0), out=(region("y-+.", 0),) * 2, accumulate=True),
-        Compute(name="m2", rank=0, queue="b", a=(region("x@1", 0),) * 2, b=region("x@1", 0), out=(), tiles=9),
+        Compute(
+            name="m2",
+            rank=0,
+            queue="b",
+            a=(region("x@1", 0),) * 2,
+            b=region("x@1", 0),
+            out=(),
+            scales=(region("y-+.", 0),),
+            tiles=9,
+        ),
         Reduce(name="r", rank=1, queue="b", operands=(region("x@1", 0), region("x@1", 1)), out=region("y-+.", 1)),
         Reduce(name="r0", rank=1, queue="b", operands=(), out=region("y-+.", 1, 3, 3)),
         Reduce(name="r1", rank=1, queue="b", operands=(region("x@1", 1),), out=region("y-+.", 1), tiles=4),

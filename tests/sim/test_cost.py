@@ -11,6 +11,7 @@ from overweave.ir.schedule import Buffer, Compute, Put, Reduce, Region, Schedule
 from overweave.sim import cost
 
 H200 = load("h200x4")
+BF16: cost.Dtypes = ("bfloat16", "bfloat16")
 
 
 def compute(m: int, n: int, k: int) -> Compute:
@@ -35,15 +36,15 @@ def test_a_tile_grows_with_k_and_with_a_slower_dtype():
 
 def test_a_matmul_of_few_rows_is_bound_by_its_weights():
     config = MatmulConfig()
-    work = cost.kernel_work(H200, compute(16, 128 * 132, 8192), config, "bfloat16", 132)
+    work = cost.kernel_work(H200, compute(16, 128 * 132, 8192), config, BF16, 132)
     weights_us = 128 * 132 * 8192 * 2 / H200.hbm.gb_per_s / 1e3
     assert work.tile_us == pytest.approx(max(weights_us, work.tile_us))
     slow = replace(H200, hbm=Bandwidth(100.0, ""))
-    assert cost.kernel_work(slow, compute(16, 128 * 132, 8192), config, "bfloat16", 132).tile_us > 20 * weights_us
+    assert cost.kernel_work(slow, compute(16, 128 * 132, 8192), config, BF16, 132).tile_us > 20 * weights_us
 
 
 def test_the_library_takes_the_tile_shape_that_wastes_least():
-    wide, narrow = (cost.library_work(H200, compute(8192, n, 4096), "bfloat16").count for n in (3584, 2752))
+    wide, narrow = (cost.library_work(H200, compute(8192, n, 4096), BF16).count for n in (3584, 2752))
     assert wide == 64 * 14  # whole waves of 128 x 256
     assert narrow == 43 * 15  # of 192 x 192, five waves of which cost less than six of 128 x 256
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from overweave.ir.plan import COPY, ITEMSIZE_BYTES, OWN_SHARD, WORKSPACE, Dtype, TileRow
+from overweave.ir.plan import COPY, OWN_SHARD, WORKSPACE, Dtype, TileRow
 from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, Region
 from overweave.ir.shards import tile_parts
 from overweave.ir.verify.verdict import Findings
@@ -33,7 +33,7 @@ def check_copy(
 
 
 def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype, findings: Findings) -> None:
-    row_bytes = buffer.cols * ITEMSIZE_BYTES[dtype]
+    row_bytes = buffer.cols * buffer.itemsize_bytes(dtype)
     if region.cols != (0, buffer.cols):
         findings.add("lowering", move, "the kernel moves whole rows", region)
     elif row_bytes % WORD_BYTES:

@@ -31,6 +31,7 @@ from overweave.ir.verify.goals import check_goal
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.happens_before import Past
 from overweave.ir.verify.races import report_read, report_update, report_write
+from overweave.ir.verify.scales import mismatch
 from overweave.ir.verify.values import Mismatch, Value, added, clipped, is_unknown, multiplied, stacked, unknown
 from overweave.ir.verify.verdict import Findings
 
@@ -242,6 +243,10 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
     else:
         parts = [(part.shape[0], follower.read(position, part)) for part in compute.a]
         height, a = sum(rows for rows, _ in parts), stacked(parts, depth)
+    if compute.scales:
+        columns = stacked([(part.shape[0], follower.read(position, part)) for part in compute.scales], 1)
+        if said := mismatch(a, columns):
+            follower.findings.add("value", compute, said, compute.scales[0])
     result = follower.attempt(position, compute.out[0], lambda: multiplied(a, b, (height, depth, width)))
     if is_unknown(result):
         result = unknown((height, width))

@@ -27,6 +27,7 @@ from overweave.ir.schedule import (
     Region,
     Schedule,
 )
+from overweave.ir.verify.scales import check_shapes
 from overweave.ir.verify.verdict import Findings
 
 MOST_RANKS = 1024
@@ -176,6 +177,8 @@ class _Form:
         for source, destination in zip(left, right, strict=True):
             if source.shape != destination.shape:
                 self.findings.add("form", operation, f"{source} does not fit {destination}", destination)
+            if self.buffers[source.buffer].dtype != self.buffers[destination.buffer].dtype:
+                self.findings.add("form", operation, f"{source} has another dtype than {destination}", destination)
 
 
 def _check_push(form: _Form, operation: Put | ReducePut) -> None:
@@ -210,6 +213,7 @@ def _check_compute(form: _Form, compute: Compute) -> None:
         a, out = " + ".join(map(str, compute.a)), " + ".join(map(str, compute.out))
         form.findings.add("form", compute, f"{a} @ {compute.b} does not have the shape of {out}", compute.out[0])
     _check_addends(form, compute)
+    check_shapes(compute, form.findings)
 
 
 def _check_addends(form: _Form, compute: Compute) -> None:

@@ -30,6 +30,7 @@ from overweave.ir.verify.addends import check_addends
 from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
 from overweave.ir.verify.copies import check_copy
 from overweave.ir.verify.graphs import Graph, Key
+from overweave.ir.verify.scales import check_places
 from overweave.ir.verify.verdict import Findings
 
 Placed = tuple[int, int, int, int, int, int]  # row, row_end, col, source, source_row, width
@@ -91,6 +92,7 @@ class _Table:
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands, f"out of {operation.b.buffer}")
                 self._check_compute(operation, rows)
+                check_places(operation, self.buffers, self.plan.realization.dtype, self.findings)
             elif isinstance(operation, Apply):
                 check_applied(operation, rows, {name: one.home for name, one in self.buffers.items()}, self.findings)
                 note_places(operation, self.buffers, operands)
@@ -284,6 +286,9 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
         operands.setdefault(role, set()).add(part.buffer)
     for part in compute.out:
         operands.setdefault("sum" if compute.addends else out, set()).add(part.buffer)
+    for part in compute.scales:
+        role = "scales of own rows" if buffers[part.buffer].home == INPUT else "scales of rows"
+        operands.setdefault(role, set()).add(part.buffer)
     if compute.addends:
         operands.setdefault("number of addends", set()).add(str(len(compute.addends)))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import ITEMSIZE_BYTES, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines import check_engines
 from overweave.ir.verify.graphs import Graph, build_graph
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.norm import check_norm
 from overweave.ir.verify.residency import check_residency
+from overweave.ir.verify.scales import check_scaling
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Enough, Findings, Verdict
 
@@ -117,8 +118,9 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
         findings.add("width", None, f"{graph.signals_per_rank} signals need more than 31 bits")
     blocks = [(config.block_m, config.block_n) for config in (realization.matmul, realization.reduction) if config]
     block_m, block_n = (max(sizes) for sizes in zip(*blocks, strict=True)) if blocks else (0, 0)
-    itemsize = ITEMSIZE_BYTES[realization.dtype]
-    strides = {buffer.name: buffer.cols * itemsize for buffer in schedule.buffers}
+    check_scaling(plan, findings)
+    itemsizes = {buffer.name: buffer.itemsize_bytes(realization.dtype) for buffer in schedule.buffers}
+    strides = {buffer.name: buffer.cols * itemsizes[buffer.name] for buffer in schedule.buffers}
     seen: set[tuple[str, int]] = set()
     for operation in schedule.operations:
         engine = _engine(plan, operation.queue)
@@ -128,7 +130,11 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
             if region.rows[1] + block_m > LIMIT or region.cols[1] + block_n > LIMIT:
                 findings.add("width", operation, "a tile's last row or column needs more than 31 bits", region)
         if isinstance(operation, Compute):
-            b_stride = operation.b.shape[0] * itemsize if plan.problem.b_is_transposed else strides[operation.b.buffer]
+            b_stride = (
+                operation.b.shape[0] * itemsizes[operation.b.buffer]
+                if plan.problem.b_is_transposed
+                else strides[operation.b.buffer]
+            )
             loads: list[tuple[Region, int]] = [(part, strides[part.buffer]) for part in operation.a]
             for region, stride in [*loads, (operation.b, b_stride)]:
                 if stride % BULK_ALIGNMENT_BYTES and (region.buffer, region.rank) not in seen:
@@ -137,7 +143,7 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                     findings.add("alignment", operation, said, region)
         if isinstance(operation, Reduce):
             for region in operation.operands:
-                begin = region.rows[0] * strides[region.buffer] + region.cols[0] * itemsize
+                begin = region.rows[0] * strides[region.buffer] + region.cols[0] * itemsizes[region.buffer]
                 if begin % BULK_ALIGNMENT_BYTES:
                     said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     findings.add("alignment", operation, said, region)

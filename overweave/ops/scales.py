@@ -1,0 +1,89 @@
+"""fp8 operands and their scales, as torch._scaled_mm takes them: what may be passed, and the dtype that comes back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.plan import SCALE_W, SCALE_X, Scaling
+from overweave.ops.arguments import DTYPES
+
+FP8 = torch.float8_e4m3fn
+STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled matmul and for 16-byte rows
+
+
+class Scales(NamedTuple):
+    """scale_x, scale_w: as the caller passed them. out_dtype: of the result; None: bf16 for fp8, else that of x."""
+
+    scale_x: torch.Tensor | None = None
+    scale_w: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+
+    def result_dtype(self, x: torch.Tensor) -> torch.dtype:
+        """What the result of an operator is made in."""
+        if self.out_dtype is not None:
+            return self.out_dtype
+        return torch.bfloat16 if x.dtype == FP8 else x.dtype
+
+
+def name_of(dtype: torch.dtype) -> Dtype:
+    """As plans call it."""
+    return FLOAT8 if dtype == FP8 else DTYPES[dtype]  # type: ignore[return-value]
+
+
+def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, w: torch.Tensor) -> Scaling | None:
+    """How a product is scaled; None if it is not. Raises InputError."""
+    given = {SCALE_X: scales.scale_x, SCALE_W: scales.scale_w}
+    if x.dtype != FP8:
+        _refuse_scales(operator, scales, x)
+        return None
+    _check_layout(operator, x, w)
+    if scales.out_dtype is not None and scales.out_dtype not in DTYPES:
+        known = ", ".join(map(str, DTYPES))
+        raise InputError(f"{operator}: out_dtype", f"got {str(scales.out_dtype)[:40]}", f"Use one of {known}, or None")
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            cure = f"Pass extras=ow.Extras({SCALE_X}=, {SCALE_W}=), fp32 tensors; of ones if nothing was scaled"
+            raise InputError(f"{operator}: {name} of fp8 operands", f"got {type(tensor).__name__}", cure)
+        if (tensor.dtype, tensor.device) != (torch.float32, x.device) or not tensor.is_contiguous():
+            found = f"got {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
+            raise InputError(
+                f"{operator}: {name}, fp32, contiguous, beside x", found, f"Pass {name}.float().contiguous()"
+            )
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", "Call it under no_grad")
+    shapes = {name: tuple(tensor.shape) for name, tensor in given.items() if tensor is not None}
+    if all(tensor is not None and tensor.numel() == 1 for tensor in given.values()):
+        return "tensor"
+    wanted = {SCALE_X: (x.shape[0], 1), SCALE_W: (1, w.shape[1])}
+    if shapes != wanted:
+        cure = f"Pass one element each, or {wanted[SCALE_X]} for the own rows and {wanted[SCALE_W]} for the columns"
+        raise InputError(f"{operator}: {SCALE_X} and {SCALE_W}", f"got {shapes[SCALE_X]} and {shapes[SCALE_W]}", cure)
+    return "rows"
+
+
+def as_matrices(scales: Scales) -> dict[str, torch.Tensor]:
+    """By the names under which plans know them; one element as `[1, 1]`."""
+    given = {SCALE_X: scales.scale_x, SCALE_W: scales.scale_w}
+    return {name: t.reshape(1, 1) if t.numel() == 1 else t for name, t in given.items() if t is not None}
+
+
+def _refuse_scales(operator: str, scales: Scales, x: torch.Tensor) -> None:
+    if scales.scale_x is not None or scales.scale_w is not None:
+        cure = f"Cast x and w to {FP8}, or leave the scales out"
+        raise InputError(f"{operator}: scales", f"x is {x.dtype}", cure)
+    if scales.out_dtype not in (None, x.dtype):
+        raise InputError(f"{operator}: out_dtype {scales.out_dtype}", f"x is {x.dtype}", "Only fp8 has another: cast y")
+
+
+def _check_layout(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
+    k, n = w.shape
+    if k % STEP or n % STEP:
+        found, cure = f"k={k}, n={n}", f"Pad both to multiples of {STEP}, as torch._scaled_mm wants them"
+        raise InputError(f"{operator}: fp8 operands", found, cure)
+    if not w.t().is_contiguous():
+        found, cure = f"w {list(w.shape)} has strides {w.stride()}", "Store the weight as [n, k] and pass weight.t()"
+        raise InputError(f"{operator}: fp8 w with k contiguous", found, cure)

@@ -1,0 +1,38 @@
+"""Products of fp8 operands where a library multiplies: torch's scaled matmul on a GPU, fp32 on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from overweave.ir.plan import SCALE_W, SCALE_X
+from overweave.ir.schedule import Compute
+from overweave.runtime.library import View, full_precision
+
+Tensors = Mapping[str, torch.Tensor]
+Scales = tuple[torch.Tensor, torch.Tensor]
+
+
+def multiply_scaled(compute: Compute, view: View, tensors: Tensors) -> None:
+    """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns."""
+    own = [tensors[SCALE_X]] * len(compute.a) if not compute.scales else [view(region) for region in compute.scales]
+    for a, scale_x, out in zip(compute.a, own, compute.out, strict=True):
+        if not out.is_empty:
+            scaled_matmul(view(a), view(compute.b), (scale_x, tensors[SCALE_W]), view(out))
+
+
+def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
+    """`out = (a @ b) * scales[0] * scales[1]`, summed in fp32 without torch's fast accumulation.
+
+    a: `[m, k]`; b: `[k, n]`, stored as `[n, k]`; scales: fp32 `[1, 1]` both, or `[m, 1]` and `[1, n]`. Scaled by rows
+    torch returns only bf16: in another dtype the scales are applied to its fp32 product.
+    """
+    if a.device.type == "cpu":
+        with full_precision(torch.float32):
+            out.copy_(torch.mm(a.float(), b.float()) * scales[0] * scales[1])
+    elif out.dtype == torch.bfloat16 or scales[1].numel() == 1:
+        torch._scaled_mm(a, b, *scales, out_dtype=out.dtype, out=out)
+    else:
+        one = torch.ones(1, 1, device=a.device)
+        out.copy_(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])

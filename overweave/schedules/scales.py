@@ -1,0 +1,143 @@
+"""The scales of the rows of a gathered matrix: they travel beside it, as a small gather of their own.
+
+Each rank puts the scales of its shard to every peer at the head of the call, by the copy engine, whoever moves the
+rows; what multiplies the rows of a peer waits for that peer's scales too. The own ones are read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.ir.plan import SCALE_DTYPE, SCALE_X
+from overweave.ir.schedule import (
+    INPUT,
+    Buffer,
+    Collective,
+    Copy,
+    Given,
+    Notify,
+    Operation,
+    Put,
+    Queue,
+    SignalPad,
+    Wait,
+    scale_of,
+)
+from overweave.schedules.communication import (
+    COMPLETE,
+    MAIN,
+    SCALES,
+    A,
+    Chunk,
+    Communication,
+    Split,
+    is_empty,
+    region,
+    used,
+)
+
+SCALED = "scaled"
+
+
+class _Scales(Struct, frozen=True):
+    """own: `[S, 1]`, the caller's. all: `[m, 1]`, in global place. holders: how many ranks, the first, have rows."""
+
+    split: Split
+    own: Buffer
+    all: Buffer
+    holders: int
+
+    def peers(self, rank: int) -> list[int]:
+        """Whom a rank puts its scales to, in its rotation."""
+        return [self.split.peer(rank, -step) for step in range(1, self.split.world_size)]
+
+
+def with_row_scales(communication: Communication, split: Split, method: str) -> Communication:
+    """An all-gather of row shards by `method` (schedules/all_gather.py), and of the scales of their rows beside it."""
+    ranks, rows = range(split.world_size), split.rows
+    own = Buffer(SCALE_X, split.shard_size, 1, "input", SCALE_DTYPE)
+    everyone = Buffer(SCALES, rows, 1, "local" if method == "collective" else "symmetric", SCALE_DTYPE)
+    scales = _Scales(split, own, everyone, sum(not is_empty(split.shard(rank)) for rank in ranks))
+    homes = {buffer.name: buffer.home for buffer in communication.buffers}
+    steps: list[Operation | Chunk] = []
+    for rank, of_rank in groupby(communication.steps, lambda step: step.rank):
+        mine = [_scaled(scales, step, homes) if isinstance(step, Chunk) else step for step in of_rank]
+        steps += _moves(scales, rank, method, any(_spans_all(scales, step) for step in mine))
+        steps += mine
+    is_put = any(isinstance(step, Put) and step.queue == SCALES for step in steps)
+    return replace(
+        communication,
+        buffers=communication.buffers + used((own, everyone), steps),
+        pads=communication.pads + ((SignalPad(SCALED, split.world_size),) if is_put else ()),
+        queues=communication.queues + ((Queue(SCALES, COMPLETE),) if is_put else ()),
+        given=communication.given + tuple(_given(scales, rank) for rank in ranks if not is_empty(split.shard(rank))),
+        steps=tuple(steps),
+    )
+
+
+def _given(scales: _Scales, rank: int) -> Given:
+    lo, hi = scales.split.shard(rank)
+    return Given(region(scales.own, rank, (0, hi - lo)), scale_of(A), lo, 0)
+
+
+def _spans_all(scales: _Scales, step: Operation | Chunk) -> bool:
+    """Whether a Chunk reads the rows of all ranks at once, from one place."""
+    return isinstance(step, Chunk) and step.scales[0].buffer == scales.all.name and step.rows == (0, scales.split.rows)
+
+
+def _scaled(scales: _Scales, chunk: Chunk, homes: Mapping[str, str]) -> Chunk:
+    """A chunk with the scales of its rows, and its waits for those that peers put."""
+    if homes[chunk.region.buffer] == INPUT:
+        return replace(chunk, scales=(region(scales.own, chunk.rank, chunk.region.rows),))
+    waits: tuple[Wait, ...] = ()
+    if scales.all.home == "symmetric":
+        lo, hi = _owners(scales, chunk)
+        ranges = (lo, min(hi, chunk.rank)), (max(lo, chunk.rank + 1), hi)
+        waits = tuple(Wait(SCALED, signals, 1) for signals in ranges if not is_empty(signals))
+    return replace(chunk, waits=chunk.waits + waits, scales=(region(scales.all, chunk.rank, chunk.rows),))
+
+
+def _owners(scales: _Scales, chunk: Chunk) -> tuple[int, int]:
+    """The ranks whose rows a chunk has, as a range."""
+    size = scales.split.shard_size
+    return chunk.rows[0] // size, min(-(-chunk.rows[1] // size), scales.holders)
+
+
+def _moves(scales: _Scales, rank: int, method: str, keeps_own: bool) -> Iterator[Operation]:
+    """What puts the own scales where they are read."""
+    split = scales.split
+    lo, hi = split.shard(rank)
+    if split.world_size == 1 or split.rows == 0:
+        return
+    source = region(scales.own, rank, (0, hi - lo))
+    if method == "collective":
+        yield Collective(
+            name=f"all_gather_scales.{rank}",
+            rank=rank,
+            queue=MAIN,
+            function="all_gather",
+            label="all_gather_scales",
+            ranks=tuple(range(split.world_size)),
+            sources=(source,),
+            destinations=tuple(region(scales.all, rank, split.shard(peer)) for peer in range(split.world_size)),
+        )
+        return
+    if lo == hi:
+        return
+    for peer in scales.peers(rank):
+        yield Put(
+            name=f"push_scales.{rank}-{peer}",
+            rank=rank,
+            queue=SCALES,
+            notifies=(Notify(SCALED, peer, rank),),
+            sources=(source,),
+            destinations=(region(scales.all, peer, (lo, hi)),),
+        )
+    if keeps_own:
+        target = region(scales.all, rank, (lo, hi))
+        name = f"keep_scales.{rank}"
+        yield Copy(name=name, rank=rank, queue=MAIN, sources=(source,), destinations=(target,))

@@ -1,0 +1,104 @@
+"""fp8 (e4m3) in the interpreter: its numbers, its dots, and the real kernels with scales.
+
+Run by test_interpreter.py in a process of its own, as interpreted_kernels.py is.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from overweave.ir.plan import Epilogue, Problem  # noqa: E402
+from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.host import run_on_host  # noqa: E402
+from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.schedules import catalog  # noqa: E402
+from tests.runtime.interpreted_kernels import convert_kernel  # noqa: E402
+
+
+def test_every_fp8_number_widens_exactly():
+    source = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
+    target = torch.zeros(len(source), dtype=torch.float32)
+    convert_kernel[(1,)](source, target, len(source), 256)
+    assert torch.equal(target.nan_to_num(7.0), source.float().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_to_fp8_is_torchs_within_its_range(dtype: torch.dtype):
+    spread = torch.randn(8192, generator=torch.Generator().manual_seed(3)) * 50
+    source = torch.cat([spread, torch.tensor([0.0, 448.0, 1e-3, torch.nan, 1e6, -torch.inf])]).to(dtype)
+    target = torch.zeros(len(source), dtype=torch.float8_e4m3fn)
+    convert_kernel[(2,)](source, target, len(source), 8192)
+    expected = source.float().clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    assert torch.equal(target.float().nan_to_num(7.0), expected.float().nan_to_num(7.0))
+    assert target[-3:].float().isnan().tolist() == [True, False, False]
+
+
+def test_dot_of_fp8_against_fp64():
+    generator = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(32, 64, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    out = torch.full((32, 32), torch.nan)
+    stored = [TensorDescriptor.from_tensor(matrix, [32, 64]) for matrix in (a, b)]
+    dot_of_stored_kernel[(1,)](*stored, out)
+    exact = a.double() @ b.double().t()
+    assert (out - exact).norm() / exact.norm() < 1e-6
+
+
+@triton.jit
+def dot_of_stored_kernel(a, b, out):
+    left, right = a.load([0, 0]), b.load([0, 0]).T
+    rows, cols = tl.arange(0, left.shape[0]), tl.arange(0, right.shape[1])
+    tl.store(out + rows[:, None] * right.shape[1] + cols[None, :], tl.dot(left, right))
+
+
+def wrong_fp8_plans() -> list[str]:
+    """The real kernels on fp8 operands and their scales: integers, so every bit must be right."""
+    rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
+    m, n, k = 37, 48, 64
+    generator = torch.Generator().manual_seed(m)
+    whole, w = (torch.randint(-2, 3, (rows, k), generator=generator).float() for rows in (m, n))
+    by_row, by_column = (2.0 ** torch.randint(-2, 3, shape, generator=generator) for shape in ((m, 1), (1, n)))
+    own = slice(rank * -(-m // ranks), min((rank + 1) * -(-m // ranks), m))
+    tiles = {"block_m": 16, "block_n": 32, "block_k": 32, "pieces": 2}
+    for scaling, plan, options in (
+        ("rows", "push", tiles),
+        ("rows", "push", tiles | {"mover": "copy_kernel", "copy_programs": 2}),
+        ("rows", "pull", tiles),
+        ("rows", "gather_pull", {}),
+        ("tensor", "push", tiles),
+    ):
+        problem = Problem(
+            operator="all_gather_matmul",
+            m=m,
+            n=n,
+            k=k,
+            world_size=ranks,
+            dtype="float8_e4m3fn",
+            b_is_transposed=True,
+            epilogue=Epilogue(scaling=scaling),  # type: ignore[arg-type]
+            out_dtype="bfloat16",
+        )
+        scales = (by_row, by_column) if scaling == "rows" else (torch.full((1, 1), 0.5), torch.full((1, 1), 4.0))
+        inputs = {"x": whole[own].to(torch.float8_e4m3fn), "w": w.to(torch.float8_e4m3fn).t(), "scale_w": scales[1]}
+        inputs["scale_x"] = scales[0][own].contiguous() if scaling == "rows" else scales[0]
+        y = torch.full((m, n), torch.nan, dtype=torch.bfloat16)
+        built = catalog.build(f"all_gather_matmul.{plan}", problem, options)
+        run_on_host(built, resolve(None), inputs, {"y": y}, depth="interpreter")
+        exact = (whole @ w.t()) * scales[0] * scales[1]
+        if not torch.equal(y, exact.bfloat16()):
+            wrong.append(f"{scaling} {plan} {options}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_fp8_operands_and_their_scales(world_size: int):
+    assert run_ranks(wrong_fp8_plans, world_size) == [[]] * world_size
