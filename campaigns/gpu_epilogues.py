@@ -53,6 +53,71 @@ def error_of(given: Tensors, m: int, plan: str, activation: Activation | None) -
     return float(((y.float() - exact).abs() / (exact.abs() + summed.abs() + 1)).max())
 
 
+class Pair(NamedTuple):
+    x: torch.Tensor
+    w: torch.Tensor
+    gate: torch.Tensor
+    residual: torch.Tensor
+
+
+def pair_of(m: int, n: int, k: int, is_transposed: bool) -> Pair:
+    x, w, _, residual = tensors_of(m, n, k)
+    gate = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
+    w, gate = (each if is_transposed else each.contiguous() for each in (w, gate))
+    return Pair(x, w, gate, residual)
+
+
+def gate_error_of(given: Pair, m: int, plan: str, activation: Activation | None, has_residual: bool) -> float:
+    """The largest error of a gated call, over one and the exact sizes of what is rounded."""
+    x, w, gate, residual = given
+    extras = ow.Extras(activation=activation, residual=residual if has_residual else None, gate=gate)
+    y = ow.all_gather_matmul(x, w, m=m, extras=extras, plan=plan).float()
+    wide = residual.float() if has_residual else None
+    exact = reference.all_gather_matmul(
+        x.float(), w.float(), m=m, activation=activation, residual=wide, gate=gate.float()
+    )
+    up, down = (reference.all_gather_matmul(x.float(), each.float(), m=m).abs() for each in (w, gate))
+    return float(((y - exact).abs() / (exact.abs() + up * (down + 1) + 1)).max())
+
+
+def wrong_product(given: Pair, m: int, plan: str, columns: tuple[int, ...]) -> str:
+    """Which of several products has other bits than a call of its own, or is not near to fp32; empty if none is."""
+    x, w = given.x, given.w
+    weights = [part.contiguous() if w.is_contiguous() else part for part in w.split(columns, dim=1)]
+    several = ow.all_gather_matmul(x, weights, m=m, plan=plan)
+    for index, (y, weight) in enumerate(zip(several, weights, strict=True)):
+        exact = reference.all_gather_matmul(x.float(), weight.float(), m=m)
+        if not float(((y.float() - exact).abs() / (exact.abs() + 1)).max()) < TOLERANCE:
+            return f"weight {index} is wrong"
+        if plan.startswith("pu") and not torch.equal(y, ow.all_gather_matmul(x, weight, m=m, plan=plan)):
+            return f"weight {index} has other bits than alone"
+    return ""
+
+
+def check_gates(plan: str) -> None:
+    started, failures, count = time.monotonic(), [], 0
+    for (m, n, k), activation, flags in product(SIZES, ACTIVATIONS, ((False, True), (True, False))):
+        is_transposed, has_residual = flags
+        both = [pair_of(m, n, k, is_transposed) for _ in range(2)]
+        for turn in range(4):
+            error, count = gate_error_of(both[turn % 2], m, plan, activation, has_residual), count + 1
+            if not error < TOLERANCE:
+                failures.append(f"{plan} gate {activation} {flags} {m}x{n}x{k} call {turn}: error {error:.2e}")
+    report.line(f"{plan}, gated", count, failures, started)
+
+
+def check_several(plan: str) -> None:
+    started, failures, count = time.monotonic(), [], 0
+    for (m, n, k), parts, is_transposed in product(SIZES, (2, 3), (False, True)):
+        columns = (n - 40 * (parts - 1), *(40 for _ in range(parts - 1)))
+        both = [pair_of(m, n, k, is_transposed) for _ in range(2)]
+        for turn in range(4):
+            wrong, count = wrong_product(both[turn % 2], m, plan, columns), count + 1
+            if wrong:
+                failures.append(f"{plan} {columns} b^T={is_transposed} {m}x{k} call {turn}: {wrong}")
+    report.line(f"{plan}, several weights", count, failures, started)
+
+
 def main() -> None:
     join(timedelta(seconds=60))
     torch.manual_seed(dist.get_rank())
@@ -65,6 +130,8 @@ def main() -> None:
                 if not error < TOLERANCE:
                     failures.append(f"{plan} {activation} {m}x{n}x{k} call {turn}: error {error:.2e}")
         report.line(plan, count, failures, started)
+        check_gates(plan)
+        check_several(plan)
     report.finish()
 
 

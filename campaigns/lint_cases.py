@@ -17,6 +17,7 @@ from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     BIAS,
+    GATE,
     MOST_WEIGHTS,
     NO_EPILOGUE,
     RESIDUAL,
@@ -111,7 +112,8 @@ def cases() -> Iterator[Case]:
             for shape in shapes("bfloat16", kernel, epilogue)[:2]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
-    yield from several_cases("portable")
+        yield from several_cases(kernel)
+        yield from gated_cases(kernel)
     yield from scaled_cases("portable")
     yield reduction_case(FLOAT8, 2, False)
 
@@ -147,6 +149,19 @@ def several_cases(kernel: Kernel) -> Iterator[Case]:
     config = shapes("bfloat16", kernel)[0].config
     for variant in (VARIANTS[-1], *RARE_VARIANTS):
         yield matmul_case("bfloat16", config, variant, weights=3)
+
+
+def gated_cases(kernel: Kernel) -> Iterator[Case]:
+    """Two products of each tile, in every shape and, of the first, in every layout, traced, ragged, with a residual."""
+    swiglu = Epilogue(activation="silu", gate=True)
+    first, *others = (shape.config for shape in shapes("bfloat16", kernel, swiglu))
+    for variant in (*VARIANTS, *RARE_VARIANTS):
+        yield matmul_case("bfloat16", first, variant, swiglu)
+    for config in others:
+        yield matmul_case("bfloat16", config, VARIANTS[-1], swiglu)
+    rest = Epilogue(activation="gelu_tanh", residual=True, gate=True)
+    for shape in shapes("float16", kernel, rest):
+        yield matmul_case("float16", shape.config, VARIANTS[-1], rest)
 
 
 def begin_case() -> Case:
@@ -238,23 +253,23 @@ def matmul_case(
     out = {"out": f"*{DTYPES[kept]}"}
     if is_hopper:
         out = {"out": _descriptor(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
-    factors = dict.fromkeys(_names("b", weights), _descriptor(dtype, b_block, is_hopper))
+    factors = dict.fromkeys(_names("b", 2 if epilogue.gate else weights), _descriptor(dtype, b_block, is_hopper))
     outs = {name: kind for base, kind in out.items() for name in _names(base, weights)}
     sides = {"a_shard": a, "a_workspace": a, **factors, **outs}
     constant: dict[str, int | str | None] = {"PRECISION": {"float32": "ieee", FLOAT8: "fp8"}.get(dtype, "tf32")}
     if is_hopper:
         constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
-    extras = {name: "*fp32" if name in SCALES else f"*{DTYPES[kept]}" for name in epilogue.inputs}
+    read = set(epilogue.inputs) - {GATE}
+    extras = {name: "*fp32" if name in SCALES else f"*{DTYPES[kept]}" for name in read}
     extras |= dict.fromkeys(("scale_x", "scales"), "*fp32") if epilogue.scaling else {}
     reads = {BIAS, RESIDUAL} if is_hopper else {BIAS, RESIDUAL, *SCALES}
     constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
     sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
     constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}
     columns = _names("n", weights)
-    if not is_hopper:
-        constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
-        constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
-        constant["WEIGHTS"] = weights
+    constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
+    constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
+    constant["WEIGHTS"] = weights
     options = {"num_warps": 4} if is_hopper else {"num_warps": config.warps, "num_stages": config.stages}
     launch = f"{config.warps}w{config.stages}s" + (f"/{config.split_n}" if config.split_n > 1 else "")
     tile = f"{config.block_m}x{config.block_n}x{config.block_k}"

@@ -1,4 +1,4 @@
-"""Several weights over one gather: query, key and value of an attention layer, each a tensor of its own.
+"""Several weights over one gather: query, key and value of an attention layer; and SwiGLU, gate and up in one call.
 
     python examples/07_several_weights.py
 
@@ -18,7 +18,7 @@ COLUMNS = (64, 16, 16)  # of query, key and value on each rank: grouped heads sh
 
 
 def layer() -> str:
-    """One rank's part: one call, one gather, three products."""
+    """One rank's part: one call, one gather, three products; then one call, one gather, one gated product."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     x_shard = torch.randn(TOKENS // dist.get_world_size(), WIDTH, generator=generator)
     w_q, w_k, w_v = (torch.randn(WIDTH, columns, generator=generator) for columns in COLUMNS)
@@ -27,8 +27,15 @@ def layer() -> str:
 
     one_by_one = [ow.all_gather_matmul(x_shard, w) for w in (w_q, w_k, w_v)]
     difference = max(float((a - b).abs().max()) for a, b in zip((query, key, value), one_by_one, strict=True))
+    w_up, w_gate = (torch.randn(WIDTH, COLUMNS[0], generator=generator) for _ in range(2))
+    hidden = ow.all_gather_matmul(x_shard, w_up, extras=ow.Extras(gate=w_gate, activation="silu"))
+
+    up, gate = ow.all_gather_matmul(x_shard, [w_up, w_gate])
+    plain = torch.nn.functional.silu(gate) * up
+    assert torch.allclose(hidden, plain)
+
     shapes = ", ".join(str(list(y.shape)) for y in (query, key, value))
-    return f"query, key, value {shapes}; off three calls by {difference:.0e}"
+    return f"query, key, value {shapes}; off three calls by {difference:.0e}; SwiGLU {list(hidden.shape)}"
 
 
 def main() -> None:

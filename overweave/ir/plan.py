@@ -23,8 +23,8 @@ Engine = Literal["copy_engine", "library", "tile_kernel", "reduce_kernel", "copy
 KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)
 
 
-EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64}
-BIAS, RESIDUAL = "bias", "residual"
+EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
+BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
 NORM_WEIGHT, Z = "norm_weight", "z"
 MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
 SCALE_X, SCALE_W = "scale_x", "scale_w"
@@ -40,28 +40,32 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, and `scale_w [1, n]` for each column of w.
     bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
     residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
+    gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
+    of the first: both products of a tile are computed from the same rows of `a`.
     """
 
     bias: bool = False
     activation: Activation | None = None
     residual: bool = False
     scaling: Scaling | None = None
+    gate: bool = False
 
     @property
     def bits(self) -> int:
         """What a kernel is compiled for; 0: nothing is done."""
-        words = (BIAS if self.bias else None, self.activation, RESIDUAL if self.residual else None, self.scaling)
+        words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
         return sum(EPILOGUE_BITS[word] for word in words if word)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The tensors of the caller's that it reads and no schedule moves. The scales of rows are moved."""
         scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
-        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + scales
+        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
 
     def __str__(self) -> str:
         scaled = f"scaled by {self.scaling}" if self.scaling else ""
-        return "+".join(word for word in (scaled, BIAS * self.bias, self.activation, RESIDUAL * self.residual) if word)
+        words = (scaled, BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual)
+        return "+".join(word for word in words if word)
 
 
 NO_EPILOGUE = Epilogue()
@@ -117,6 +121,11 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.columns or (self.n,)
 
     @property
+    def multiplied_columns(self) -> int:
+        """How many columns are multiplied: with a gate, twice those of the result."""
+        return self.n * (2 if self.epilogue.gate else 1)
+
+    @property
     def n_text(self) -> str:
         """For reports: `1024+256+256`."""
         return "+".join(map(str, self.widths))
@@ -136,6 +145,8 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if name in (SCALE_X, SCALE_W):
             columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
             return 1, columns, SCALE_DTYPE
+        if name == GATE:
+            return self.k, self.n, self.dtype
         return (1 if name in (BIAS, NORM_WEIGHT) else self.m), self.n, self.result_dtype
 
 
@@ -181,6 +192,18 @@ def split_obstacle(config: MatmulConfig) -> str:
     if config.kernel == "hopper" and config.block_m < 128:
         return f"the halves of a tile of {config.block_m} rows are one consumer's each"
     return ""
+
+
+def gate_obstacle(config: MatmulConfig) -> str:
+    """Why a kernel's tiles cannot be gated; empty if they can.
+
+    The Hopper kernel makes one tile of a rectangle of each weight, which must be as wide as an accumulator is together.
+    """
+    if config.kernel != "hopper":
+        return ""
+    if config.split_n > 1 or not 64 <= config.block_n <= 128:
+        return f"a gated tile has 64 or 128 columns, in one rectangle, not {config.block_n} in {config.split_n}"
+    return f"a gated tile has 128 rows or more, not {config.block_m}" if config.block_m < 128 else ""
 
 
 def narrow_width(cols: int, config: MatmulConfig) -> int:

@@ -1,4 +1,4 @@
-"""What a tile does to its sums before it stores them: scales, bias, activation, residual, in that order, in fp32.
+"""What a tile does to its sums before it stores them, in fp32: scales, bias, activation or gate, residual, in order.
 
 Written once for both matmul kernels: element-wise code keeps whatever layout its operands have. Which steps there are
 is one number, the bits of an `Epilogue` (ir/plan.py), for which a kernel is compiled.
@@ -19,6 +19,7 @@ PART_COLS = gl.constexpr(16)
 RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
 BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
+GATE = tl.constexpr(EPILOGUE_BITS["gate"])
 
 
 @triton.jit
@@ -32,6 +33,12 @@ def activated(value, EPILOGUE: tl.constexpr):
         inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
         value = value - value / (1.0 + tl.exp(2.0 * inner))  # 0.5 * value * (1 + tanh(inner))
     return value
+
+
+@triton.jit
+def gated(value, gate, EPILOGUE: tl.constexpr):
+    """`value * activation(gate)` of two products."""
+    return value * activated(gate, EPILOGUE)
 
 
 @triton.jit
@@ -56,11 +63,12 @@ def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constex
 
 @triton.jit
 def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols] of the product."""
+    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation."""
     value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
     if BIAS & EPILOGUE:
         value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-    value = activated(value, EPILOGUE)
+    if (GATE & EPILOGUE) == 0:
+        value = activated(value, EPILOGUE)
     if RESIDUAL & EPILOGUE:
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         addresses = residual + rows.to(tl.int64)[:, None] * n + cols[None, :]

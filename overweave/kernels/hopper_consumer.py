@@ -14,11 +14,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from overweave.kernels.epilogue import finished_by_parts
+from overweave.kernels.epilogue import GATE, finished_by_parts, gated
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper_tiles import read_column, record_time
-from overweave.kernels.received_hopper import hear_of_addends, store_sum
+from overweave.kernels.received_hopper import half_of, hear_of_addends, store_sum
+from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import ADDS_NOTHING, COL, MULTIPLIED, PLACE, ROW, ROW_END
 
 
@@ -120,11 +121,12 @@ def hand_over(
 @gluon.jit
 def consume_tile(
     PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-    c_empty, out, out_pointer, bias, residual, total, addends, verdicts, received, trace, table, n, k,
-    B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
-    TRACED: gl.constexpr,
+    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received,
+    trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """One consumer's half of a tile of PARTS rectangles; the next step."""
+    GATED: gl.constexpr = (GATE & EPILOGUE) != 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     WIDE: gl.constexpr = widest(PARTS)
@@ -133,10 +135,17 @@ def consume_tile(
     row = read_column(table, tile, ROW) + (0 if IN_COLUMNS else HALF * PART_M)
     row_end = read_column(table, tile, ROW_END)
     col = read_column(table, tile, COL) + (HALF * PART_N if IN_COLUMNS else 0)
+    weight = weight_of(table, tile, WEIGHTS)
+    target = of_weight(weight, out_pointer, out_pointer_1, out_pointer_2, WEIGHTS)
+    cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
     result, others, step = multiply(
-        PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+        2 if GATED else PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
     )
     result += gl.where(message < VOID, 0.0, float("nan"))
+    if GATED:
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
+        result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
+        result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
     if EPILOGUE:
         result = finished_by_parts(result, bias, residual, row, row_end, col, n, EPILOGUE)
     if PARTS > WIDE:
@@ -147,13 +156,13 @@ def consume_tile(
         record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
     mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
     hand_over(
-        result, c_tiles, AT, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row, row_end,
-        col, n, ADDENDS,
+        result, c_tiles, AT, turn, out, target, total, addends, verdicts, received, table, tile, row, row_end, col,
+        cols_end, ADDENDS,
     )  # fmt: skip
     if PARTS > WIDE:
         hand_over(
-            others, c_tiles, AT + WIDE, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row,
-            row_end, col + WIDE * PART_N, n, ADDENDS,
+            others, c_tiles, AT + WIDE, turn, out, target, total, addends, verdicts, received, table, tile, row,
+            row_end, col + WIDE * PART_N, cols_end, ADDENDS,
         )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
     return step
@@ -162,9 +171,9 @@ def consume_tile(
 @gluon.jit
 def consume(
     HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
-    out_pointer, bias, residual, total, addends, verdicts, received, trace, table, n, k,
-    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr,
+    out_pointer, out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n,
+    n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     step = 0
     turn = 0
@@ -174,8 +183,9 @@ def consume(
             if SPLIT_N == 1 or lacking(message) == lacks:
                 step = consume_tile(
                     SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-                    c_empty, out, out_pointer, bias, residual, total, addends, verdicts, received, trace, table, n, k,
-                    B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts,
+                    received, trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                    WEIGHTS,
                 )  # fmt: skip
         turn += 1
         message = receive(ring, ring_full, ring_empty, turn)
@@ -183,27 +193,27 @@ def consume(
 
 @gluon.jit
 def consume_upper(
-    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
-    residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
-    TRACED: gl.constexpr,
+    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
+    out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     consume(
-        0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
-        residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS,
-        EPILOGUE, ADDENDS, TRACED,
+        0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
+        out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_lower(
-    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
-    residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
-    TRACED: gl.constexpr,
+    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
+    out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     consume(
-        1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer, bias,
-        residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS,
-        EPILOGUE, ADDENDS, TRACED,
+        1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
+        out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
     )  # fmt: skip

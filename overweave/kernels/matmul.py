@@ -3,6 +3,7 @@
     a [m, k], from one of two places: the own shard, read in place, or the workspace, filled by peers
     b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
     b_1 and out_1, b_2 and out_2: further weights, of other n, and their products: `TileRow.weight` says whose a tile is
+    b_1 alone: the gate, of b's shape (kernels/epilogue.py)
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum in
@@ -17,8 +18,9 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import finished, scales_of
+from overweave.kernels.epilogue import GATE, finished, gated, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
+from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
@@ -33,7 +35,6 @@ from overweave.lang.tile_table import (
     SOURCE,
     SOURCE_ROW,
     STORED,
-    WEIGHT,
     WIDTH,
     claim_tile,
     finish_tile,
@@ -62,6 +63,27 @@ def multiply_tile(a, b, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: t
         else:
             accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
     return accumulator
+
+
+@triton.jit
+def multiply_tile_by_both(a, b, gate, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: tl.constexpr):
+    """`multiply_tile` by two weights of one shape: each tile of a is loaded once."""
+    BLOCK_M: tl.constexpr = a.block_shape[0]
+    BLOCK_K: tl.constexpr = a.block_shape[1]
+    BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for depth in range(0, k, BLOCK_K):
+        a_tile = a.load([row, depth])
+        if B_IS_TRANSPOSED:
+            b_tile = b.load([col, depth]).T
+            gate_tile = gate.load([col, depth]).T
+        else:
+            b_tile = b.load([depth, col])
+            gate_tile = gate.load([depth, col])
+        accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
+        gate_accumulator = tl.dot(a_tile, gate_tile, gate_accumulator, input_precision=PRECISION)
+    return accumulator, gate_accumulator
 
 
 @triton.jit
@@ -121,20 +143,15 @@ def matmul_kernel(
         if TWO_SOURCES:
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
-        factor = b
-        target = out
-        cols_end = n
-        if WEIGHTS > 1:
-            if read_column(table, tile, WEIGHT) == 1:
-                factor = b_1
-                target = out_1
-                cols_end = n_1
-        if WEIGHTS > 2:
-            if read_column(table, tile, WEIGHT) == 2:
-                factor = b_2
-                target = out_2
-                cols_end = n_2
-        accumulator = multiply_tile(a, factor, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
+        weight = weight_of(table, tile, WEIGHTS)
+        target = of_weight(weight, out, out_1, out_2, WEIGHTS)
+        cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+        if GATE & EPILOGUE:
+            accumulator, gate = multiply_tile_by_both(a, b, b_1, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
+            accumulator = gated(accumulator, gate, EPILOGUE)
+        else:
+            factor = of_weight(weight, b, b_1, b_2, WEIGHTS)
+            accumulator = multiply_tile(a, factor, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.

@@ -14,17 +14,21 @@ consumers add them and store the sum, so that nothing but its signal is left to 
 
 A whole tile is SPLIT_N rectangles of columns, side by side, a narrow one (`TileRow.width`) as many as its columns need:
 `b` is loaded and the result stored rectangle by rectangle, and multiplied in one or two accumulators.
+`TileRow.weight` says by which of several weights a tile multiplies, and so which output it writes. A gated tile has two
+products of one rectangle of columns: `b`'s lies before the gate's (`b_1`), both are multiplied in one accumulator.
 SOURCE: the structure of DeepGEMM and of Triton's Gluon tutorials (producer, two 64-row consumers, storer).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper import load_tile, mbarrier, store_tile, wait_for_stores_read
 from overweave.kernels.hopper_consumer import consume_lower, consume_upper
 from overweave.kernels.hopper_ring import LACKS, LAST, NUMBER, RING, VOID, lacking, pass_on, receive
 from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_tile
 from overweave.kernels.received_hopper import await_addends
+from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
@@ -50,9 +54,9 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 
 @gluon.jit
 def produce(
-    a_shard, a_workspace, b, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims, signals, words,
-    limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr,
-    STAGES: gl.constexpr,
+    a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims,
+    signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr,
+    TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr, GATED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     PART_M: gl.constexpr = a_shard.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
@@ -68,7 +72,7 @@ def produce(
         record_time(trace, tile, CLAIMED, TRACED)
         row = read_column(table, tile, SOURCE_ROW)
         col = read_column(table, tile, COL)
-        width = read_column(table, tile, WIDTH) if B_PARTS > 1 else 0
+        width = read_column(table, tile, WIDTH) if SPLIT_N > 1 else 0
         lacks = gl.where(width == 0, 0, B_PARTS - width // PART_N)
         verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
         record_time(trace, tile, READY, TRACED)
@@ -78,6 +82,7 @@ def produce(
         if TWO_SOURCES:
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
+        factor = of_weight(weight_of(table, tile, WEIGHTS), b, b_1, b_2, WEIGHTS)
         for depth in range(0, k, BLOCK_K):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
@@ -87,12 +92,15 @@ def produce(
             for part in gl.static_range(A_PARTS):
                 load_tile(a, [row + part * PART_M, depth], arrived, a_tiles.index(A_PARTS * stage + part))
             for part in gl.static_range(B_PARTS):
-                from_col = col + part * PART_N
+                from_col = col if GATED else col + part * PART_N
                 place = b_tiles.index(B_PARTS * stage + part)
+                side = factor
+                if GATED and part == 1:
+                    side = b_1
                 if B_IS_TRANSPOSED:
-                    load_tile(b, [from_col, depth], arrived, place, pred=lacks < B_PARTS - part)
+                    load_tile(side, [from_col, depth], arrived, place, pred=lacks < B_PARTS - part)
                 else:
-                    load_tile(b, [depth, from_col], arrived, place, pred=lacks < B_PARTS - part)
+                    load_tile(side, [depth, from_col], arrived, place, pred=lacks < B_PARTS - part)
             step += 1
         tile = gl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
     pass_on(ring, ring_full, ring_empty, turn, LAST)
@@ -100,9 +108,9 @@ def produce(
 
 @gluon.jit
 def store(
-    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, verdicts, received, table, signals, words,
-    limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
-    ADDENDS: gl.constexpr,
+    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, verdicts, received, table, signals,
+    words, limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
@@ -123,6 +131,7 @@ def store(
         row_end = read_column(table, tile, ROW_END)
         col = read_column(table, tile, COL)
         signal = read_column(table, tile, SIGNAL)
+        target = of_weight(weight_of(table, tile, WEIGHTS), out, out_1, out_2, WEIGHTS)
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
             top, left = row + half * STEP_M, col + half * STEP_N
@@ -130,7 +139,7 @@ def store(
                 if top + PART_M <= row_end:
                     for part in gl.static_range(SPLIT_N):
                         if part == 0 or lacking(message) < SPLIT_N - part:
-                            store_tile(out, [top, left + part * PART_N], c_tiles.index(SPLIT_N * half + part))
+                            store_tile(target, [top, left + part * PART_N], c_tiles.index(SPLIT_N * half + part))
         wait_for_stores_read(0)
         mbarrier.arrive(c_empty.index(0), count=1)
         mbarrier.arrive(c_empty.index(1), count=1)
@@ -148,8 +157,14 @@ def matmul_hopper_kernel(
     a_shard,
     a_workspace,
     b,
+    b_1,
+    b_2,
     out,
+    out_1,
+    out_2,
     out_pointer,
+    out_pointer_1,
+    out_pointer_2,
     bias,
     residual,
     total,
@@ -162,6 +177,8 @@ def matmul_hopper_kernel(
     trace,
     tiles,
     n,
+    n_1,
+    n_2,
     k,
     world_size,
     B_IS_TRANSPOSED: gl.constexpr,
@@ -172,13 +189,15 @@ def matmul_hopper_kernel(
     IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr,
+    WEIGHTS: gl.constexpr,
 ):
     DTYPE: gl.constexpr = a_shard.dtype
     A_SHAPE: gl.constexpr = a_shard.block_type.shape
     B_SHAPE: gl.constexpr = b.block_type.shape
     C_SHAPE: gl.constexpr = out.block_type.shape
     A_PARTS: gl.constexpr = 1 if IN_COLUMNS else 2
-    B_PARTS: gl.constexpr = 2 if IN_COLUMNS else SPLIT_N
+    GATED: gl.constexpr = (GATE & EPILOGUE) != 0
+    B_PARTS: gl.constexpr = 2 if IN_COLUMNS or GATED else SPLIT_N
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
     b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)
     c_tiles = gl.allocate_shared_memory(DTYPE, [2 * SPLIT_N, C_SHAPE[0], C_SHAPE[1]], out.layout)
@@ -206,19 +225,19 @@ def matmul_hopper_kernel(
         [
             (consume_upper, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-                bias, residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED,
-                SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED)),
+                out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1,
+                n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
             (consume_lower, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-                bias, residual, total, addends, verdicts, received, trace, table, n, k, B_IS_TRANSPOSED,
-                SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED)),
+                out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1,
+                n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
             (produce, (
-                a_shard, a_workspace, b, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims,
-                signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES, TRACED,
-                STAGES)),
+                a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
+                claims, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES, TRACED,
+                STAGES, SPLIT_N, GATED, WEIGHTS)),
             (store, (
-                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, verdicts, received, table, signals,
-                words, limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS)),
+                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, verdicts, received, table,
+                signals, words, limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS)),
         ],
         [4, 1, 1],
         [240, 24, 24],

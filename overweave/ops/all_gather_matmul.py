@@ -84,7 +84,7 @@ def all_gather_matmul(
     """y = all_gather(x_shard) @ w. Each rank waits for its peers' shards, chunk by chunk, while it multiplies.
 
     Plain torch:  x = torch.cat(shards of all ranks, in rank order); y = x @ w, or with extras
-                  y = activation(x @ w + bias) + residual
+                  y = activation(x @ w + bias) + residual, or y = (x @ w) * activation(x @ gate) + residual
                   of several weights: ys = tuple(x @ each for each in w), over one gather
 
     x_shard: `[m/W, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, the same
@@ -92,12 +92,13 @@ def all_gather_matmul(
     w, a list or tuple of weights `[k, n_i]` in one layout (query, key and value; gate and up), without extras: returns
     a tuple of `[m, n_i]`, each a tensor of its own. What arrives is multiplied by all of them: one kernel takes up to
     three, library plans any number.
-    extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`. activation: `silu`, `gelu` or `gelu_tanh`, as
-    torch.nn.functional has them. residual: `[m, n]`, each rank's own. All in the dtype of x; a fused kernel applies
-    them in fp32 before it rounds, the library one by one.
+    extras: `ow.Extras(bias=, activation=, residual=, gate=)`. bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as
+    torch.nn.functional has them. residual: `[m, n]`, each rank's own. gate: `[k, n]`, laid out as w, without bias: with
+    `silu`, SwiGLU; a kernel computes both products of a tile from the same rows of x. All in the dtype of x; a fused
+    kernel applies them in fp32 before it rounds, the library one by one.
     fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16, and
     `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)` as torch._scaled_mm takes them: y = (x @ w) * scale_x * scale_w.
-    Scales of rows are those of the shard; they travel with it.
+    Scales of rows are those of the shard; they travel with it. No gate.
     m: rows after the gather, by default W times the shard's. If W does not divide it, ranks hold the shards that
     `torch.chunk(x, W)` deals: ceil(m/W) rows each until none are left.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
@@ -147,7 +148,7 @@ def _problem(x: torch.Tensor, weights: Weights, m: int | None, group: Group, wan
         raise InputError(f"{OPERATOR}: shards of m={rows} rows", found, "Deal rows as torch.chunk does, or pass m")
     columns = tuple(w.shape[1] for w in weights)
     n = sum(columns)
-    if len(columns) > 1 and extras is not None and any(each is not None for each in extras):
+    if len(columns) > 1 and isinstance(extras, Extras) and any(each is not None for each in extras):
         found = f"extras with {len(columns)} weights"
         raise InputError(f"{OPERATOR}: extras", found, "Pass one weight, or finish the products yourself")
     return Problem(

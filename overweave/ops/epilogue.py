@@ -1,4 +1,4 @@
-"""What a caller wants done to a product: bias, activation, residual, scales. Checked here, told as an `Epilogue`."""
+"""What a caller wants done to a product: bias, activation, residual, gate, scales. Checked; told as an `Epilogue`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import BIAS, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
+from overweave.ir.plan import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
 from overweave.ops.scales import Scales, as_matrices, checked_scaling
 
 _ALIGNED_BYTES = 16
@@ -21,6 +21,8 @@ class Extras(NamedTuple):
     Of fp8 operands y is `(x @ w) * scale_x * scale_w`, as torch._scaled_mm has it, and the scales are needed, fp32:
     one element each, the same scale_x on every rank; or scale_x `[m/W, 1]` of the own rows, which travel with them, and
     scale_w `[1, n]`. out_dtype: of y, bias and residual; bf16 if None.
+    gate, a second weight `[k, n]` in the layout of the first: `y * activation(x @ gate) + residual`, without bias. With
+    `silu` that is SwiGLU, with `gelu` GEGLU, without activation a bilinear unit.
     """
 
     bias: torch.Tensor | None = None
@@ -29,6 +31,7 @@ class Extras(NamedTuple):
     scale_x: torch.Tensor | None = None
     scale_w: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
+    gate: torch.Tensor | None = None
 
     @property
     def scales(self) -> Scales:
@@ -39,7 +42,8 @@ class Extras(NamedTuple):
     def tensors(self) -> dict[str, torch.Tensor]:
         """By the names under which plans know them, as matrices."""
         named = as_matrices(self.scales) | ({} if self.bias is None else {BIAS: self.bias.unsqueeze(0)})
-        return named if self.residual is None else named | {RESIDUAL: self.residual}
+        others = ((RESIDUAL, self.residual), (GATE, self.gate))
+        return named | {name: tensor for name, tensor in others if tensor is not None}
 
 
 NO_EXTRAS = Extras()
@@ -49,7 +53,7 @@ def key_of_extras(extras: Extras | None) -> tuple[object, ...]:
     """Everything about a caller's extras, whatever they are, that decides how a call runs."""
     if not isinstance(extras, Extras):
         return (type(extras),)
-    tensors = (extras.bias, extras.residual, extras.scale_x, extras.scale_w)
+    tensors = (extras.bias, extras.residual, extras.scale_x, extras.scale_w, extras.gate)
     return (*map(_key_of, tensors), str(extras.activation), str(extras.out_dtype))
 
 
@@ -63,8 +67,12 @@ def checked_epilogue(
     scaling = checked_scaling(operator, extras.scales if extras else Scales(), x, w)
     if extras is None:
         return NO_EPILOGUE
-    n, dtype = w.shape[1], extras.scales.result_dtype(x)
-    for name, tensor, wanted in ((BIAS, extras.bias, (n,)), (RESIDUAL, extras.residual, (m, n))):
+    (k, n), dtype = w.shape, extras.scales.result_dtype(x)
+    for name, tensor, wanted in (
+        (BIAS, extras.bias, (n,)),
+        (RESIDUAL, extras.residual, (m, n)),
+        (GATE, extras.gate, (k, n)),
+    ):
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
@@ -73,11 +81,16 @@ def checked_epilogue(
         if (tuple(tensor.shape), tensor.dtype, tensor.device) != (wanted, dtype, x.device):
             cure = f"Pass {list(wanted)} of {dtype} on {x.device}"
             raise InputError(f"{operator}: {name}", found, cure)
-        if not tensor.is_contiguous():
+        if name == GATE:
+            _check_layout(operator, tensor, w)
+        elif not tensor.is_contiguous():
             raise InputError(f"{operator}: {name} row-major", found, f"Pass {name}.contiguous()")
         if torch.is_grad_enabled() and tensor.requires_grad:
             cure = "Call it under no_grad"
             raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", cure)
+    beside = "a bias" if extras.bias is not None else "scales" if scaling else ""
+    if extras.gate is not None and beside:
+        raise InputError(f"{operator}: extras", f"{beside} beside a gate", "Leave out one of them")
     if extras.activation is not None and extras.activation not in _ACTIVATIONS:
         cure = f"Use one of {', '.join(_ACTIVATIONS)}, or None"
         raise InputError(f"{operator}: activation", f"got {str(extras.activation)[:40]!r}", cure)
@@ -86,7 +99,15 @@ def checked_epilogue(
         activation=extras.activation,  # type: ignore[arg-type]
         residual=extras.residual is not None,
         scaling=scaling,
+        gate=extras.gate is not None,
     )
+
+
+def _check_layout(operator: str, gate: torch.Tensor, w: torch.Tensor) -> None:
+    alike = gate.is_contiguous() if w.is_contiguous() else gate.t().is_contiguous()
+    if not alike:
+        found = f"gate has strides {gate.stride()}, w {w.stride()}"
+        raise InputError(f"{operator}: gate in the memory layout of w", found, "Lay them out alike")
 
 
 def _key_of(tensor: torch.Tensor | None) -> object:

@@ -19,11 +19,17 @@ def all_gather_matmul(
     bias: torch.Tensor | None = None,
     activation: Activation | None = None,
     residual: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`activation(cat(shards) @ w + bias) + residual`. Shapes as in ops/all_gather_matmul.py."""
-    y = _gathered(x_shard, group, m) @ w
+    """x = cat(shards): `activation(x @ w + bias) + residual`, or `(x @ w) * activation(x @ gate) + residual`.
+
+    Shapes as in ops/all_gather_matmul.py.
+    """
+    x = _gathered(x_shard, group, m)
+    y = x @ w
     y = y if bias is None else y + bias
-    y = ACTIVATIONS[activation](y) if activation else y
+    activate = ACTIVATIONS[activation] if activation else lambda value: value
+    y = activate(y) if gate is None else y * activate(x @ gate)
     return y if residual is None else y + residual
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import BIAS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Engine, Plan, Z, numbered
+from overweave.ir.plan import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Engine, Plan, Z, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -101,7 +101,7 @@ class SlotKernels:
             movers |= {numbered("b", index): name, numbered("out", index): product.name}
         movers |= {"total": total.name} if total and total.home == OUTPUT else {}
         epilogue = self._plan.problem.epilogue
-        movers |= {name: name for name in epilogue.inputs}
+        movers |= {"b.1" if name == GATE else name: name for name in epilogue.inputs}
         columns = {self._buffer(part.buffer) for compute in computes for part in compute.scales}
         gathered_scales = next((buffer for buffer in columns if buffer.home != INPUT), None)
         movers |= {buffer.name: buffer.name for buffer in columns if buffer.home == INPUT}
@@ -119,6 +119,7 @@ class SlotKernels:
             scale_x=self._example.get(SCALE_X),
             scales=self._own(gathered_scales) if gathered_scales else None,
             scale_w=self._example.get(SCALE_W),
+            gate=self._example[GATE] if epilogue.gate else None,
             epilogue=epilogue,
             total=self._instance(total) if total else None,
             addends=self._addends(queue) if total else None,

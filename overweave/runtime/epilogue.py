@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.plan import BIAS, RESIDUAL, Activation, Epilogue, Problem
+from overweave.ir.plan import BIAS, GATE, RESIDUAL, Activation, Epilogue, Problem
 from overweave.ir.schedule import Compute, Operation
 from overweave.memory.group import Group
-from overweave.runtime.library import View, run_operation
+from overweave.runtime.library import View, full_precision, run_operation
 from overweave.runtime.scaled import multiply_scaled
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
@@ -25,7 +25,8 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
     """Runs an operation by the library, and does to what a Compute stores in `y` what the problem's epilogue says.
 
-    moved: the caller's tensors, bias as `[1, n]`, and the group. Each step but scaling is rounded to the dtype of y.
+    moved: the caller's tensors, bias as `[1, n]`, and the group. Each step but scaling is rounded to the dtype of y; a
+    gate is one matmul more.
     """
     tensors, group = moved
     if problem.epilogue.scaling and isinstance(operation, Compute):
@@ -33,16 +34,30 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
     else:
         run_operation(operation, view, group)
     if problem.epilogue.bits and isinstance(operation, Compute):
-        for out in operation.out:
+        for a, out in zip(operation.a, operation.out, strict=True):
             if not out.is_empty:
-                apply_epilogue(view(out), slice(*out.rows), problem.epilogue, tensors)
+                gate = _gate(view(a), tensors[GATE]) if problem.epilogue.gate else None
+                apply_epilogue(view(out), slice(*out.rows), problem.epilogue, tensors, gate)
 
 
-def apply_epilogue(y: torch.Tensor, rows: slice, epilogue: Epilogue, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The epilogue of rows `rows` of a product, which `y` holds, in place."""
+def _gate(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    with full_precision(a.dtype):
+        return torch.mm(a, weight)
+
+
+def apply_epilogue(
+    y: torch.Tensor,
+    rows: slice,
+    epilogue: Epilogue,
+    tensors: Mapping[str, torch.Tensor],
+    gate: torch.Tensor | None = None,
+) -> None:
+    """The epilogue of rows `rows` of a product, which `y` holds, in place. gate: the gate's product, or None."""
     if epilogue.bias:
         y += tensors[BIAS]
-    if epilogue.activation:
+    if gate is not None:
+        y *= ACTIVATIONS[epilogue.activation](gate) if epilogue.activation else gate
+    elif epilogue.activation:
         y.copy_(ACTIVATIONS[epilogue.activation](y))
     if epilogue.residual:
         y += tensors[RESIDUAL][rows]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
-from overweave.ir.plan import Plan, Problem, Z
+from overweave.ir.plan import GATE, Plan, Problem, Z
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
@@ -143,7 +143,7 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
     dtypes = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
     dtypes |= {name: plan.problem.operand(name)[2] for name in _extras(plan.problem)}
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    contiguous |= set(_extras(plan.problem))
+    contiguous |= set(_extras(plan.problem)) - {GATE}
     for name, (rows, cols) in bound.extents.items():
         tensor, dtype = tensors[name], getattr(torch, dtypes[name])
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"

@@ -19,6 +19,7 @@ from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     BIAS,
     COPY_KERNEL,
+    GATE,
     ITEMSIZE_BYTES,
     MOST_WEIGHTS,
     NORM_WEIGHT,
@@ -157,7 +158,8 @@ class InterpretedCall(HostCall):
             sides[OWN_SHARD if is_own else WORKSPACE] = TensorDescriptor.from_tensor(matrix, block)
         own, workspace = (sides.get(side, next(iter(sides.values()))) for side in (OWN_SHARD, WORKSPACE))
         weights = self.plan.schedule.weights
-        factors = [self._factor(name, config) for name in weights]
+        gate = (GATE,) if problem.epilogue.gate else ()
+        factors = [self._factor(name, config) for name in (*weights, *gate)]
         sums = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if one.addends}
         products = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if not one.addends}
         outs, total = [(sums | products)[name] for name in weights], sums.get(weights[0])
@@ -173,7 +175,7 @@ class InterpretedCall(HostCall):
             self.stopwatch is not None,
             problem.epilogue.bits,
         ]
-        flags += [0 if addends is None else addends.shape[1], len(factors)]
+        flags += [0 if addends is None else addends.shape[1], len(weights)]
         matmul_kernel[grid](*arguments, *numbers, *flags)
 
     def _factor(self, weight: str, config: MatmulConfig) -> Any:

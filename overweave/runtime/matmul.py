@@ -13,6 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from overweave.ir.plan import (
     BIAS,
+    GATE,
     MOST_WEIGHTS,
     NO_EPILOGUE,
     RESIDUAL,
@@ -41,7 +42,8 @@ class Operands:
     more: further weights of `b`'s layout and their outs, by which `TileRow.weight` numbers them; `bases` calls them
     `b.1` and `out.1`, and so on.
     bias `[n]`, residual `[rows, n]`, scale_x and scale_w: what the epilogue reads, else None. scale_x lies beside the
-    rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all.
+    rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all. gate: a weight of
+    `b`'s shape and layout; `bases` calls it `b.1`.
     total: `[rows, n]`, where tiles with addends store, and addends: int64 `[operations, addends]`, where those lie
     (memory/lower.addend_addresses); None if no tile has any.
     """
@@ -61,6 +63,7 @@ class Operands:
     total: torch.Tensor | None = None
     addends: torch.Tensor | None = None
     more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    gate: torch.Tensor | None = None
 
     def base(self, name: str) -> Moving:
         """The stand-in of an operand, fixed if it does not move."""
@@ -68,8 +71,9 @@ class Operands:
 
     @property
     def factors(self) -> list[tuple[torch.Tensor, Moving]]:
-        """Every weight as it lies in memory, row-major, with its stand-in."""
-        return self._numbered("b", [self.stored(b) for b in (self.b, *(b for b, _ in self.more))])
+        """Every weight as it lies in memory, row-major, with its stand-in; behind them the gate."""
+        weights = [self.b, *(b for b, _ in self.more), *([] if self.gate is None else [self.gate])]
+        return self._numbered("b", [self.stored(b) for b in weights])
 
     @property
     def outs(self) -> list[tuple[torch.Tensor, Moving]]:
@@ -155,7 +159,7 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
     arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
     arguments += [_has_two_sources(operands), protocol.traced, operands.epilogue.bits, operands.addend_count]
-    arguments += [len(factors)]
+    arguments += [len(operands.outs)]
     options = {"num_warps": config.warps, "num_stages": config.stages}
     return Launch(matmul_kernel, protocol.programs(), arguments, options)
 
@@ -171,20 +175,17 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
 
     (part_m, part_n), block_k = hopper_parts(config), config.block_k
     shard, workspace = _a_sides(operands, lambda matrix, base: describe(matrix, base, [part_m, block_k]))
-    b = describe(
-        operands.stored(operands.b),
-        operands.base("b"),
-        [part_n, block_k] if operands.b_is_transposed else [block_k, part_n],
-    )
-    out_base = operands.base("out")
-    out = describe(operands.out, out_base, [part_m, part_n])
-    tiles, (k, n) = protocol.table.shape[0], operands.b.shape
+    block_b = [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
+    factors = [describe(matrix, base, block_b) for matrix, base in operands.factors]
+    outs = [describe(matrix, base, [part_m, part_n]) for matrix, base in operands.outs]
+    tiles, k = protocol.table.shape[0], operands.b.shape[0]
     total = None if operands.total is None else operands.base("total")
-    arguments: list[Any] = [shard, workspace, b, out, out_base, *operands.extras[:2], total, operands.addends]
-    arguments += [*protocol.arrays, tiles, n, k, protocol.world_size]
+    arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
+    arguments += [*filled([base for _, base in operands.outs]), *operands.extras[:2], total, operands.addends]
+    arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]
-    arguments += [operands.addend_count]
+    arguments += [operands.addend_count, len(outs)]
     return Launch(matmul_hopper_kernel, protocol.programs(), arguments, {"num_warps": 4})
 
 
@@ -226,7 +227,7 @@ class Matmul:
     ) -> None:
         """extras: what the epilogue reads, by name."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
-        read: dict[str, Any] = {name: extras.get(name) for name in (BIAS, RESIDUAL, SCALE_X, "scales", SCALE_W)}
+        read: dict[str, Any] = {name: extras.get(name) for name in (BIAS, RESIDUAL, GATE, SCALE_X, "scales", SCALE_W)}
         operands = Operands(a, None, b, out, is_transposed, {}, **read, epilogue=epilogue)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)

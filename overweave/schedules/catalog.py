@@ -9,13 +9,11 @@ from typing import cast
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
     ITEMSIZE_BYTES,
     LIBRARY,
-    MOST_WEIGHTS,
     REDUCE_KERNEL,
     TILE_KERNEL,
     Assignment,
@@ -25,6 +23,7 @@ from overweave.ir.plan import (
     Problem,
     Realization,
     ReduceConfig,
+    gate_obstacle,
     numbered,
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
@@ -47,6 +46,7 @@ from overweave.schedules.communication import (
     region,
 )
 from overweave.schedules.compose import Footprint, compose
+from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms
 from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried, copy_config
 from overweave.schedules.options import Option, Settings, settle
@@ -55,7 +55,7 @@ from overweave.schedules.scales import with_row_scales
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
 
-ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
+MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
@@ -240,41 +240,10 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
-    if problem.epilogue.bits and template.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
-    if problem.columns:
-        _check_columns(asked, template, problem)
     obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
-    if problem.dtype == FLOAT8:
-        _check_fp8(asked, template, problem)
-    if problem.out_dtype and template.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, f"out_dtype {problem.out_dtype}", "Only all_gather_matmul keeps its result in another")
-    if problem.returns_gathered and template.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
-
-
-def _check_columns(asked: str, template: Template, problem: Problem) -> None:
-    if template.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, f"{len(problem.columns)} weights", "Only all_gather_matmul takes several")
-    if sum(problem.columns) != problem.n:
-        found = f"n={problem.n}, weights of {problem.n_text} columns"
-        raise InputError(asked, found, "n counts the columns of all weights")
-    if template.is_fused and len(problem.columns) > MOST_WEIGHTS:
-        found, cure = f"{len(problem.columns)} weights", f"A tile kernel takes {MOST_WEIGHTS}; name a library plan"
-        raise InputError(asked, found, cure)
-    if problem.epilogue.bits:
-        found = f"epilogue {problem.epilogue} of {len(problem.columns)} weights"
-        raise InputError(asked, found, "Only the product of one weight has an epilogue")
-
-
-def _check_fp8(asked: str, template: Template, problem: Problem) -> None:
-    if template.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, f"dtype {problem.dtype}", "Only all_gather_matmul takes it")
-    if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
-        found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
-        raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
+    check_forms(asked, problem, template.is_fused)
 
 
 def _names_for(operator: str) -> str:
@@ -300,11 +269,12 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
-    if settings.kernel == "hopper" and problem.columns:
-        found = f"{len(problem.columns)} weights"
-        raise InputError("kernel hopper", found, "It multiplies by one so far; use kernel=portable")
     candidates = shapes(problem.dtype, settings.kernel, problem.epilogue)
-    return settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates))
+    config = settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates))
+    obstacle = gate_obstacle(config) if problem.epilogue.gate else ""
+    if obstacle:
+        raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")
+    return config
 
 
 def _sums(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:

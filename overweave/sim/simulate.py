@@ -70,6 +70,7 @@ class _Run:
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
         self._dtype = plan.realization.dtype
         self._dtypes = {buffer.name: buffer.dtype or self._dtype for buffer in plan.schedule.buffers}
+        self._products = 2 if plan.problem.epilogue.gate else 1  # that each tile computes
         self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
@@ -217,14 +218,19 @@ class _Run:
             programs = min(copy.programs, sms)
             return cost.push_work(self._machine, operation, programs, self._moved(operation), node.tiles)
         if isinstance(operation, Compute) and config is not None:
-            config = replace(config, block_n=width) if width else config
+            config = replace(config, block_n=(width or config.block_n) * self._products)
             dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-            return cost.kernel_work(self._machine, operation, config, dtypes, node.tiles)
+            return cost.kernel_work(self._machine, self._as_multiplied(operation), config, dtypes, node.tiles)
         if isinstance(operation, Apply) and self._author_tile_us is not None:
             return Work(node.tiles, self._author_tile_us)
         found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
         cure = "Give the realization a config, the queue an engine, or an author's tile a time"
         raise ScheduleError(f"kernel of {operation.name}", found, cure)
+
+    def _as_multiplied(self, operation: Compute) -> Compute:
+        """A gate's product beside it is that of so many columns more."""
+        lo, hi = operation.b.cols
+        return replace(operation, b=replace(operation.b, cols=(lo, lo + (hi - lo) * self._products)))
 
     # During the run: gates open.
 
@@ -276,7 +282,7 @@ class _Run:
                 self._meet(node, operation)
             case Compute():
                 dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-                self._launch(node, cost.library_work(self._machine, operation, dtypes))
+                self._launch(node, cost.library_work(self._machine, self._as_multiplied(operation), dtypes))
             case Reduce():
                 self._launch(node, *cost.library_sum_works(self._machine, operation, self._dtype))
             case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):

@@ -33,7 +33,7 @@ class SizeRule(Struct, frozen=True):
 
     def predicted_us(self, problem: Problem) -> float:
         """How long one library matmul and one library collective take, after one another."""
-        work = 2.0 * problem.m * problem.n * problem.k
+        work = 2.0 * problem.m * problem.multiplied_columns * problem.k
         return work / self.tflops / 1e6 + wire_bytes(problem) / self.wire_gb_per_s / 1e3
 
 

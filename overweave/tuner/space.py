@@ -16,7 +16,7 @@ from overweave.errors import InputError
 from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.reduced import norm_obstacle
-from overweave.schedules.tile_shape import HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
+from overweave.schedules.tile_shape import GATED, HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
 from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
 
 Value = str | int
@@ -127,7 +127,7 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     if target.kind != "cuda" or not base.is_fused(problem.operator):
         return ()
     kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
-    pinned = [_pins(shape.config) for kernel in kernels for shape in shapes(problem.dtype, kernel)]
+    pinned = [_pins(shape.config) for kernel in kernels for shape in shapes(problem.dtype, kernel, problem.epilogue)]
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
 
 
@@ -166,10 +166,7 @@ def is_member(operator: str, what: Candidate) -> bool:
 
 def full_options(problem: Problem, target: Target, what: Candidate) -> Options:
     """What the catalog is asked for: the candidate's options over those that every plan takes on a target."""
-    options = tile_options(target) if what.is_fused(problem.operator) else {}
-    if problem.columns and "kernel" in options:
-        options["kernel"] = "portable"  # the other one multiplies by one weight
-    return options | dict(what.options)
+    return (tile_options(target) if what.is_fused(problem.operator) else {}) | dict(what.options)
 
 
 def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:
@@ -206,4 +203,7 @@ def _pins(config: MatmulConfig) -> Options:
 
 
 _PINNED = ("kernel", "block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
-_ALL_PINS = [_pins(shape.config) for shape in (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION)]
+_ALL_PINS = [
+    _pins(shape.config)
+    for shape in (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION, *(each for gated in GATED.values() for each in gated))
+]

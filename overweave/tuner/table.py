@@ -159,7 +159,7 @@ def distance(one: Problem, other: Problem) -> float:
     """How far two problems are apart, in factors of two over all extents; infinite if they compute different things."""
     if _kind(one) != _kind(other) or not (one.m and other.m):
         return math.inf
-    extents = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+    extents = ((one.m, other.m), (one.multiplied_columns, other.multiplied_columns), (one.k, other.k))
     steps = sum(abs(math.log2(a / b)) for a, b in extents)
     steps += LAYOUT_STEP * (one.b_is_transposed != other.b_is_transposed)
     steps += EPILOGUE_STEP * (one.epilogue != other.epilogue) + COLUMNS_STEP * (one.columns != other.columns)

@@ -16,7 +16,8 @@ from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
-from overweave.ir.plan import MatmulConfig
+from overweave.ir.plan import Epilogue, MatmulConfig
+from overweave.schedules.tile_shape import GATED
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -31,6 +32,7 @@ from tests.compiler.cases import (
 
 pytestmark = pytest.mark.slow
 HOPPER = MatmulConfig(kernel="hopper")
+SWIGLU = Epilogue(activation="silu", gate=True)
 
 
 @cache
@@ -72,6 +74,8 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         copy_case(traced=False, ragged=True),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
         matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),
+        matmul_case("bfloat16", HOPPER, Variant(), weights=3),
+        *(matmul_case("bfloat16", GATED[kernel][0].config, Variant(), SWIGLU) for kernel in GATED),
     ],
     ids=lambda case: f"{case.source.name} {case.source.config}",
 )
@@ -211,3 +215,20 @@ def test_campaign_prints_a_line_per_kernel(capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().out
     assert "begin_kernel" in printed
     assert "1 kernels compiled for sm_90a, 0 findings" in printed
+
+
+def test_a_gated_tile_loads_its_columns_of_both_weights_in_every_step() -> None:
+    """Neither descriptor depends on the step: the loads of the loop name parameters."""
+    source, _ = matmul_case(
+        "bfloat16", GATED["hopper"][0].config, Variant(is_transposed=True, two_sources=False), SWIGLU
+    )
+    compiled = compile_kernel(source)
+    moved = dict(re.findall(r"(?:mov\.b64|cvta\.param\.u64)\s+(%rd\d+), ([%\w]+);", compiled.ptx))
+
+    def parameter(register: str) -> str:
+        while register in moved:
+            register = moved[register]
+        return compiled.pointers[int(register.rsplit("_", 1)[1])]
+
+    loads = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared[^;]*?\], \[(%rd\d+), ", compiled.ptx)
+    assert [parameter(register) for register in loads] == ["a_shard", "a_shard", "b", "b_1"]

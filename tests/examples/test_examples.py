@@ -77,7 +77,10 @@ def test_several_weights():
     command = [sys.executable, str(EXAMPLES / "07_several_weights.py")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00") == 2
+    assert (
+        result.stdout.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00; SwiGLU [96, 64]")
+        == 2
+    )
     assert "all_gather_matmul." in result.stdout
 
 

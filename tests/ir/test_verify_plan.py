@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from overweave.ir.plan import (
     NO_SIGNAL,
     Assignment,
+    Epilogue,
     MatmulConfig,
     Plan,
     Problem,
@@ -133,6 +134,16 @@ def test_a_kernel_multiplies_by_so_many_weights_and_each_has_an_output(monkeypat
     refused(crossed, "value", "begins with a@b[0,32]")
     monkeypatch.setattr("overweave.ir.verify.lowering.MOST_WEIGHTS", 2)
     refused(plan, "lowering", "w.2: more weights than its kernel takes")
+
+
+def test_a_gated_tile_is_one_accumulator_of_two_rectangles():
+    swiglu = Epilogue(activation="silu", gate=True)
+    plan = plan_of("all_gather_matmul.push", options={"kernel": "hopper"}, epilogue=swiglu)
+    assert verify_plan(plan, H200).ok
+    halves, wide, low = {"block_n": 128, "split_n": 2}, {"block_n": 256}, {"block_m": 64}
+    for change, words in ((halves, "in one rectangle"), (wide, "not 256"), (low, "128 rows")):
+        matmul = replace(plan.realization.matmul, **change)
+        refused(replace(plan, realization=replace(plan.realization, matmul=matmul)), "lowering", words)
 
 
 def says_something(row: TileRow, field: str) -> bool:

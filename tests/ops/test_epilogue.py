@@ -47,6 +47,53 @@ def test_every_plan_does_what_plain_torch_does(world_size: int):
     assert run_ranks(wrong_epilogues, world_size) == [[]] * world_size
 
 
+def wrong_gates(m: int) -> list[str]:
+    """What differs from plain torch by more than a few roundings of bf16; each call twice, with other tensors."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(m)
+    wrong = []
+    for plan, activation, has_residual, is_transposed in product(
+        PLANS, (None, "silu", "gelu"), (False, True), (False, True)
+    ):
+        for _ in range(2):
+            x = torch.randn(m, K).bfloat16()
+            shards, residual = x.chunk(ranks), torch.randn(m, N).bfloat16() if has_residual else None
+            shard = shards[rank] if rank < len(shards) else x[:0]
+            w, gate = (torch.randn(N, K).bfloat16().t() for _ in range(2))
+            if not is_transposed:
+                w, gate = w.contiguous(), gate.contiguous()
+            extras = ow.Extras(activation=activation, residual=residual, gate=gate)
+            y = ow.all_gather_matmul(shard, w, m=m, extras=extras, plan=plan)
+            wide = residual if residual is None else residual.float()
+            exact = reference.all_gather_matmul(
+                shard.float(), w.float(), m=m, activation=activation, residual=wide, gate=gate.float()
+            )
+            if not torch.allclose(y.float(), exact, rtol=2**-5, atol=2**-4):
+                wrong.append(f"{plan} {activation} {has_residual}: {float((y.float() - exact).abs().max())}")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_plan_gates(world_size: int):
+    for m in (0, 1, world_size - 1, 37):
+        assert run_ranks(wrong_gates, world_size, m, timeout_s=100) == [[]] * world_size
+
+
+def swiglu() -> float:
+    """The error of the documented call, relative to the largest element."""
+    torch.manual_seed(0)
+    x, w_up, w_gate = torch.randn(8, K), torch.randn(K, N), torch.randn(K, N)
+    shard = x.chunk(dist.get_world_size())[dist.get_rank()]
+    y = ow.all_gather_matmul(shard, w_up, extras=ow.Extras(gate=w_gate, activation="silu"))
+    exact = torch.nn.functional.silu(x @ w_gate) * (x @ w_up)
+    return float((y - exact).abs().max() / exact.abs().max())
+
+
+def test_swiglu():
+    assert all(error < 1e-6 for error in run_ranks(swiglu, 2))
+
+
 def moved_extras() -> bool:
     """The second call of a signature reads its own bias, not that of the first."""
     x, w = torch.ones(2, K), torch.ones(K, N)
@@ -69,6 +116,9 @@ def errors_of_bad_extras() -> list[str]:
         {"residual": torch.ones(N, 2 * dist.get_world_size()).t()},
         {"activation": "relu"},
         {"bias": torch.ones(N, requires_grad=True)},
+        {"gate": torch.ones(K, N + 1)},
+        {"gate": torch.ones(N, K).t()},
+        {"gate": torch.ones(K, N), "bias": torch.ones(N)},
     ):
         try:
             ow.all_gather_matmul(x, w, extras=ow.Extras(**extras))
@@ -80,6 +130,7 @@ def errors_of_bad_extras() -> list[str]:
 
 def test_bad_arguments_are_typed_errors_on_every_rank():
     words = ("bias", "float32", "list", "residual", "row-major", "silu, gelu, gelu_tanh", "no_grad")
+    words += ("gate: got [16, 25]", "memory layout of w", "a bias beside a gate")
     for of_rank in run_ranks(errors_of_bad_extras, 2):
         assert all(found.startswith("InputError") for found in of_rank), of_rank
         assert all(word in found for word, found in zip(words, of_rank, strict=True)), of_rank

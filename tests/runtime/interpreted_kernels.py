@@ -229,43 +229,6 @@ def test_cut_tiles_are_exact():
     assert run_ranks(run_cut_tiles, 2) == [[]] * 2
 
 
-def run_several_weights() -> list[str]:
-    """One table of tiles of two and three weights: in both layouts, cut tiles among them, and fewer rows than ranks."""
-    group, wrong = resolve(None), []
-    cut = {"block_n": 128, "split_n": 2, "sms": 6}
-    for schedule, m, columns, options in (
-        ("push", 37, (24, 64), {"pieces": 2}),
-        ("push", 37, (200, 8, 40), cut),
-        ("push", 75, (8, 104), {"mover": "copy_kernel", "copy_programs": 1}),
-        ("pull", 50, (40, 8, 16), {"pieces": 2}),
-        ("push", 1, (8, 8, 8), {}),
-        ("push", 0, (8, 16), {}),
-    ):
-        problem = Problem(
-            operator="all_gather_matmul",
-            m=m,
-            n=sum(columns),
-            k=16,
-            world_size=group.world_size,
-            dtype="bfloat16",
-            b_is_transposed=len(columns) == 3,
-            columns=columns,
-        )
-        case = Case(f"all_gather_matmul.{schedule}", problem, {"block_m": 16, "block_n": 32, **options}, seed=m)
-        plan = catalog.build(case.schedule, problem, case.options)
-        assert not m or {row.weight for row in plan.tile_order(group.rank, "tiles").rows} == set(range(len(columns)))
-        for call in range(2):
-            data = make_data(case, group.rank, is_integer=True, call=call)
-            if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
-                wrong.append(f"{case} call {call}")
-    return wrong
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_tiles_of_several_weights_are_exact(world_size: int):
-    assert run_ranks(run_several_weights, world_size) == [[]] * world_size
-
-
 def run_sums_in_tiles(calls: int) -> list[str]:
     """Own tiles that add what arrived: every place in the order, empty and short pieces, half tiles, tall strips."""
     group, wrong = resolve(None), []

@@ -16,7 +16,10 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-@pytest.mark.parametrize("file", ["interpreted_kernels.py", "interpreted_norm.py", "interpreted_fp8.py"])
+INTERPRETED = ("interpreted_kernels.py", "interpreted_norm.py", "interpreted_fp8.py", "interpreted_weights.py")
+
+
+@pytest.mark.parametrize("file", INTERPRETED)
 def test_the_repairs_and_the_real_kernels(file: str):
     cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/runtime/{file}")
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.plan import split_obstacle
+from overweave.ir.plan import Epilogue, gate_obstacle, split_obstacle
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles, shapes, tile_shape, tiles_to_cut
 
@@ -90,6 +90,7 @@ def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
     assert {shape.config.kernel for shape in shapes("float16", "hopper")} == {"hopper"}
     assert all(shape.config.block_m >= 64 for shape in shapes("bfloat16", "hopper"))
     assert not any(split_obstacle(shape.config) for shape in shapes("bfloat16", "hopper"))
+    assert not any(gate_obstacle(shape.config) for shape in shapes("bfloat16", "hopper", Epilogue(gate=True)))
     assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
     with pytest.raises(InputError, match="kernel=portable"):
         shapes("float32", "hopper")

@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Bandwidth, ElementWise, Latency, Machine, Share, Sharing, load
-from overweave.ir.plan import Assignment, MatmulConfig, Plan, Problem, Realization, ReduceConfig, TileOrder, TileRow
+from overweave.ir.plan import (
+    Assignment,
+    Epilogue,
+    MatmulConfig,
+    Plan,
+    Problem,
+    Realization,
+    ReduceConfig,
+    TileOrder,
+    TileRow,
+)
 from overweave.ir.schedule import (
     Buffer,
     Collective,
@@ -329,6 +339,16 @@ def test_every_schedule_of_the_catalog_ends(name: str, world_size: int, m: int):
     assert tiled.total_us == timeline.total_us
     programs = [span for span in tiled.spans if span.kind != "wait" and re.search(r"\.\d{3}$", span.track)]
     assert len(programs) >= sum(len(order.rows) for order in built.tile_orders)
+
+
+@pytest.mark.parametrize("name", ["sequential", "push"])
+def test_a_gate_is_a_second_product(name: str):
+    """Of twice the columns, but for what a call costs anyway."""
+    shape = {"operator": "all_gather_matmul", "m": 4096, "k": 8192, "world_size": 2, "dtype": "bfloat16"}
+    gated = Problem(**shape, n=2048, epilogue=Epilogue(activation="silu", gate=True))
+    plans = (build(f"all_gather_matmul.{name}", one, {}) for one in (gated, Problem(**shape, n=4096)))
+    gated_us, wide_us = (total_us(plan, load("h200x4")) for plan in plans)
+    assert gated_us == pytest.approx(wide_us, rel=0.15)
 
 
 def test_ten_thousand_tiles_in_a_fifth_of_a_second():

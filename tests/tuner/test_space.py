@@ -78,6 +78,7 @@ def test_the_library_path_stands_against_everything(operator: str):
         ({"m": 512}, candidate("push", {"pieces": 2}), "pieces=2"),
         ({"m": 2046}, Candidate(TORCH_FUSED), "divide by 4"),
         ({"epilogue": Epilogue(activation="silu")}, Candidate(TORCH_FUSED), "do no silu"),
+        ({"epilogue": Epilogue(activation="silu", gate=True)}, Candidate(TORCH_FUSED), "do no silu+gate"),
         ({"n": 512, "columns": (128,) * 4}, candidate("push", {}), "takes 3"),
         ({"n": 513, "columns": (500, 13)}, candidate("push", {}), "n=500+13"),
     ],
@@ -137,3 +138,12 @@ def test_a_candidate_reads_as_the_operators_take_it():
     assert str(candidate("push", {"pieces": 2, "order": "ring"})) == "push order=ring pieces=2"
     with pytest.raises(InputError, match="all_gather_matmul"):
         candidates("all_to_all")
+
+
+def test_a_gate_has_tile_shapes_of_its_own_that_can_be_pinned():
+    problem = problem_of("all_gather_matmul", epilogue=Epilogue(activation="silu", gate=True))
+    varied = variations(candidate("push", {"pieces": 2}), problem, GPU)
+    assert {dict(what.options)["kernel"] for what in varied} == {"hopper", "portable"}
+    assert all(is_member(problem.operator, what) for what in varied)
+    for what in varied:
+        build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)

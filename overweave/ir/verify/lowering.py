@@ -22,6 +22,7 @@ from overweave.ir.plan import (
     Plan,
     TileOrder,
     TileRow,
+    gate_obstacle,
     narrow_width,
     split_obstacle,
 )
@@ -205,6 +206,8 @@ class _Table:
         obstacle = split_obstacle(self.plan.realization.matmul) if self.plan.realization.matmul else ""
         if obstacle:
             self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
+        if self.matmul and self.plan.problem.epilogue.gate and gate_obstacle(self.matmul):
+            self.findings.add("lowering", compute, gate_obstacle(self.matmul))
         parts = (*compute.a, *compute.out, *compute.addends)
         whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in parts)
         b = self.buffers[compute.b.buffer]

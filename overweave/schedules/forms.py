@@ -1,0 +1,48 @@
+"""Which forms of a problem an operator has: epilogues, several weights, fp8, other outputs."""
+
+from __future__ import annotations
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
+from overweave.ir.plan import MOST_WEIGHTS, Problem
+
+ALL_GATHER_MATMUL = "all_gather_matmul"
+
+
+def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
+    """is_fused: whether a tile kernel computes. Raises InputError for a form that the operator has not."""
+    gathers = problem.operator == ALL_GATHER_MATMUL
+    if problem.epilogue.bits and not gathers:
+        raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
+    if problem.epilogue.gate and (problem.epilogue.bias or problem.epilogue.scaling):
+        raise InputError(asked, f"epilogue {problem.epilogue}", "What is gated has neither bias nor scales")
+    if problem.columns:
+        _check_columns(asked, problem, is_fused)
+    if problem.dtype == FLOAT8:
+        _check_fp8(asked, problem)
+    if problem.out_dtype and not gathers:
+        raise InputError(asked, f"out_dtype {problem.out_dtype}", "Only all_gather_matmul keeps its result in another")
+    if problem.returns_gathered and not gathers:
+        raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
+
+
+def _check_columns(asked: str, problem: Problem, is_fused: bool) -> None:
+    weights = f"{len(problem.columns)} weights"
+    if problem.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, weights, "Only all_gather_matmul takes several")
+    if sum(problem.columns) != problem.n:
+        found = f"n={problem.n}, weights of {problem.n_text} columns"
+        raise InputError(asked, found, "n counts the columns of all weights")
+    if is_fused and len(problem.columns) > MOST_WEIGHTS:
+        raise InputError(asked, weights, f"A tile kernel takes {MOST_WEIGHTS}; name a library plan")
+    if problem.epilogue.bits:
+        found = f"epilogue {problem.epilogue} of {weights}"
+        raise InputError(asked, found, "Only the product of one weight has an epilogue")
+
+
+def _check_fp8(asked: str, problem: Problem) -> None:
+    if problem.operator != ALL_GATHER_MATMUL:
+        raise InputError(asked, f"dtype {problem.dtype}", "Only all_gather_matmul takes it")
+    if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
+        found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
+        raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
