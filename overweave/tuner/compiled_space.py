@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import cast
 
 from msgspec import Struct
 
 from overweave.errors import InputError
+from overweave.schedules.back_ends import obstacle
+from overweave.schedules.communication import Mover
 from overweave.schedules.exchange import TRANSPORTS, Side, transport_of
 from overweave.schedules.options import Option
 
@@ -67,10 +70,13 @@ class Family(Struct, frozen=True):
         return " ".join([self.name, *kept])
 
     def members(self) -> Iterator[str]:
-        """All of them; some come more than once."""
+        """All that a back end can carry; some come more than once."""
         values = self.values()
         for chosen in product(*values.values()):
-            yield self.member(dict(zip(values, chosen, strict=True)))
+            named = dict(zip(values, chosen, strict=True))
+            mover = cast("Mover", named.get("mover", ENGINE))
+            if mover == ENGINE or not obstacle(TRANSPORTS[self.name].method, mover):
+                yield self.member(named)
 
 
 def families(asked: str) -> tuple[Family, ...]:
