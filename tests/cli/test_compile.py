@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
@@ -26,6 +30,20 @@ def test_it_prints_or_writes_the_source(tmp_path: Path):
     assert code == 0
     assert out.read_text() == text
     assert "lines" in said
+
+
+@pytest.mark.slow
+def test_what_is_written_runs_by_itself(tmp_path: Path):
+    """A fresh process imports the file and runs its kernel on ranks; a kernel that was changed there is found out."""
+    out = tmp_path / "fused.py"
+    assert run(MATMUL, "--schedule", "A:all_gather.push pieces=2", "-o", str(out))[0] == 0
+    command = [sys.executable, f"{ROOT}/tests/compiler/run_written.py", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert ran.stdout == "off by 0.0 on 3 ranks\n", ran.stderr[-2000:]
+    out.write_text(out.read_text().replace("c = accumulator.to", "c = (accumulator + 1).to"))
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert ran.stdout == "off by 1.0 on 3 ranks\n", ran.stderr[-2000:]
 
 
 def test_both_sides():

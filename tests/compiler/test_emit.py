@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,3 +122,21 @@ def test_hostile_words_never_reach_the_text(tmp_path: Path, word: str):
     path.write_text(source)
     text = compile(f"{path}:matmul_kernel", PUSH).source()
     assert text.startswith('"""matmul_kernel of a file, fused')
+
+
+LARGE = {"M": 8192, "N": 3584, "K": 4096, "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}
+LARGE |= dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"), 1)
+LEAST_MARGIN = 2  # of the second that a kernel may take
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_kernel_is_fused_in_much_less_than_a_second(name: str):
+    """Read, understood, woven, proven and written; what Triton does then is its own. CPU time: others may be busy."""
+    begun_s = time.process_time()
+    made = fused(name)
+    made.source()
+    if name.startswith("matmul"):
+        made.plan(LARGE, 4, rank=0)
+    taken_s = time.process_time() - begun_s
+    print(f"{name}: {1e3 * taken_s:.0f} ms")
+    assert LEAST_MARGIN * taken_s < 1

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.files import from_json, to_json
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
-from overweave.ir.plan import APPLY, NO_SIGNAL, OWN_SHARD, PART, Plan, TileRow
-from overweave.ir.schedule import Apply, Wait
+from overweave.ir.plan import APPLY, NO_SIGNAL, OWN_SHARD, PART, Plan
+from overweave.ir.schedule import Apply
 from overweave.ir.text import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
@@ -61,10 +62,6 @@ def plans(world_size: int) -> Iterator[Plan]:
         yield author_plan(attention(2 * BLOCK * world_size), {"K": how, "V": how}, world_size, "bfloat16")
 
 
-def is_proven(plan: Plan) -> bool:
-    return verify_plan(plan, MachineLimits()).ok
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_every_plan_is_proven_and_is_data(world_size: int):
@@ -79,39 +76,6 @@ def test_parts_wait_for_all_tiles_of_a_push():
     plan = author_plan(wide, {"K": moved, "V": "all_gather.push pieces=2"}, 4, "bfloat16")
     assert any(operation.instances > 1 for operation in plan.schedule.operations if operation.queue != "tiles")
     verify_plan(plan, MachineLimits()).raise_if_refused()
-
-
-def without_one_wait(plan: Plan) -> Iterator[Plan]:
-    """The plan without one signal of one wait, whoever waits; tables are left as they are."""
-    schedule = plan.schedule
-    for index, operation in enumerate(schedule.operations):
-        for field in ("waits", "late_waits"):
-            waits: tuple[Wait, ...] = getattr(operation, field, ())
-            for at, wait in enumerate(waits):
-                lo, hi = wait.signals
-                for signals in ((lo + 1, hi), (lo, hi - 1)):
-                    left = (replace(wait, signals=signals),) if signals[0] < signals[1] else ()
-                    changed = replace(operation, **{field: (*waits[:at], *left, *waits[at + 1 :])})
-                    operations = (*schedule.operations[:index], changed, *schedule.operations[index + 1 :])
-                    yield replace(plan, schedule=replace(schedule, operations=operations))
-
-
-def without_one_emitted_wait(plan: Plan) -> Iterator[Plan]:
-    """The plan whose tables lack one wait of one row: what the fused kernel would wait for."""
-    for index, order in enumerate(plan.tile_orders):
-        for at, row in enumerate(order.rows):
-            for lesser in lesser_waits(row):
-                rows = (*order.rows[:at], lesser, *order.rows[at + 1 :])
-                orders = (*plan.tile_orders[:index], replace(order, rows=rows), *plan.tile_orders[index + 1 :])
-                yield replace(plan, tile_orders=orders)
-
-
-def lesser_waits(row: TileRow) -> Iterator[TileRow]:
-    if row.wait_lo < row.wait_hi:
-        yield row._replace(wait_lo=row.wait_lo + 1)
-        yield row._replace(wait_count=row.wait_count - 1)
-    if row.also != NO_SIGNAL:
-        yield row._replace(also=NO_SIGNAL)
 
 
 @pytest.mark.slow
