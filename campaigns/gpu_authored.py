@@ -22,8 +22,17 @@ import overweave as ow
 from campaigns.authored_cases import AT_PEERS, AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
 from campaigns.gpu_ranks import join, report
 from overweave.ops.compile import Fused, compile
+from overweave.schedules.exchange import Asked
 
+CHUNKED = (
+    "all_gather.mesh pieces=1 col_pieces=2 lanes=2",
+    "all_gather.ring",
+    "all_gather.double_ring",
+    "all_gather.islands",
+)
+REDUCED = ("all_reduce.two_shot pieces=2", "all_reduce.one_shot", "all_reduce.collective")
 LAUNCH: dict[str, Any] = {"num_warps": 8, "num_stages": 3}
+ROWS, DEPTH = 2048, 512
 BLOCKS: dict[str, Any] = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
 
 
@@ -31,7 +40,7 @@ class Trial(NamedTuple):
     """One call: runs the fused kernel with fresh inputs and returns (found, exact, tolerance)."""
 
     name: str
-    schedule: Mapping[str, str]
+    schedule: Mapping[str, Asked]
     run: Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]
 
 
@@ -50,7 +59,7 @@ def empty(*shape: int) -> torch.Tensor:
 
 def matmul(is_persistent: bool, side: str) -> Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]:
     """side: `A`, gathered rows; `C`, summed rows; `AC`, both."""
-    m, n, k = 2048, 1024, 512
+    m, n, k = ROWS, 1024, DEPTH
 
     def run(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
         a = integers(m, k, seed=seed if "A" in side else seed + 1000 * dist.get_rank())
@@ -134,16 +143,28 @@ def attention(is_causal: bool) -> Callable[[Fused, int], tuple[torch.Tensor, tor
     return run
 
 
+def by_hand() -> ow.Gather:
+    """Every shard goes round in two chunks: pushed to the next rank in one lane, pulled by columns in another."""
+    ranks, rows = dist.get_world_size(), ROWS // dist.get_world_size()
+    moves: list[ow.Put | ow.Get] = []
+    for owner in range(ranks):
+        low, half = owner * rows, rows // 2
+        for step in range(ranks - 1):
+            rank, peer = (owner + step) % ranks, (owner + step + 1) % ranks
+            moves.append(ow.Put(rank, peer, ow.Chunk((low, low + half))))
+            for cols in ((0, DEPTH // 2), (DEPTH // 2, DEPTH)):
+                moves.append(ow.Get(peer, rank, ow.Chunk((low + half, low + rows), cols), lane=1))
+    return ow.Gather(ranks, tuple(moves))
+
+
 def trials() -> Iterator[Trial]:
     """Every kernel with every schedule."""
     for name, is_persistent in (("matmul", False), ("persistent", True)):
-        yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in GATHERS)
+        yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*GATHERS, *CHUNKED, by_hand()))
         yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)
         yield Trial(name, {"A": GATHERS[0], "C": SCATTERS[0]}, matmul(is_persistent, "AC"))
         yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*BY_KERNEL, *BY_TILES))
-    yield from (
-        Trial("matmul", {"C": how}, reduced) for how in ("all_reduce.two_shot pieces=2", "all_reduce.collective")
-    )
+    yield from (Trial("matmul", {"C": how}, reduced) for how in REDUCED)
     yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, exchanged)
     yield Trial("matmul", {"C": AT_PEERS[0]}, matmul(False, "C"))
     yield Trial("matmul", {"A": BY_TILES[0], "C": AT_PEERS[0]}, matmul(False, "AC"))
@@ -215,7 +236,7 @@ def main() -> None:
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
     for trial in trials():
-        if arguments.only in f"{trial.name} {' '.join(trial.schedule.values())}":
+        if arguments.only in f"{trial.name} {' '.join(map(str, trial.schedule.values()))}":
             check(trial, arguments.calls)
     if not arguments.only:
         compare(8192, 14336 // dist.get_world_size(), 4096)
