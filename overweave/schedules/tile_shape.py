@@ -111,6 +111,9 @@ def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EP
     if kernel == "portable" and epilogue.residual:
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
         return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
+    if kernel == "hopper" and epilogue.bits:
+        # With a main loop for each of four widths, the assembler spills a few registers beside an epilogue.
+        return tuple(shape for shape in candidates if shape.config.split_n < 4)
     return candidates
 
 

@@ -81,6 +81,11 @@ def test_192_columns_are_three_rectangles_of_the_hopper_kernel():
         Settings(block_n=192).matmul(shapes("bfloat16")[0].config)
 
 
+def test_epilogues_take_no_tiles_whose_kernel_would_spill():
+    config = tile_shape((8192,), 2752, 132, shapes("bfloat16", "hopper", Epilogue(activation="silu")))
+    assert (config.block_n, config.split_n) == (256, 2)
+
+
 def test_full_precision_has_shapes_of_its_own():
     assert blocks((4096,), 4096, dtype="float32") in {(s.config.block_m, s.config.block_n) for s in shapes("float32")}
     assert len(shapes("bfloat16")) >= 3
