@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint_all import main
-from campaigns.lint_cases import Case, Variant, begin_case, copy_case, matmul_case, reduction_case
+from campaigns.lint_cases import Case, Variant, begin_case, copy_case, matmul_case, norm_case, reduction_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
 from overweave.ir.plan import Epilogue, MatmulConfig
-from overweave.schedules.tile_shape import GATED
+from overweave.schedules.tile_shape import GATED, row_shape
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -71,6 +71,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
     [
         begin_case(),
         reduction_case("bfloat16", 4, traced=False),
+        norm_case("bfloat16", 4, row_shape(4096, 8192, 132), has_residual=True),
         copy_case(traced=False, ragged=True),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
         matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),

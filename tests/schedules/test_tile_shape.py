@@ -7,7 +7,7 @@ import pytest
 from overweave.errors import InputError
 from overweave.ir.plan import Epilogue, gate_obstacle, split_obstacle
 from overweave.schedules.options import Settings
-from overweave.schedules.tile_shape import count_tiles, shapes, tile_shape, tiles_to_cut
+from overweave.schedules.tile_shape import count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
 
 
 def blocks(heights: tuple[int, ...], cols: int, sms: int = 132, dtype: str = "bfloat16") -> tuple[int, int]:
@@ -99,3 +99,14 @@ def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
     assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
     with pytest.raises(InputError, match="kernel=portable"):
         shapes("float32", "hopper")
+
+
+@pytest.mark.parametrize("rows", [1, 16, 500, 100_000])
+@pytest.mark.parametrize("cols", [8, 40, 1024, 4096, 5120, 16384])
+def test_tiles_to_norm_hold_whole_rows_and_their_parts_fit_registers(rows: int, cols: int):
+    shape = row_shape(rows, cols, sms=132)
+    assert shape.block_n >= cols
+    part = shape.block_m * shape.block_n // shape.parts
+    assert part <= 4096
+    assert part // (32 * shape.warps) <= 16  # numbers of a thread
+    assert shape.block_m == 1 or rows // shape.block_m >= 66  # every other SM has a tile, where rows suffice
