@@ -115,6 +115,7 @@ def cases() -> Iterator[Case]:
         yield from several_cases(kernel)
         yield from gated_cases(kernel)
     yield from scaled_cases("portable")
+    yield from scaled_cases("hopper")
     yield reduction_case(FLOAT8, 2, False)
 
 
@@ -262,7 +263,7 @@ def matmul_case(
     read = set(epilogue.inputs) - {GATE}
     extras = {name: "*fp32" if name in SCALES else f"*{DTYPES[kept]}" for name in read}
     extras |= dict.fromkeys(("scale_x", "scales"), "*fp32") if epilogue.scaling else {}
-    reads = {BIAS, RESIDUAL} if is_hopper else {BIAS, RESIDUAL, *SCALES}
+    reads = {BIAS, RESIDUAL, *SCALES}
     constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
     sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
     constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}

@@ -153,8 +153,8 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Tile shape and launch of a tile kernel. group_m: tile rows that run together, to reuse `b` in L2.
 
-    kernel: `portable` runs on every GPU that Triton knows and under the interpreter; `hopper` needs sm_90 and 16-bit
-    numbers, and has its own warps (three groups), whatever `warps` says.
+    kernel: `portable` runs on every GPU that Triton knows and under the interpreter; `hopper` needs sm_90 and numbers
+    of 16 bits or fp8, and has its own warps (three groups), whatever `warps` says.
     split_n: how many rectangles of columns, side by side, a tile is made of. Tiles of the last wave may be cut into
     them, so that more SMs share that wave, and a last column of tiles has no more of them than it needs
     (split_obstacle says which tiles can be split).

@@ -56,8 +56,8 @@ def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constex
     if BY_TENSOR & EPILOGUE:
         value *= tl.load(scale_x) * tl.load(scale_w)
     if BY_ROWS & EPILOGUE:
-        value *= tl.load(scale_x + rows, mask=rows < row_end, other=0.0)[:, None]
-        value *= tl.load(scale_w + cols, mask=cols < n, other=0.0)[None, :]
+        by_row = tl.load(scale_x + rows, mask=rows < row_end, other=0.0)
+        value *= by_row[:, None] * tl.load(scale_w + cols, mask=cols < n, other=0.0)[None, :]
     return value
 
 
@@ -77,7 +77,7 @@ def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EP
 
 
 @gluon.jit
-def finished_by_parts(value, bias, residual, row, row_end, col, n, EPILOGUE: gl.constexpr, scale_x=None, scale_w=None):
+def finished_by_parts(value, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr):
     """`finished` for a Gluon tile from [row, col] on, a few columns at a time: what a whole tile reads would not fit
     beside its sums.
     """
@@ -87,8 +87,8 @@ def finished_by_parts(value, bias, residual, row, row_end, col, n, EPILOGUE: gl.
     if COLS > PART_COLS:
         HALF: gl.constexpr = COLS // 2
         left, right = value.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
-        left = finished_by_parts(left, bias, residual, row, row_end, col, n, EPILOGUE, scale_x, scale_w)
-        right = finished_by_parts(right, bias, residual, row, row_end, col + HALF, n, EPILOGUE, scale_x, scale_w)
+        left = finished_by_parts(left, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE)
+        right = finished_by_parts(right, bias, residual, scale_x, scale_w, row, row_end, col + HALF, n, EPILOGUE)
         value = gl.join(left, right).permute((0, 2, 1)).reshape([ROWS, COLS])
         value = gl.convert_layout(value, LAYOUT)
     else:

@@ -14,19 +14,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from overweave.kernels.epilogue import GATE, finished_by_parts, gated
+from overweave.kernels.epilogue import GATE, finished_by_parts, gated, scales_of
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper_tiles import read_column, record_time
 from overweave.kernels.received_hopper import half_of, hear_of_addends, store_sum
 from overweave.kernels.weights import of_weight, weight_of
-from overweave.lang.tile_table import ADDS_NOTHING, COL, MULTIPLIED, PLACE, ROW, ROW_END
+from overweave.lang.tile_table import (
+    ADDS_NOTHING,
+    COL,
+    FROM_OWN_SHARD,
+    MULTIPLIED,
+    PLACE,
+    ROW,
+    ROW_END,
+    SOURCE,
+    SOURCE_ROW,
+)
+
+FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
 
 
 @gluon.constexpr_function
-def widest(parts):
-    """The most of `parts` rectangles that are a power of two."""
-    return 1 << (parts.bit_length() - 1)
+def widest(parts, part_n, is_fp8):
+    """The most of `parts` rectangles that are a power of two, and fit where fp8 has a step's product beside sums."""
+    most = min(parts, max(1, FP8_COLUMNS // part_n)) if is_fp8 else parts
+    return 1 << (most.bit_length() - 1)
 
 
 @gluon.jit
@@ -66,7 +79,8 @@ def multiply(
     OWN_B: gl.constexpr = HALF if IN_COLUMNS else 0
     PART_M: gl.constexpr = a_tiles.type.shape[1]
     BLOCK_K: gl.constexpr = a_tiles.type.shape[2]
-    WIDE: gl.constexpr = widest(PARTS)
+    IS_FP8: gl.constexpr = a_tiles.dtype.is_fp8()
+    WIDE: gl.constexpr = widest(PARTS, PART_N, IS_FP8)
     REST: gl.constexpr = PARTS - WIDE
     sums = no_sums(PART_M, WIDE * PART_N)
     if REST > 0:
@@ -96,6 +110,54 @@ def multiply(
 
 
 @gluon.jit
+def multiply_step(a_tile, b_tile):
+    """The product of one step of k, alone."""
+    ROWS: gl.constexpr = a_tile.shape[0]
+    COLS: gl.constexpr = b_tile.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 32])
+    nothing = warpgroup_mma_init(gl.zeros((ROWS, COLS), gl.float32, layout))
+    return warpgroup_mma_wait(0, (warpgroup_mma(a_tile, b_tile, nothing, use_acc=False, is_async=True),))
+
+
+@gluon.jit
+def multiply_in_steps(
+    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, k, PART_N: gl.constexpr,
+    B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """As `multiply`, for fp8, of which tensor cores keep about 14 bits as they add: each step's product is added to the
+    sums in fp32, while the other consumer's is computed. SOURCE: DeepGEMM.
+    """
+    STAGES: gl.constexpr = full.type.shape[0]
+    STRIDE_A: gl.constexpr = a_tiles.type.shape[0] // STAGES
+    STRIDE_B: gl.constexpr = b_tiles.type.shape[0] // STAGES
+    OWN_A: gl.constexpr = 0 if IN_COLUMNS else HALF
+    OWN_B: gl.constexpr = HALF if IN_COLUMNS else 0
+    PART_M: gl.constexpr = a_tiles.type.shape[1]
+    BLOCK_K: gl.constexpr = a_tiles.type.shape[2]
+    WIDE: gl.constexpr = widest(PARTS, PART_N, True)
+    REST: gl.constexpr = PARTS - WIDE
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE * PART_N, 32])
+    sums = gl.zeros((PART_M, WIDE * PART_N), gl.float32, layout)
+    if REST > 0:
+        rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST * PART_N, 32])
+        rest = gl.zeros((PART_M, REST * PART_N), gl.float32, rest_layout)
+    for _ in range(gl.cdiv(k, BLOCK_K)):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        a_tile = a_tiles.index(STRIDE_A * stage + OWN_A)
+        at = STRIDE_B * stage + OWN_B
+        sums += multiply_step(a_tile, columns_of_b(b_tiles, at, WIDE, B_IS_TRANSPOSED))
+        if REST > 0:
+            rest += multiply_step(a_tile, columns_of_b(b_tiles, at + WIDE, REST, B_IS_TRANSPOSED))
+        mbarrier.arrive(empty.index(stage), count=1)
+        step += 1
+    others = sums
+    if REST > 0:
+        others = rest
+    return sums, others, step
+
+
+@gluon.jit
 def hand_over(
     result, c_tiles, at, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row, row_end, col, n,
     ADDENDS: gl.constexpr,
@@ -121,7 +183,8 @@ def hand_over(
 @gluon.jit
 def consume_tile(
     PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received,
+    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+    total, addends, verdicts, received,
     trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
@@ -129,7 +192,8 @@ def consume_tile(
     GATED: gl.constexpr = (GATE & EPILOGUE) != 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
     PART_N: gl.constexpr = c_tiles.type.shape[2]
-    WIDE: gl.constexpr = widest(PARTS)
+    IS_FP8: gl.constexpr = a_tiles.dtype.is_fp8()
+    WIDE: gl.constexpr = widest(PARTS, PART_N, IS_FP8)
     AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
     tile = message & NUMBER
     row = read_column(table, tile, ROW) + (0 if IN_COLUMNS else HALF * PART_M)
@@ -138,20 +202,29 @@ def consume_tile(
     weight = weight_of(table, tile, WEIGHTS)
     target = of_weight(weight, out_pointer, out_pointer_1, out_pointer_2, WEIGHTS)
     cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
-    result, others, step = multiply(
-        2 if GATED else PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
-    )
+    if IS_FP8:
+        result, others, step = multiply_in_steps(
+            PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+        )
+    else:
+        result, others, step = multiply(
+            2 if GATED else PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+        )
     result += gl.where(message < VOID, 0.0, float("nan"))
     if GATED:
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
         result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
         result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
     if EPILOGUE:
-        result = finished_by_parts(result, bias, residual, row, row_end, col, n, EPILOGUE)
+        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
+        top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
+        beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
+        result = finished_by_parts(result, bias, residual, beside, scale_w, row, row_end, col, n, EPILOGUE)
     if PARTS > WIDE:
         others += gl.where(message < VOID, 0.0, float("nan"))
         if EPILOGUE:
-            others = finished_by_parts(others, bias, residual, row, row_end, col + WIDE * PART_N, n, EPILOGUE)
+            further = col + WIDE * PART_N
+            others = finished_by_parts(others, bias, residual, beside, scale_w, row, row_end, further, n, EPILOGUE)
     if HALF == 0:
         record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
     mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
@@ -171,7 +244,8 @@ def consume_tile(
 @gluon.jit
 def consume(
     HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
-    out_pointer, out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n,
+    out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+    total, addends, verdicts, received, trace, table, n,
     n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
@@ -183,7 +257,8 @@ def consume(
             if SPLIT_N == 1 or lacking(message) == lacks:
                 step = consume_tile(
                     SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-                    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts,
+                    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+                    total, addends, verdicts,
                     received, trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
                     WEIGHTS,
                 )  # fmt: skip
@@ -194,13 +269,15 @@ def consume(
 @gluon.jit
 def consume_upper(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-    out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+    out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+    total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
     B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     consume(
         0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-        out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+        out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+        total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
         B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
     )  # fmt: skip
 
@@ -208,12 +285,14 @@ def consume_upper(
 @gluon.jit
 def consume_lower(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-    out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+    out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+    total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
     B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     consume(
         1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-        out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+        out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+        total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
         B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
     )  # fmt: skip

@@ -167,6 +167,9 @@ def matmul_hopper_kernel(
     out_pointer_2,
     bias,
     residual,
+    scale_x,
+    scales,
+    scale_w,
     total,
     addends,
     table,
@@ -200,7 +203,7 @@ def matmul_hopper_kernel(
     B_PARTS: gl.constexpr = 2 if IN_COLUMNS or GATED else SPLIT_N
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
     b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)
-    c_tiles = gl.allocate_shared_memory(DTYPE, [2 * SPLIT_N, C_SHAPE[0], C_SHAPE[1]], out.layout)
+    c_tiles = gl.allocate_shared_memory(out.dtype, [2 * SPLIT_N, C_SHAPE[0], C_SHAPE[1]], out.layout)
     ring = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -225,11 +228,13 @@ def matmul_hopper_kernel(
         [
             (consume_upper, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-                out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1,
+                out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+                total, addends, verdicts, received, trace, table, n, n_1,
                 n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
             (consume_lower, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-                out_pointer_1, out_pointer_2, bias, residual, total, addends, verdicts, received, trace, table, n, n_1,
+                out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+                total, addends, verdicts, received, trace, table, n, n_1,
                 n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,

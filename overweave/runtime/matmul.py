@@ -165,10 +165,8 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
 
 
 def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Launch:
-    dtype = GLUON_DTYPES[operands.b.dtype]
-
     def describe(matrix: torch.Tensor, base: Moving, block: list[int]) -> GluonDescriptor:
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+        layout = gl.NVMMASharedLayout.get_default_for(block, GLUON_DTYPES[matrix.dtype])
         described = GluonDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block, layout)
         described.base = base
         return described
@@ -181,7 +179,7 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     tiles, k = protocol.table.shape[0], operands.b.shape[0]
     total = None if operands.total is None else operands.base("total")
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
-    arguments += [*filled([base for _, base in operands.outs]), *operands.extras[:2], total, operands.addends]
+    arguments += [*filled([base for _, base in operands.outs]), *operands.extras, total, operands.addends]
     arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]

@@ -31,13 +31,13 @@ class TileShape(Struct, frozen=True):
     efficiency: float
 
 
-def _hopper(tile: tuple[int, int], split_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
-    block_m, block_n = tile
+def _hopper(tile: tuple[int, ...], split_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
+    block_m, block_n, *steps = tile
     config = MatmulConfig(
         kernel="hopper",
         block_m=block_m,
         block_n=block_n,
-        block_k=64,
+        block_k=steps[0] if steps else 64,
         group_m=group_m,
         stages=stages,
         warps=4,
@@ -100,6 +100,12 @@ FLOAT8_PORTABLE = (
     _shape(128, 128, 128, 8, 4, 1.0),
     _shape(64, 128, 128, 4, 4, 0.85),
 )
+FLOAT8_HOPPER = (
+    _hopper((128, 256, 128), 2, 16, 3, 1.0),
+    _hopper((128, 128, 128), 2, 16, 5, 0.9),
+    _hopper((64, 256, 128), 1, 16, 4, 0.85),
+    _hopper((64, 128, 128), 1, 16, 7, 0.66),
+)
 
 
 def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE) -> tuple[TileShape, ...]:
@@ -120,10 +126,10 @@ def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EP
 def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
     if kernel == "hopper" and dtype == "float32":
         raise InputError("kernel hopper", "it multiplies 16-bit numbers, not float32", "Use kernel=portable")
+    if dtype == FLOAT8:
+        return FLOAT8_HOPPER if kernel == "hopper" else FLOAT8_PORTABLE
     if kernel == "hopper":
         return HOPPER
-    if dtype == FLOAT8:
-        return FLOAT8_PORTABLE
     return SINGLE_PRECISION if dtype == "float32" else HALF_PRECISION
 
 

@@ -16,7 +16,16 @@ from overweave.errors import InputError
 from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.reduced import norm_obstacle
-from overweave.schedules.tile_shape import GATED, HALF_PRECISION, HOPPER, SINGLE_PRECISION, Kernel, shapes
+from overweave.schedules.tile_shape import (
+    FLOAT8_HOPPER,
+    FLOAT8_PORTABLE,
+    GATED,
+    HALF_PRECISION,
+    HOPPER,
+    SINGLE_PRECISION,
+    Kernel,
+    shapes,
+)
 from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
 
 Value = str | int
@@ -203,7 +212,5 @@ def _pins(config: MatmulConfig) -> Options:
 
 
 _PINNED = ("kernel", "block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
-_ALL_PINS = [
-    _pins(shape.config)
-    for shape in (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION, *(each for gated in GATED.values() for each in gated))
-]
+_ALL_SHAPES = (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION, *FLOAT8_PORTABLE, *FLOAT8_HOPPER)
+_ALL_PINS = [_pins(shape.config) for shape in (*_ALL_SHAPES, *(each for gated in GATED.values() for each in gated))]

@@ -45,7 +45,10 @@ def kernel_obstacle(problem: Problem, target: Target) -> str:
     if problem.dtype == "float32" and target.kind == "cuda":
         return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
     if problem.dtype == FLOAT8 and target.kind == "cuda":
-        return "the tile kernels are not fit to multiply fp8 on a GPU"
+        if not target.is_hopper:
+            return "the tile kernels multiply fp8 on sm_90 only"
+        if problem.out_dtype == "float32":
+            return "the tile kernels keep products of fp8 in 16 bits: tiles of 32 would not fit beside the operands"
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
     if problem.k % step or any(width % step for width in problem.widths):
         found = f"n={problem.n_text} and k={problem.k} must be multiples of {step}"
