@@ -15,6 +15,7 @@ CAMPAIGNS = {
     "tile_kernels": ["campaigns.gpu_tile_kernels"],
     "epilogues": ["campaigns.gpu_epilogues"],
     "norms": ["campaigns.gpu_norms"],
+    "fp8": ["campaigns.gpu_fp8"],
 }
 
 
