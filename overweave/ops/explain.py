@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Norm, Problem
-from overweave.ops.arguments import DTYPES
+from overweave.ir.plan import Norm
 from overweave.ops.matmul_all_reduce import OPERATOR as NORMED
 from overweave.ops.norm import RmsNorm
+from overweave.ops.scales import problem_of
 from overweave.tuner.choice import Choice
 from overweave.tuner.choose import explained
 from overweave.tuner.space import SPACE
@@ -37,8 +38,6 @@ def explain(
     """
     if operator not in SPACE:
         raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
-    if dtype not in DTYPES:
-        raise InputError(f"explain {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
     columns = n if isinstance(n, tuple) else (n,)
     if not columns or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:
         found = f"m={m} n={n} k={k} world_size={world_size}"
@@ -46,16 +45,9 @@ def explain(
     if norm and operator != NORMED:
         raise InputError(f"explain {operator} with a norm", "it has none", f"Only {NORMED} ends with one")
     where = _device(device)
-    problem = Problem(
-        operator=operator,
-        m=m,
-        n=sum(columns),
-        k=k,
-        world_size=world_size,
-        dtype=DTYPES[dtype],  # type: ignore[arg-type]
-        columns=columns if len(columns) > 1 else (),
-        norm=Norm(eps=RmsNorm._field_defaults["eps"], residual=True) if norm else None,
-    )
+    problem = problem_of(operator, (m, sum(columns), k), world_size, dtype)
+    ended = Norm(eps=RmsNorm._field_defaults["eps"], residual=True) if norm else None
+    problem = replace(problem, columns=columns if len(columns) > 1 else (), norm=ended)
     has_gpu = where.type == "cuda" and torch.cuda.is_available()
     target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")
     return explained(problem, target)

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+
+from overweave.ir.dtype import FLOAT8
+from overweave.ir.plan import Problem
 from overweave.ops.all_gather_matmul import all_gather_matmul
+from overweave.ops.epilogue import Extras
 from overweave.ops.matmul_all_reduce import matmul_all_reduce
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from overweave.tuner.baselines import OperatorCall
+
+
+@lru_cache(maxsize=16)
+def _ones(rows: int, cols: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(rows, cols, device=device)
+
+
+def _scaled_all_gather_matmul(
+    x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
+) -> torch.Tensor:
+    """fp8 operands, scaled by rows."""
+    extras = Extras(scale_x=_ones(x.shape[0], 1, x.device), scale_w=_ones(1, w.shape[1], x.device))
+    return all_gather_matmul(x, w, group, m=m, extras=extras, plan=plan)
+
+
+def operator_of(problem: Problem) -> OperatorCall:
+    """The operator on operands of a problem's dtype."""
+    return _scaled_all_gather_matmul if problem.dtype == FLOAT8 else OPERATORS[problem.operator]
+
 
 OPERATORS: dict[str, OperatorCall] = {
     "all_gather_matmul": lambda x, w, group, *, m, plan: all_gather_matmul(x, w, group, m=m, plan=plan),

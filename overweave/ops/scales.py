@@ -8,7 +8,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.plan import SCALE_W, SCALE_X, Scaling
+from overweave.ir.plan import SCALE_W, SCALE_X, Epilogue, Problem, Scaling
 from overweave.ops.arguments import DTYPES
 
 FP8 = torch.float8_e4m3fn
@@ -32,6 +32,27 @@ class Scales(NamedTuple):
 def name_of(dtype: torch.dtype) -> Dtype:
     """As plans call it."""
     return FLOAT8 if dtype == FP8 else DTYPES[dtype]  # type: ignore[return-value]
+
+
+def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dtype: torch.dtype) -> Problem:
+    """The problem `[m, k] @ [k, n]` that is tuned and explained; of fp8 scaled by rows, into bf16. Or InputError."""
+    known = (*DTYPES, FP8) if operator == "all_gather_matmul" else tuple(DTYPES)
+    if dtype not in known:
+        raise InputError(f"{operator} of dtype {dtype}", "it takes no such", f"Use one of {', '.join(map(str, known))}")
+    m, n, k = extents
+    if dtype != FP8:
+        return Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype))
+    return Problem(
+        operator=operator,
+        m=m,
+        n=n,
+        k=k,
+        world_size=world_size,
+        dtype=FLOAT8,
+        b_is_transposed=True,
+        epilogue=Epilogue(scaling="rows"),
+        out_dtype="bfloat16",
+    )
 
 
 def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, w: torch.Tensor) -> Scaling | None:

@@ -8,9 +8,9 @@ from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
-from overweave.ops.arguments import DTYPES
 from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
-from overweave.ops.operators import OPERATORS
+from overweave.ops.operators import OPERATORS, operator_of
+from overweave.ops.scales import problem_of
 from overweave.tuner.agreement import agreed_knowledge, learn
 from overweave.tuner.baselines import Setting
 from overweave.tuner.cache import fingerprint, keep
@@ -35,7 +35,8 @@ def tune(
     """Measures the candidates for `[m, k] @ [k, n]` on each rank and keeps the quickest. Collective; takes seconds.
 
     m: rows after the gather or before the scatter, rounded up to its bucket (tuner/table.py); n and k: as one rank's
-    matmul has them. group: as the operators take it. device: this rank's; by default its GPU, or the CPU without one.
+    matmul has them. dtype: fp8 (e4m3) is scaled by rows, into bf16. group: as the operators take it. device: this
+    rank's; by default its GPU, or the CPU without one.
 
     From then on calls of this group choose by it, and every process of this user on such a machine does. Returns the
     choice; print it, or `overweave explain` it. Ranks wait for each other throughout. Raises InputError for what is no
@@ -58,7 +59,7 @@ def tune_and_learn(
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
     target = target_of(device)
     agreed_knowledge(group, target)
-    setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator])
+    setting = Setting(group, device, getattr(torch, problem.dtype), operator_of(problem))
     tuned = tune_problem(problem, setting, target, effort, on_round)
     learn(group, target, (tuned.entry,))
     forget_choices(group, problem.operator)
@@ -74,12 +75,10 @@ def tune_and_learn(
 def _problem(operator: str, sizes: tuple[int, int, int], world_size: int, dtype: torch.dtype) -> Problem:
     if operator not in SPACE or operator not in OPERATORS:
         raise InputError(f"tune {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
-    if dtype not in DTYPES:
-        raise InputError(f"tune {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, DTYPES))}")
     m, n, k = sizes
     if not all(isinstance(extent, int) and extent > 0 for extent in sizes):
         raise InputError(f"tune {operator}", f"m={m} n={n} k={k}", "Pass ints of at least 1")
-    return Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])  # type: ignore[arg-type]
+    return problem_of(operator, (m, n, k), world_size, dtype)
 
 
 def own_device(device: torch.device | str | None) -> torch.device:

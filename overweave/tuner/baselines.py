@@ -17,6 +17,8 @@ from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
+from overweave.runtime.library import movable
+from overweave.runtime.scaled import scaled_matmul
 from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
 
 # torch 2.13 renamed the flat collectives and warns about the old names.
@@ -108,14 +110,14 @@ class AllGatherMatmul(Side):
         self.lefts = [_random((m, k), seed, setting) for seed in range(sets)]
         self.rights = [_random((k, n), _own_seed(seed, setting), setting) for seed in range(sets)]
         self.xs = self.sent = [whole[lo:hi].clone() for whole in self.lefts]
-        self._padded = [torch.nn.functional.pad(x, (0, 0, 0, self.shard - (hi - lo))) for x in self.xs]
+        self._padded = [torch.nn.functional.pad(movable(x), (0, 0, 0, self.shard - (hi - lo))) for x in self.xs]
         self._gathered = _empty(self.shard * setting.group.world_size, k, setting)
         if has_copies(setting):
             piece = (0, lo * row_bytes, (hi - lo) * row_bytes)
             self.copies = PeerCopies(setting.group, setting.device, self._gathered.nbytes, lambda peer: piece)
 
     def communicate(self, turn: int) -> torch.Tensor:
-        _all_gather(self._gathered, _of(self._padded, turn), group=self.setting.group.process_group)
+        _all_gather(movable(self._gathered), _of(self._padded, turn), group=self.setting.group.process_group)
         return self._gathered[: self.m]
 
     def sequential(self, turn: int) -> torch.Tensor:
@@ -125,6 +127,34 @@ class AllGatherMatmul(Side):
         x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
         result: torch.Tensor = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
         return result
+
+
+class ScaledAllGatherMatmul(AllGatherMatmul):
+    """The same with operands in fp8, w stored as `[n, k]`, scaled by rows (with ones), into bf16."""
+
+    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
+        super().__init__(m, n, k, setting)
+        self.rights = [w.t().contiguous().t() for w in self.rights]
+        self._by_row = torch.ones(m, 1, device=setting.device)
+        self._by_column = torch.ones(1, self.rights[0].shape[1], device=setting.device)
+
+    def matmul(self, turn: int) -> torch.Tensor:
+        return self._multiply(_of(self.lefts, turn), turn)
+
+    def sequential(self, turn: int) -> torch.Tensor:
+        return self._multiply(self.communicate(turn), turn)
+
+    def torch_fused(self, turn: int) -> torch.Tensor:
+        x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
+        own, by_column, out = self._by_row[: x.shape[0]], [self._by_column], [torch.bfloat16]
+        fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+        result: torch.Tensor = fused(x, [w], own, by_column, 0, name, [None], [None], out, [False])[1][0]
+        return result
+
+    def _multiply(self, x: torch.Tensor, turn: int) -> torch.Tensor:
+        y = torch.empty(self.m, self._by_column.shape[1], dtype=torch.bfloat16, device=x.device)
+        scaled_matmul(x, _of(self.rights, turn), (self._by_row, self._by_column), y)
+        return y
 
 
 class MatmulReduceScatter(Side):
@@ -335,6 +365,8 @@ def side(operator: str, m: int, n: int, k: int, setting: Setting) -> Side:
     """One operator on one global matmul. Collective. Raises InputError for an operator without baselines."""
     if operator not in SIDES:
         raise InputError(f"bench {operator}", "there is no such operator", f"Choose one of {', '.join(SIDES)}")
+    if setting.dtype.itemsize == 1:
+        return ScaledAllGatherMatmul(m, n, k, setting)
     return SIDES[operator](m, n, k, setting)
 
 
@@ -358,7 +390,8 @@ def _input_sets(bytes_per_set: int) -> int:
 def _random(shape: tuple[int, int], seed: int, setting: Setting) -> torch.Tensor:
     """Standard normal: a matmul of zeros draws less power, and so runs faster, than any real one."""
     generator = torch.Generator(setting.device).manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=setting.dtype, device=setting.device)
+    dtype = torch.bfloat16 if setting.dtype.itemsize == 1 else setting.dtype
+    return torch.randn(shape, generator=generator, dtype=dtype, device=setting.device).to(setting.dtype)
 
 
 def _empty(rows: int, cols: int, setting: Setting) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,3 +189,26 @@ def test_plans_of_fp8_are_scaled():
         build("all_gather_matmul.push", Problem(operator="all_gather_matmul", **shape), {})
     with pytest.raises(InputError, match="Only all_gather_matmul"):
         build("matmul_reduce_scatter.scatter", Problem(operator="matmul_reduce_scatter", **shape), {})
+
+
+def tuned() -> list[object]:
+    """What tuning takes, measured by ranks, and what calls then do."""
+    taken = ow.tune("all_gather_matmul", m=64, n=N, k=K, dtype=FP8)
+    told = ow.explain("all_gather_matmul", m=64, n=N, k=K, world_size=2, dtype=FP8, device="cpu")
+    data = Data(64, by_rows=True)
+    y = ow.all_gather_matmul(data.x, data.w, extras=ow.Extras(scale_x=data.scale_x, scale_w=data.scale_w))
+    return [taken.source, told.text == taken.text, torch.equal(y, data.exact.bfloat16())]
+
+
+@pytest.mark.slow
+def test_fp8_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path))
+    assert run_ranks(tuned, 2) == [["cache", True, True]] * 2
+
+
+def test_only_what_takes_fp8_is_explained_in_it():
+    taken = ow.explain("all_gather_matmul", m=8192, n=14336, k=8192, world_size=2, dtype=FP8)
+    assert taken.source == "model"
+    assert "not: torch's" in str(taken)
+    with pytest.raises(InputError, match="it takes no such"):
+        ow.explain("matmul_reduce_scatter", m=64, n=N, k=K, world_size=2, dtype=FP8)
