@@ -38,7 +38,7 @@ def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dt
     """The problem `[m, k] @ [k, n]` that is tuned and explained; of fp8 scaled by rows, into bf16. Or InputError."""
     known = (*DTYPES, FP8) if operator == "all_gather_matmul" else tuple(DTYPES)
     if dtype not in known:
-        raise InputError(f"{operator} of dtype {dtype}", "it takes no such", f"Use one of {', '.join(map(str, known))}")
+        raise InputError(f"{operator} on [m, k] @ [k, n]", f"dtype {dtype}", f"Use one of {', '.join(map(str, known))}")
     m, n, k = extents
     if dtype != FP8:
         return Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype))
