@@ -210,5 +210,5 @@ def test_only_what_takes_fp8_is_explained_in_it():
     taken = ow.explain("all_gather_matmul", m=8192, n=14336, k=8192, world_size=2, dtype=FP8)
     assert taken.source == "model"
     assert "not: torch's" in str(taken)
-    with pytest.raises(InputError, match="dtype torch.float8_e4m3fn"):
+    with pytest.raises(InputError, match="dtype torch"):
         ow.explain("matmul_reduce_scatter", m=64, n=N, k=K, world_size=2, dtype=FP8)
