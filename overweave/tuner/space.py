@@ -193,7 +193,7 @@ def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:
 
 
 def _all_reduce_obstacle(problem: Problem) -> str:
-    if problem.dtype == "float16":
+    if problem.dtype not in ("bfloat16", "float32"):
         return "torch's own all-reduces need bf16 or fp32"
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
     return f"n={problem.n} must be a multiple of {step}: torch's all-reduces move 16 bytes" if problem.n % step else ""
