@@ -44,6 +44,7 @@ SCHEDULES = (
     "matmul_all_reduce.one_shot",
     "matmul_all_reduce.two_shot",
     "matmul_all_reduce.one_shot_pull",
+    "matmul_all_reduce.one_shot_packed",
     "matmul_all_reduce.two_shot_pull",
 )
 FUSED = (*SCHEDULES[:3], *SCHEDULES[-4:])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
-from overweave.compiler.lint_contract import Contract, Guard
+from overweave.compiler.lint_contract import Contract, Guard, Packed
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import (
     BIAS,
@@ -28,16 +28,19 @@ from overweave.ir.plan import (
     Dtype,
     Epilogue,
     MatmulConfig,
+    PackedConfig,
     ReduceConfig,
 )
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
+from overweave.kernels.packed import packed_all_reduce_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
+from overweave.runtime.kernels import packed_constants
 from overweave.runtime.matmul import hopper_parts
-from overweave.schedules.tile_shape import SUMS, Kernel, row_shape, shapes
+from overweave.schedules.tile_shape import PACKED, SUMS, Kernel, row_shape, shapes
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
@@ -94,6 +97,8 @@ def cases() -> Iterator[Case]:
     yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)
+    for launch in PACKED[1:]:
+        yield packed_case("bfloat16", 4, launch)
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
     for cols in NORMED_COLS:
@@ -102,6 +107,8 @@ def cases() -> Iterator[Case]:
     yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
+    for dtype, ranks in product(DTYPES, OPERANDS):
+        yield packed_case(dtype, ranks)
     for kernel, dtypes in TILE_KERNELS.items():
         for dtype in dtypes:
             for shape, variant in product(shapes(dtype, kernel), VARIANTS):
@@ -235,6 +242,19 @@ def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case
     source = _source(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
     announced = (Guard("*targets", ("*targets",), optional=True),)
     return Case(source, replace(_tiles(("source",), ()), announced=announced, claims_ahead=True))
+
+
+def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0]) -> Case:
+    """The sum of packed messages: no signals, and of releases and acquires none but the alarm's."""
+    numbers = {"count": "i32", "stride": "i32", "half": "i32", "rank": "i32", "world_size": "i32"}
+    arrays = dict.fromkeys(("partial", "out"), f"*{DTYPES[dtype]}")
+    tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
+    constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
+    label = f"{dtype} {ranks} ranks{'' if config == PACKED[0] else f' {config.block}'}"
+    options = {"num_warps": config.warps}
+    source = _source(packed_all_reduce_kernel, {**arrays, **tables, **numbers}, constexprs, options, label)
+    messages = Packed(("*spaces",), pushes=ranks - 1, looks=ranks - 1)
+    return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))
 
 
 def matmul_case(

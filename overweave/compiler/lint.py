@@ -18,6 +18,7 @@ Rules, by the name a finding carries (the functions of RULES say what each asks 
     deadline                               and it is bounded
     declared-counts                        as many waits and releases as the source has
     undeclared-signal                      each through a pointer the contract names
+    packed-messages          lint_packed   a message and its flag are one access, looked for in a bounded loop
     system-scope             lint_build    no smaller scope where peers are told
     spills, shared-base, wgmma, forbidden-instruction   what the compiler made of it
 """
@@ -32,6 +33,7 @@ from overweave.compiler.aot import Compiled
 from overweave.compiler.lint_build import forbidden, shared_base, spills, system_scope, tensor_cores
 from overweave.compiler.lint_contract import Contract, Finding
 from overweave.compiler.lint_order import barrier_before_release, bulk_completion, handed_over, proxy_fence
+from overweave.compiler.lint_packed import packed_messages
 from overweave.compiler.lint_partitions import passed_on
 from overweave.compiler.lint_subject import Subject
 from overweave.compiler.lint_turns import announced_order, guarded_order
@@ -51,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     announced_order,
     declared_counts,
     deadline,
+    packed_messages,
     spills,
     shared_base,
     tensor_cores,

@@ -28,6 +28,14 @@ class Guard(Struct, frozen=True):
     optional: bool = False
 
 
+class Packed(Struct, frozen=True):
+    """Messages that carry their flag: where they lie, how many stores push one, and how many loads look for one."""
+
+    at: tuple[str, ...]
+    pushes: int
+    looks: int
+
+
 class Contract(Struct, frozen=True, kw_only=True):
     """What the PTX must show.
 
@@ -39,6 +47,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     claims: counters from which a block takes its next tile: there its next turn begins, whatever was waited for before.
     claims_ahead: the block claims its next tile before it announces this one, so that the release is not waited for.
     private: words that only blocks of this device touch, claims aside: any scope will do, nobody is told anything.
+    packed: messages in memory that no signal guards.
     wgmma: tensor cores of Hopper are used; depth: how many of their groups stay in flight in the innermost loop.
     traps: the kernel is expected to be able to trap (device assertions).
     """
@@ -53,6 +62,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     claims: tuple[str, ...] = ()
     claims_ahead: bool = False
     private: tuple[str, ...] = ()
+    packed: Packed | None = None
     wgmma: bool = False
     depth: int = 0
     traps: bool = False
@@ -62,7 +72,8 @@ class Contract(Struct, frozen=True, kw_only=True):
         """Every argument the contract speaks of, tables without their star."""
         guards = (*self.guarded, *self.announced)
         pairs = (name for guard in guards for name in (guard.signal, *guard.data))
-        return frozenset(name.lstrip("*") for name in (*pairs, *self.alarm, *self.claims, *self.private))
+        packed = self.packed.at if self.packed else ()
+        return frozenset(name.lstrip("*") for name in (*pairs, *self.alarm, *self.claims, *self.private, *packed))
 
 
 class Finding(Struct, frozen=True):

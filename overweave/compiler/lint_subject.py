@@ -121,7 +121,7 @@ class Subject:
             )
             if not polls:
                 continue
-            causes = {edge: self._causes(edge, loop, polls) for edge in loop.exits}
+            causes = {edge: self.causes(edge, loop, polls) for edge in loop.exits}
             exits = {
                 cause: tuple(edge for edge in loop.exits if cause in causes[edge])
                 for cause in ("seen", "timed", "aborted", "blind")
@@ -130,7 +130,7 @@ class Subject:
                 pointers = frozenset[str]().union(*(poll.pointers for poll in polls))
                 yield Wait(loop=loop, polls=polls, pointers=pointers, done=tuple(self._done(loop, polls)), **exits)
 
-    def _causes(self, edge: Edge, loop: Loop, polls: tuple[Access, ...]) -> set[str]:
+    def causes(self, edge: Edge, loop: Loop, polls: tuple[Access, ...]) -> set[str]:
         """What an exit depends on. Only what is read inside the loop counts: a clock read before it stands still."""
         if edge.branch is None:
             return {"blind"}

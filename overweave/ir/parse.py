@@ -103,6 +103,10 @@ def _credits(giver: str, takers: str) -> _Found:
     return [("credits", {"giver": int(giver), "taker": _int(taker)}) for taker in takers.split()]
 
 
+def _reuse(how: str) -> _Found:
+    return [("reuse", how)]
+
+
 def _given(region: str, place: str) -> _Found:
     return [("given", {"region": _region(region), **_place(place)})]
 
@@ -122,6 +126,7 @@ _SECTIONS = {
     "pad": _form(rf"pad {_NAME} \[{_NUMBER}\]", _pad),
     "queue": _form(rf"queue {_NAME} ([a-z]+)(?: after (\S.*))?", _queue),
     "credits": _form(rf"credits {_NUMBER} -> (\S.*)", _credits),
+    "reuse": _form(r"reuse ([a-z]+)", _reuse),
     "given": _form(r"given (\S+) = (\S+)", _given),
     "goal": _form(r"goal (\S+) = (\S+)(?: sum (\S.*))?", _goal),
 }

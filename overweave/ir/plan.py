@@ -18,9 +18,13 @@ MOST_WEIGHTS = 3  # that a tile kernel multiplies by in one launch: query, key a
 LONGEST_LIST = 64  # of weights, in one call
 
 COPY_ENGINE, LIBRARY, TILE_KERNEL, REDUCE_KERNEL = "copy_engine", "library", "tile_kernel", "reduce_kernel"
-COPY_KERNEL, AUTHOR_KERNEL = "copy_kernel", "author_kernel"
-Engine = Literal["copy_engine", "library", "tile_kernel", "reduce_kernel", "copy_kernel", "author_kernel"]
-KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)
+COPY_KERNEL, AUTHOR_KERNEL, PACKED_KERNEL = "copy_kernel", "author_kernel", "packed_kernel"
+Engine = Literal[
+    "copy_engine", "library", "tile_kernel", "reduce_kernel", "copy_kernel", "author_kernel", "packed_kernel"
+]
+KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)  # they take their tiles from a table
+MESSAGE_BYTES, MESSAGE_DATA_BYTES = 16, 12  # of a packed message; the rest is its flag
+MOST_PACKED_RANKS = 8  # a thread looks at the messages of all its peers at once, in registers
 
 
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
@@ -242,6 +246,18 @@ class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     warps: Literal[4, 8, 16, 32] = 16
 
 
+def messages_of(elements: int, dtype: Dtype) -> int:
+    """How many packed messages carry so many numbers."""
+    return -(-elements * ITEMSIZE_BYTES[dtype] // MESSAGE_DATA_BYTES)
+
+
+class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Launch of the kernel whose messages carry their flag. block: messages of a program, which lie in a row."""
+
+    block: PowerOfTwo = 128
+    warps: Literal[4, 8, 16] = 4
+
+
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine that runs a queue."""
 
@@ -257,6 +273,8 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     copy_kernel: all Puts of the queue in one launch, on the SMs that `copy` names.
     author_kernel: all Applies of the queue in one launch of a kernel that the compiler made from its author's; and its
     Puts, which the programs carry between their tiles, on the path that `slices` names.
+    packed_kernel: all Puts and Reduces of the queue in one launch, without a head of the call before it: each program
+    pushes its part of what the Puts say and sums its part of what the Reduce says, message by message as flags tell.
     """
 
     dtype: Dtype
@@ -265,6 +283,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     reduction: ReduceConfig | None = None
     copy: CopyConfig | None = None
     slices: DataPath = "load_store"
+    packed: PackedConfig | None = None
 
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""

@@ -29,6 +29,8 @@ Range = tuple[Index, Index]  # half-open
 
 INPUT, OUTPUT, SYMMETRIC, LOCAL = "input", "output", "symmetric", "local"
 MATMUL = "matmul"
+CREDITS: Literal["credits"] = "credits"
+ECHOES: Literal["echoes"] = "echoes"
 
 
 class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -335,7 +337,12 @@ class Credit(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See the module. `operations` stand in launch order: each rank launches its own in the order they have here."""
+    """See the module. `operations` stand in launch order: each rank launches its own in the order they have here.
+
+    reuse: how it is known that a later call may overwrite what this one read. credits: its head takes them, and zeroes
+    signals. echoes: a call has no head; two halves of a memory of their own serve calls by turns, signals are epochs,
+    and every rank hears in each call from every other, whose call before that is then over (verify/reuse.py).
+    """
 
     name: Name
     world_size: Count
@@ -343,6 +350,7 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pads: tuple[SignalPad, ...] = ()
     queues: tuple[Queue, ...]
     credits: tuple[Credit, ...] = ()
+    reuse: Literal["credits", "echoes"] = "credits"
     given: tuple[Given, ...]
     goal: tuple[Goal, ...]
     operations: tuple[Operation, ...]

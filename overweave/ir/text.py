@@ -12,9 +12,10 @@
       tiles multiply.0-1.0: matmul gathered@0[64:128,0:32] @ w@0[0:32,0:16] -> y@0[64:128,0:16] wait arrived[1:2]>=1
 
 Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
-`+->` accumulates. A matmul with addends is the sum it computes, `p + a @ b + q -> out`, and `late` stands before what
-only they wait for; `scaled` stands before what the rows of its product are multiplied by. An `apply` says what each
-region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it, `ir.files` is the JSON form.
+`reuse echoes` stands where no credits are taken. `+->` accumulates. A matmul with addends is the sum it computes,
+`p + a @ b + q -> out`, and `late` stands before what only they wait for; `scaled` stands before what the rows of its
+product are multiplied by. An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it,
+`ir.files` is the JSON form.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from overweave.ir.parse import VERSION, from_text
-from overweave.ir.schedule import Apply, Collective, Compute, Copy, Given, Goal, Operation, Put, Reduce, Schedule
+from overweave.ir.schedule import (
+    CREDITS,
+    Apply,
+    Collective,
+    Compute,
+    Copy,
+    Given,
+    Goal,
+    Operation,
+    Put,
+    Reduce,
+    Schedule,
+)
 
 __all__ = ["from_text", "operation_text", "to_text"]
 
@@ -45,6 +58,8 @@ def _lines(schedule: Schedule) -> Iterator[str]:
         yield _spaced("queue", queue.name, queue.order, *(("after", *queue.after) if queue.after else ()))
     for giver, credits in groupby(schedule.credits, lambda credit: credit.giver):
         yield _spaced("credits", giver, "->", *(credit.taker for credit in credits))
+    if schedule.reuse != CREDITS:
+        yield _spaced("reuse", schedule.reuse)
     for given in schedule.given:
         yield f"given {given.region} = {given.tensor}[{given.row},{given.col}]"
     for goal in schedule.goal:

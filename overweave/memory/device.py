@@ -103,20 +103,33 @@ def notify(signal, enabled):
 @triton.jit
 def sound_alarm(word, wanted, operation, signal, words, limits, world_size):
     """The first block whose wait is void writes the report and sets the abort word of every peer."""
-    report = tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32))
+    if claim_alarm(words, limits):
+        seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+        report_alarm(operation, signal, wanted, seen, words, limits, world_size)
+
+
+@triton.jit
+def claim_alarm(words, limits):
+    """Whether this block is the first of this rank's whose wait is void: then it has to report."""
     before = tl.atomic_cas(words, 0, ABORTED_HERE, sem="acq_rel", scope="sys")
     if before == ABORTED_BY_PEER:
-        tl.store(report + REPORT_IS_SET, ENDED_BY_PEER)
-    if before == 0:
-        tl.store(report + REPORT_OPERATION, operation)
-        tl.store(report + REPORT_SIGNAL, signal)
-        tl.store(report + REPORT_EXPECTED, wanted)
-        tl.store(report + REPORT_SEEN, tl.atomic_add(word, 0, sem="acquire", scope="sys"))
-        tl.debug_barrier()
-        tl.atomic_xchg(report + REPORT_IS_SET, REPORTED, sem="release", scope="sys")
-        for peer in range(world_size):
-            peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
-            tl.atomic_cas(peer_words, 0, ABORTED_BY_PEER, sem="acq_rel", scope="sys")
+        tl.store(tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32)) + REPORT_IS_SET, ENDED_BY_PEER)
+    return before == 0
+
+
+@triton.jit
+def report_alarm(operation, signal, wanted, seen, words, limits, world_size):
+    """Writes the report and sets the abort word of every peer."""
+    report = tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32))
+    tl.store(report + REPORT_OPERATION, operation)
+    tl.store(report + REPORT_SIGNAL, signal)
+    tl.store(report + REPORT_EXPECTED, wanted)
+    tl.store(report + REPORT_SEEN, seen)
+    tl.debug_barrier()
+    tl.atomic_xchg(report + REPORT_IS_SET, REPORTED, sem="release", scope="sys")
+    for peer in range(world_size):
+        peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
+        tl.atomic_cas(peer_words, 0, ABORTED_BY_PEER, sem="acq_rel", scope="sys")
 
 
 @triton.jit

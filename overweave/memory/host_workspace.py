@@ -22,6 +22,7 @@ from overweave.memory.alarm import Alarm
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.memory.host_heap import COMPLETED, SLOTS, HostHeap
+from overweave.memory.host_packed import HostPacked
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.records import Pause
 from overweave.memory.shared import Fence
@@ -46,6 +47,7 @@ class HostWorkspace:
         self.agreed: set[bytes] = set()
         self.fence = Fence()
         self._heap: HostHeap | None = None
+        self._packed: HostPacked | None = None
         self._calls = 0
         self._used: memoryview | None = None
         self._last_use = [0] * SLOTS
@@ -80,6 +82,12 @@ class HostWorkspace:
         self._await_credits(heap.word_lines(self.rank), previous, index, timeout_s)
         return heap, index
 
+    def packed(self, half_bytes: int, timeout_s: float) -> HostPacked:
+        """The memory of packed messages, large enough. Collective if it must grow. Raises PeerDied, PeerTimeout."""
+        if self._packed is None or self._packed.half_bytes < half_bytes:
+            self._packed = HostPacked(self.board, half_bytes, timeout_s)
+        return self._packed
+
     def reset(self, timeout_s: float | None = None) -> None:
         """Collective. Makes a broken workspace usable again. Raises PeerDied, PeerTimeout; may then be repeated."""
         self.board.reset(self._forget, timeout_s)
@@ -88,6 +96,7 @@ class HostWorkspace:
     def _forget(self) -> None:
         # A new heap at the next call: an interrupted growth may have left the ranks with different ones.
         self._take(None)
+        self._packed = None
         self.agreed.clear()
 
     def _take(self, heap: HostHeap | None) -> None:

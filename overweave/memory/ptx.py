@@ -159,3 +159,79 @@ forget:
 moved:
     mov.u32 $0, 0;
 }}"""
+
+# One packed message: 12 bytes of data and the epoch of its call, by one store of 16 bytes. Operands: nothing, address,
+# three data words, epoch, whether there is a message at all.
+# SOURCE: PTX ISA 8.3 and later, memory consistency model: a `.b128` access is one operation on 128 bits, where a vector
+# of four words would be four operations in any order. So who sees the flag has the data, without a release.
+PUSH_PACKED = """{
+    .reg .pred here;
+    .reg .b64 low, high;
+    .reg .b128 message;
+    setp.ne.u32 here, $6, 0;
+    mov.b64 low, {$2, $3};
+    mov.b64 high, {$4, $5};
+    mov.b128 message, {low, high};
+    @here st.relaxed.sys.global.b128 [$1], message;
+    mov.u32 $0, 0;
+}"""
+
+
+def poll_packed(senders: int) -> str:
+    """Waits for the same message from so many senders, each in a part of its own; every thread for its own messages.
+
+    Operands: three data words of each sender, which sender is missing (counted from one, 0: none); then the address in
+    part 0, bytes between parts, the part to leave out, epoch, whether there is a message, abort word, limit in ns.
+    All messages and the abort word are looked at together: a round costs one latency of memory.
+    """
+    inputs = 3 * senders + 1
+    address, stride, own, epoch, here, abort, limit = (f"${inputs + at}" for at in range(7))
+    each = range(senders)
+    lines = [
+        ".reg .pred reached, other;",
+        ".reg .b32 scratch, stop, missing;",
+        ".reg .b64 start, now, low, high;",
+        *(f".reg .b64 at{i}; .reg .b128 message{i}; .reg .b32 x{i}, y{i}, z{i}, flag{i};" for i in each),
+        *(f"mov.b32 {name}{i}, 0;" for i in each for name in "xyz"),
+        *(f"mov.b32 flag{i}, {epoch};" for i in each),
+        f"setp.eq.u32 other, {here}, 0;",
+        "@other bra decided;",
+    ]
+    for i in each:
+        lines += [
+            f"setp.ge.u32 other, {i}, {own};",
+            f"selp.b32 scratch, {i + 1}, {i}, other;",
+            "cvt.u64.u32 low, scratch;",
+            f"mad.lo.u64 at{i}, low, {stride}, {address};",
+        ]
+    lines += ["mov.u64 start, %globaltimer;", "spin:"]
+    lines += [f"ld.relaxed.sys.global.b128 message{i}, [at{i}];" for i in each]
+    lines += [f"ld.relaxed.sys.global.b32 stop, [{abort}];", f"setp.eq.u32 reached, {epoch}, {epoch};"]
+    for i in each:
+        lines += [
+            f"mov.b128 {{low, high}}, message{i};",
+            f"mov.b64 {{x{i}, y{i}}}, low;",
+            f"mov.b64 {{z{i}, flag{i}}}, high;",
+            f"setp.eq.and.u32 reached, flag{i}, {epoch}, reached;",
+        ]
+    lines += [
+        "@reached bra decided;",
+        "setp.ne.b32 other, stop, 0;",
+        "@other bra decided;",
+        "mov.u64 now, %globaltimer;",
+        "sub.u64 now, now, start;",
+        f"setp.lt.u64 other, now, {limit};",
+        "@other bra spin;",
+        "decided:",
+        "mov.b32 missing, 0;",
+    ]
+    for i in each:
+        lines += [f"setp.ne.u32 other, flag{i}, {epoch};", f"@other mov.b32 missing, {i + 1};"]
+    lines += [f"mov.b32 ${3 * i + at}, {name}{i};" for i in each for at, name in enumerate("xyz")]
+    lines.append(f"mov.b32 ${3 * senders}, missing;")
+    return "{\n" + "\n".join(f"    {line}" for line in lines) + "\n}"
+
+
+def poll_packed_constraints(senders: int) -> str:
+    """How the operands of `poll_packed` are held: outputs of 32 bits, then l l r r r l l."""
+    return ",".join(["=&r"] * (3 * senders + 1) + ["l", "l", "r", "r", "r", "l", "l"])

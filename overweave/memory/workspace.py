@@ -27,6 +27,9 @@ from overweave.memory.device import (
 )
 from overweave.memory.group import Group
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.packed import PACKED_OPERATION
+from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
+from overweave.memory.packed_space import PackedSpace
 from overweave.memory.protocol import BEGIN_OPERATION, LAST_USE
 from overweave.memory.watcher import Watcher, reason_within
 
@@ -75,6 +78,7 @@ class Workspace:
         self._report = self.report.numpy()
         limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
         self.limits = torch.tensor(limits, dtype=torch.int64, device=device)
+        self._packed: list[PackedSpace] = []  # as the heaps
         self._heaps: list[CudaHeap] = []  # the last one is leased; plans bound earlier keep to theirs
         self._slot_bytes = 0
         self._most_signals = 0
@@ -108,6 +112,13 @@ class Workspace:
             self._slot_bytes = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             self._heaps.append(CudaHeap(self.group, self.device, SLOTS * self._slot_bytes))
         return tuple(Slot(self._heaps[-1], number, number * self._slot_bytes) for number in range(SLOTS))
+
+    def packed_space(self, half_bytes: int) -> PackedSpace:
+        """The memory of packed messages, large enough. Collective if it must grow; all ranks ask for as much."""
+        if not self._packed or half_bytes > self._packed[-1].half_bytes:
+            size = max(half_bytes, SMALLEST_HALF_BYTES)
+            self._packed.append(PackedSpace(self.group, self.device, -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES))
+        return self._packed[-1]
 
     def take_turn(self) -> int:
         """The slot of the next call: they alternate."""
@@ -171,6 +182,8 @@ class Workspace:
         )
         if operation == BEGIN_OPERATION.value:
             return Alarm("timeout", "begin: its credit did not come", peer=signal, expected=expected, seen=seen)
+        if operation == PACKED_OPERATION.value:
+            return Alarm("timeout", f"its messages of packed call {expected} did not come", peer=signal)
         return Alarm("timeout", f"operation {operation} waits for signal {signal}", expected=expected, seen=seen)
 
     def is_idle(self) -> bool:
@@ -220,6 +233,8 @@ class Workspace:
         self.words.tensor.zero_()
         self.state.zero_()
         self.claims.zero_()
+        for space in self._packed:
+            space.clear()
         self._report[:] = 0
         self._turn = 0  # a rank that raised may have taken one turn more than its peers
         stream = torch.cuda.current_stream(self.device).cuda_stream

@@ -24,6 +24,7 @@ from overweave.ir.plan import (
     MOST_WEIGHTS,
     NORM_WEIGHT,
     OWN_SHARD,
+    PACKED_KERNEL,
     REDUCE_KERNEL,
     RESIDUAL,
     SCALE_W,
@@ -37,6 +38,7 @@ from overweave.ir.plan import (
 from overweave.ir.schedule import INPUT, Compute, Reduce
 from overweave.memory.host_heap import ABORT, COMPLETED
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
+from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime import interpreter
 from overweave.runtime.agenda import Agenda, Step
 from overweave.runtime.emulate import HostCall, IsDone
@@ -50,6 +52,7 @@ from overweave.kernels.copy import copy_kernel  # noqa: E402
 from overweave.kernels.matmul import matmul_kernel  # noqa: E402
 from overweave.kernels.reduction import reduction_kernel  # noqa: E402
 from overweave.memory.device import TRACE_COLUMNS  # noqa: E402
+from overweave.runtime.interpreted_packed import sum_packed  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -105,6 +108,10 @@ class InterpretedCall(HostCall):
         if not step.is_kernel:
             return super().begin_step(step)
         engine = self.plan.realization.engine_of(step.queue)
+        if engine == PACKED_KERNEL:
+            space = self.workspace.packed(lay_out_packed(self.plan).half_bytes, self.timeout_s)
+            words, limits = self._protocol[1:]
+            return self.beside(lambda: sum_packed(self.plan, step.operations, space, self.view, (words, limits)))
         rows = self.plan.tile_order(self.group.rank, step.queue).rows
         if not rows:
             return None
@@ -248,7 +255,7 @@ class InterpretedCall(HostCall):
 
 def _kernel_queues(plan: Plan) -> list[str]:
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
-    return [queue for queue, engine in engines.items() if engine in _CLAIMS]
+    return [queue for queue, engine in engines.items() if engine in (*_CLAIMS, PACKED_KERNEL)]
 
 
 def _filled(operands: Sequence[Any]) -> list[Any]:

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overweave.ir.plan import CopyConfig, ReduceConfig, TileRow
+from overweave.ir.plan import CopyConfig, PackedConfig, ReduceConfig, TileRow
 from overweave.kernels.copy import copy_kernel
+from overweave.kernels.packed import packed_all_reduce_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
+from overweave.memory.ptx import poll_packed, poll_packed_constraints
 from overweave.runtime.launcher import PackedLaunch
 
 BEGIN_BLOCK = 128
@@ -80,6 +82,18 @@ def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bo
     """The pushes of chunks. arguments: everything before the constants of `copy_kernel`."""
     constants = [config.block_kib * WORDS_PER_KIB, config.path == "bulk", traced]
     return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
+
+
+def packed_launch(config: PackedConfig, arguments: list[Any], messages: int, ranks: int) -> Launch:
+    """The sum of packed messages. arguments: everything before the constants of `packed_all_reduce_kernel`."""
+    constants = [*packed_constants(ranks), config.block]
+    programs = -(-messages // config.block)
+    return Launch(packed_all_reduce_kernel, programs, arguments + constants, {"num_warps": config.warps})
+
+
+def packed_constants(ranks: int) -> tuple[int, str, str]:
+    """SENDERS, POLL and HELD of a packed kernel among so many ranks."""
+    return ranks - 1, poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)
 
 
 def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:

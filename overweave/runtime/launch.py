@@ -15,7 +15,7 @@ import torch
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import INPUT, LOCAL, OUTPUT, Collective, Compute, Copy, Operation, Put, Region
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Collective, Compute, Copy, Operation, Put, Region
 from overweave.memory import driver
 from overweave.memory.board import Board
 from overweave.memory.copy_engine import CopyQueue
@@ -28,6 +28,7 @@ from overweave.runtime.bind import SlotKernels
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.norm import finish_sum
 from overweave.runtime.order import Action, launch_order
+from overweave.runtime.packed import PackedRun
 from overweave.runtime.replays import Replays
 
 Tensors = Mapping[str, torch.Tensor]
@@ -316,7 +317,7 @@ class LibraryRun:
             self._board.finish()  # what is under way is the library's, and its watchdog's
 
 
-def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun:
+def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun | PackedRun:
     """The plan ready to run on this rank's GPU; `example` are tensors as it will be called with.
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
@@ -324,4 +325,7 @@ def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun:
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
     if is_library and not plan.schedule.pads:
         return LibraryRun(plan, group)
-    return CudaRun(plan, Workspace.of(group, example["w"].device), example)
+    workspace = Workspace.of(group, example["w"].device)
+    if plan.schedule.reuse == ECHOES:
+        return PackedRun(plan, workspace, example)
+    return CudaRun(plan, workspace, example)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from overweave.errors import InputError
 from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import ECHOES
 from overweave.ir.timeline import BEGIN, KINDS, Timeline
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
@@ -60,7 +62,10 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline
     """Runs the plan, warm, and says when each tile and chunk ran: on rank 0, None elsewhere. Collective.
 
     tensors: those of every input and output buffer; outputs are written. Raises PeerError for a call that failed.
+    Raises InputError for a plan of packed messages, whose kernel takes no times.
     """
+    if plan.schedule.reuse == ECHOES:
+        raise InputError(f"trace {plan.name}", "the packed kernel takes no times", "Trace another plan")
     run, stamp = CudaRun(plan, workspace, tensors, traced=True), Stamp(workspace)
     after_stamp = torch.cuda.Event(enable_timing=True)
     for _ in range(WARM_CALLS):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from overweave.ir.schedule import (
+    CREDITS,
+    ECHOES,
     Buffer,
     Collective,
     Goal,
@@ -30,6 +32,7 @@ from overweave.schedules.communication import (
     COPIES,
     ISSUE,
     MAIN,
+    PACKED,
     READY,
     SUMS,
     TILES,
@@ -60,11 +63,12 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
     """The moves of an all-reduce of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
     collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
-    peers' partials while it adds. Either way every rank adds the same numbers in rank order. two_shot, two_shot_pull:
-    see schedules/two_shot.py. held: the range of the reduced axis that each rank's partial holds.
+    peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
+    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py.
+    held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
-    slots = rows if method == "one_shot" else split.shard_size
+    slots = rows if method in ("one_shot", *PACKED_METHODS) else split.shard_size
     reduced = Reduced(
         split,
         Buffer(PARTIAL, rows, cols, "symmetric" if method.endswith("pull") else "local"),
@@ -84,6 +88,7 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
         given=(),
         goal=tuple(Goal(region(reduced.y, rank, (0, rows)), product(A, B), 0, 0, held) for rank in ranks if rows),
         steps=tuple(steps),
+        reuse=ECHOES if method in PACKED_METHODS and not is_alone else CREDITS,
     )
 
 
@@ -144,6 +149,30 @@ def _one_shot_pull(reduced: Reduced, rank: int) -> Steps:
     )
 
 
+def _one_shot_packed(reduced: Reduced, rank: int) -> Steps:
+    """As one_shot, but what arrives says so itself: no signals of the slot, no head of the call."""
+    own = reduced.multiplied(rank, reduced.partial)
+    yield own
+    for peer in reduced.peers(rank):
+        yield Put(
+            name=f"push.{rank}-{peer}",
+            rank=rank,
+            queue=PACKED,
+            notifies=(Notify(ARRIVED, peer, reduced.place(rank, peer)),),
+            sources=(own.region,),
+            destinations=(reduced.slot(peer, rank, reduced.rows),),
+        )
+    slots = [reduced.slot(rank, source, reduced.rows) for source in range(reduced.size)]
+    yield Reduce(
+        name=f"sum.{rank}",
+        rank=rank,
+        queue=PACKED,
+        waits=(Wait(ARRIVED, (0, reduced.size - 1), 1),),
+        operands=tuple(own.region if source == rank else slot for source, slot in enumerate(slots)),
+        out=region(reduced.y, rank, reduced.rows),
+    )
+
+
 def _one_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
     # Sums that wait for peers must not hold the SMs that a kernel's own pushes need.
     return (
@@ -156,10 +185,12 @@ def _is_kernel(reduced: Reduced) -> bool:
     return reduced.split.is_by_kernel
 
 
+PACKED_METHODS = ("one_shot_packed",)
 METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "collective": _collective,
     "one_shot": _one_shot,
     "one_shot_pull": _one_shot_pull,
+    "one_shot_packed": _one_shot_packed,
     "two_shot": two_shot,
     "two_shot_pull": two_shot_pull,
 }
@@ -167,6 +198,7 @@ PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "collective": lambda split: (),
     "one_shot": lambda split: (SignalPad(COMPUTED, 1), SignalPad(ARRIVED, split.world_size - 1)),
     "one_shot_pull": lambda split: (SignalPad(READY, split.world_size - 1),),
+    "one_shot_packed": lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
     "two_shot": two_shot_pads,
     "two_shot_pull": two_shot_pull_pads,
 }
@@ -174,6 +206,7 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "collective": lambda reduced: (Queue(MAIN, COMPLETE),),
     "one_shot": _one_shot_queues,
     "one_shot_pull": lambda reduced: (Queue(SUMS, ISSUE, after=(MAIN,)),),
+    "one_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
     "two_shot": two_shot_queues,
     "two_shot_pull": two_shot_pull_queues,
 }

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import cast
 
 from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.ir.plan import (
-    COPY_ENGINE,
-    COPY_KERNEL,
     ITEMSIZE_BYTES,
-    LIBRARY,
-    REDUCE_KERNEL,
-    TILE_KERNEL,
-    Assignment,
-    Engine,
+    MOST_PACKED_RANKS,
     MatmulConfig,
     Plan,
     Problem,
-    Realization,
     ReduceConfig,
     gate_obstacle,
     numbered,
@@ -30,11 +22,9 @@ from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Sche
 from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
 from overweave.schedules.communication import (
     COMPLETE,
-    COPIES,
     COPYING_KERNELS,
     ISSUE,
     MAIN,
-    SCALES,
     SUMS,
     TILES,
     A,
@@ -48,8 +38,9 @@ from overweave.schedules.communication import (
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms
 from overweave.schedules.mesh import meshed
-from overweave.schedules.mover import carried, copy_config
+from overweave.schedules.mover import carried
 from overweave.schedules.options import Option, Settings, settle
+from overweave.schedules.realized import realized
 from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import with_row_scales
 from overweave.schedules.tile_order import tile_orders
@@ -59,7 +50,6 @@ MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
-_ENGINES = {COPIES: COPY_ENGINE, SCALES: COPY_ENGINE, MAIN: LIBRARY, TILES: TILE_KERNEL, SUMS: REDUCE_KERNEL}
 
 
 class Template(Struct, frozen=True):
@@ -157,6 +147,13 @@ TEMPLATES: dict[str, Template] = {
     f"{_AR}.one_shot_pull": Template(
         _AR, "one_shot_pull", False, "library matmul, every rank sums as it reads the peers' partials", helped=True
     ),
+    f"{_AR}.one_shot_packed": Template(
+        _AR,
+        "one_shot_packed",
+        False,
+        "library matmul, then one kernel pushes partials in messages that carry their flag, and sums",
+        helped=True,
+    ),
     f"{_AR}.two_shot": Template(
         _AR,
         "two_shot",
@@ -208,21 +205,9 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     config = _config(problem, settings) if template.is_fused else None
     sums = _sums(problem, template, settings)
     schedule = make(name, problem, template, (settings, config))
-    reduces = any(queue.name == SUMS for queue in schedule.queues)
-    realization = Realization(
-        dtype=problem.dtype,
-        engines=tuple(Assignment(queue.name, _engine(queue)) for queue in schedule.queues),
-        matmul=config,
-        reduction=sums if reduces else None,
-        copy=copy_config(settings),
-    )
+    realization = realized(schedule, problem, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
-
-
-def _engine(queue: Queue) -> Engine:
-    kind = queue.name.split(".")[0]
-    return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])
 
 
 def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
@@ -240,6 +225,8 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
+    if template.method in all_reduce.PACKED_METHODS and problem.world_size > MOST_PACKED_RANKS:
+        raise InputError(asked, f"{problem.world_size} ranks", f"Packed messages serve {MOST_PACKED_RANKS} at most")
     obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")

@@ -7,13 +7,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from overweave.ir.schedule import Buffer, Given, Goal, Notify, Operation, Queue, Range, Region, SignalPad, Wait
+from overweave.ir.schedule import CREDITS, Buffer, Given, Goal, Notify, Operation, Queue, Range, Region, SignalPad, Wait
 from overweave.ir.shards import piece_rows, shard_rows
 
 COMPLETE: Literal["complete"] = "complete"
 ISSUE: Literal["issue"] = "issue"
 
-MAIN, COPIES, TILES, SUMS = "main", "copies", "tiles", "sums"  # queues
+MAIN, COPIES, TILES, SUMS, PACKED = "main", "copies", "tiles", "sums", "packed"  # queues
 SCALES = "scales"  # a queue, and the buffer that it fills
 X, W, Y = "x", "w", "y"  # the caller's buffers
 ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # pads
@@ -49,7 +49,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """A template's result. `steps` stand in launch order."""
+    """A template's result. `steps` stand in launch order. reuse: as in Schedule."""
 
     world_size: int
     buffers: tuple[Buffer, ...]
@@ -58,6 +58,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     given: tuple[Given, ...]
     goal: tuple[Goal, ...]
     steps: tuple[Operation | Chunk, ...]
+    reuse: Literal["credits", "echoes"] = CREDITS
 
 
 class Split(Struct, frozen=True, kw_only=True):

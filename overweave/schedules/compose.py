@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import (
+    CREDITS,
     Buffer,
     Compute,
     Given,
@@ -94,7 +95,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
     The Computes of an issue queue are one launch, so they move up to where the rank's first one stands; but those that
     wait late for what peers send stay behind what their own rank sends, so that ranks never wait in a circle. Waits on
     a signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
-    if peers touch the workspace at all.
+    if peers touch the workspace at all, unless echoes do the same.
     """
     steps: Iterable[Operation | Chunk] = communication.steps
     if kernel.queue.order == "issue":
@@ -109,7 +110,10 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         buffers=communication.buffers + matmul_buffers,
         pads=communication.pads,
         queues=_with_known_predecessors(queues),
-        credits=credits(communication.world_size, communication.buffers, communication.pads),
+        credits=credits(communication.world_size, communication.buffers, communication.pads)
+        if communication.reuse == CREDITS
+        else (),
+        reuse=communication.reuse,
         given=communication.given + kernel.given,
         goal=communication.goal + kernel.goal,
         operations=_counted_in_tiles(operations),

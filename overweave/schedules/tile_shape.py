@@ -15,7 +15,16 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import NO_EPILOGUE, Dtype, Epilogue, MatmulConfig, ReduceConfig, narrow_width
+from overweave.ir.plan import (
+    NO_EPILOGUE,
+    Dtype,
+    Epilogue,
+    MatmulConfig,
+    PackedConfig,
+    ReduceConfig,
+    messages_of,
+    narrow_width,
+)
 
 Kernel = Literal["portable", "hopper"]
 # Time of a tile of 128 rows and so many columns against one of 256.
@@ -237,3 +246,13 @@ def reduction_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
     filled = [config for config in SUMS if config.block_n <= cols] or [SUMS[0]]
     fits = (config for config in filled if -(-rows // config.block_m) * -(-cols // config.block_n) >= sms // 2)
     return next(fits, filled[-1])
+
+
+# Programs of the packed kernel, smallest first: a thread has one message of each peer under way.
+PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=512, warps=16))
+
+
+def packed_shape(elements: int, dtype: Dtype, sms: int) -> PackedConfig:
+    """The smallest programs of which no SM gets more than four: tickets are taken one by one."""
+    messages = messages_of(elements, dtype)
+    return next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from overweave.hardware.machine import Curve, Machine, TileRate
-from overweave.ir.plan import ITEMSIZE_BYTES, Dtype, MatmulConfig
+from overweave.ir.plan import ITEMSIZE_BYTES, MESSAGE_BYTES, MESSAGE_DATA_BYTES, Dtype, MatmulConfig
 from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut, Region, Schedule
 
 Move = Put | Get | Copy | ReducePut
@@ -119,6 +119,19 @@ def push_work(machine: Machine, operation: Move, programs: int, dtype: Dtype, co
     moved = sum(size(region) for region in operation.sources) * ITEMSIZE_BYTES[dtype] / max(count, 1)
     per_sm = machine.links.sm_push.gb_per_s(programs) / programs
     return Work(count, moved / per_sm / 1e3 + machine.latency.copy_tile.us)
+
+
+def packed_us(machine: Machine, operation: Put | Reduce, peers: int, dtype: Dtype) -> float:
+    """A push in messages that carry their flag, launch included, which shares the port with those to the other peers;
+    or the sum of what came, which is looked at once more when it is there.
+    """
+    share = MESSAGE_BYTES / MESSAGE_DATA_BYTES * ITEMSIZE_BYTES[dtype]
+    if isinstance(operation, Reduce):
+        moved = size(operation.out) * (share * peers + 2 * ITEMSIZE_BYTES[dtype])
+        return machine.latency.observe.us + moved / machine.hbm.gb_per_s / 1e3
+    moved = peers * share * sum(size(region) for region in operation.sources)
+    moving = moved / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
+    return machine.latency.kernel.us + machine.latency.copy_tile.us + moving
 
 
 def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:

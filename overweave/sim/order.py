@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import APPLY, COPY, KERNELS, PART, Engine, Plan, TileRow
+from overweave.ir.plan import APPLY, COPY, KERNELS, PACKED_KERNEL, PART, Engine, Plan, TileRow
 from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
 from overweave.ir.timeline import COPY as MOVE
@@ -22,6 +22,11 @@ class Step(Struct, frozen=True):
     engine: Engine
     done: tuple[int, ...]
     started: tuple[int, ...]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its messages carry their flag."""
+        return self.engine == PACKED_KERNEL
 
     @property
     def kind(self) -> Kind:

@@ -9,12 +9,13 @@ from overweave.ir.plan import (
     Dtype,
     Engine,
     MatmulConfig,
+    PackedConfig,
     Plan,
     Problem,
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
+from overweave.ir.schedule import ECHOES, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
 from overweave.sim.cost import matmul_shape, tiles_of
 
 
@@ -36,12 +37,15 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
             matmul=_tile_shape(computes, machine),
             reduction=ReduceConfig(),
             copy=CopyConfig(),
+            packed=PackedConfig(),
         ),
     )
 
 
 def _engine(queue: Queue, schedule: Schedule) -> Engine:
     members: list[Operation] = [operation for operation in schedule.operations if operation.queue == queue.name]
+    if queue.order == "issue" and schedule.reuse == ECHOES:
+        return "packed_kernel"
     if queue.order == "issue" and members:
         if all(isinstance(operation, Compute) for operation in members):
             return "tile_kernel"

@@ -14,7 +14,7 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut
+from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut
 from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
@@ -104,7 +104,7 @@ class _Run:
         """Lets every gate expect what the schedule says it waits for."""
         latency = self._machine.latency
         head_us = latency.call.us
-        if self._schedule.pads or self._schedule.credits:
+        if self._schedule.reuse == CREDITS and (self._schedule.pads or self._schedule.credits):
             head_us += latency.begin.us
             for rank in range(self._schedule.world_size):
                 self._recorder.begin(rank, self._stream(rank), latency.call.us, head_us)
@@ -256,6 +256,9 @@ class _Run:
             self._open_tiles(node)
             return
         self._recorder.waited(node.step.operation, node.turn_us, self._clock.now)
+        if node.step.is_packed:
+            self._run_packed(node)
+            return
         # A stream looks at one signal after the other.
         signals = sum(wait.signals[1] - wait.signals[0] for wait in node.step.operation.waits)
         latency = self._machine.latency.stream_wait.us * signals
@@ -291,6 +294,14 @@ class _Run:
             case Put() | Get() | Copy() | ReducePut():
                 self._launch(node, cost.local_copy_work(self._machine, operation, self._moved(operation)))
 
+    def _run_packed(self, node: _Node) -> None:
+        """A push, or the sum behind the pushes of all ranks, of the kernel whose messages carry their flag."""
+        operation, signal_us = node.step.operation, self._machine.latency.signal.us
+        assert isinstance(operation, Put | Reduce)
+        took = cost.packed_us(self._machine, operation, self._schedule.world_size - 1, self._dtype)
+        node.begin_us = self._clock.now
+        self._clock.after(took, partial(self._end_timed, node, signal_us))
+
     def _launch(self, node: _Node, *works: Work) -> None:
         """Kernels of its own for one operation, one after the other."""
         work, *node.launches = works or (Work(0, 0.0),)
@@ -308,8 +319,11 @@ class _Run:
         if left:
             self._ports.copy(left[0], partial(self._copy, node, left[1:]))
             return
+        self._end_timed(node, self._machine.latency.flag.us)
+
+    def _end_timed(self, node: _Node, signal_us: float) -> None:
         self._recorder.ran(node.step.operation, node.step.kind, node.begin_us, self._clock.now)
-        self._end(node, self._machine.latency.flag.us)
+        self._end(node, signal_us)
 
     def _meet(self, node: _Node, operation: Collective) -> None:
         members = self._gathered.setdefault(operation.label, [])

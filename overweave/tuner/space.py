@@ -13,7 +13,7 @@ from itertools import product
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import ITEMSIZE_BYTES, MatmulConfig, Problem
+from overweave.ir.plan import ITEMSIZE_BYTES, MOST_PACKED_RANKS, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.tile_shape import (
@@ -39,6 +39,7 @@ BY_TORCH = {
     TORCH_ONE_SHOT: ("matmul_all_reduce",),
     TORCH_TWO_SHOT: ("matmul_all_reduce",),
 }
+MOST_PACKED_BYTES = 8 << 20  # of a product: beyond that latency is no matter
 TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
 
 
@@ -64,6 +65,11 @@ class Candidate(Struct, frozen=True):
     def is_fused(self, operator: str) -> bool:
         """Whether one of our tile kernels computes."""
         return not self.is_by_torch and TEMPLATES[self.schedule(operator)].is_fused
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether what it moves are packed messages."""
+        return self.plan.endswith("packed")
 
     def has_kernels(self, operator: str) -> bool:
         """Whether any kernel of ours runs."""
@@ -115,6 +121,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family(TORCH_ONE_SHOT),
         Family(TORCH_TWO_SHOT),
         Family("one_shot_pull"),
+        Family("one_shot_packed"),
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
@@ -161,7 +168,7 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return why
         if dict(what.options).get("kernel") == "hopper" and not (target.kind == "cuda" and target.is_hopper):
             return "the hopper kernel needs sm_90"
-    return _pieces_obstacle(problem, what)
+    return _packed_obstacle(problem, what) or _pieces_obstacle(problem, what)
 
 
 def is_member(operator: str, what: Candidate) -> bool:
@@ -197,6 +204,18 @@ def _all_reduce_obstacle(problem: Problem) -> str:
         return "torch's own all-reduces need bf16 or fp32"
     step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
     return f"n={problem.n} must be a multiple of {step}: torch's all-reduces move 16 bytes" if problem.n % step else ""
+
+
+def _packed_obstacle(problem: Problem, what: Candidate) -> str:
+    """Messages of all ranks lie in memory at once, twice, a third larger than their data."""
+    if not what.has_messages:
+        return ""
+    if problem.world_size > MOST_PACKED_RANKS:
+        return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
+    sent_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.dtype]
+    if sent_bytes > MOST_PACKED_BYTES:
+        return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
+    return ""
 
 
 def _pieces_obstacle(problem: Problem, what: Candidate) -> str:

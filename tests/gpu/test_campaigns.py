@@ -9,6 +9,7 @@ import pytest
 import torch
 
 CAMPAIGNS = {
+    "packed": ["campaigns.gpu_packed", "--calls", "500", "--no-latency"],
     "exactness": ["campaigns.gpu_exactness", "--shapes", "60", "--calls", "200", "--replays", "200"],
     "faults": ["campaigns.gpu_faults", "--deadline", "3", "--rounds", "3"],
     "beside": ["campaigns.gpu_beside", "--trials", "48"],

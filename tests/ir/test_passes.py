@@ -44,11 +44,12 @@ def test_before_and_after(golden, name: str):
 def test_what_is_proven_stays_proven(name: str, world_size: int):
     before = schedule(name, world_size, pieces=2)
     for queue in before.queues:
-        if queue.order == "issue" and not (queue.name == "sums" and name in TWO_SHOTS):  # their moves wait for own sums
+        if queue.order == "issue" and not (queue.name == "sums" and name in TWO_SHOTS) and queue.name != "packed":
+            # Of two-shots, moves wait for own sums; a packed queue pushes before it sums.
             assert verify_schedule(rotate(before, queue.name, turns=3)).ok
     assert verify_schedule(split(before, 3)).ok
     assert verify_schedule(split(before, 2, alignment=4)).ok
-    moves = [operation for operation in before.operations if operation.queue not in ("tiles", "sums")]
+    moves = [operation for operation in before.operations if operation.queue not in ("tiles", "sums", "packed")]
     assert verify_schedule(inject_delay(before, moves[-1].rank, moves[-1].name, 10)).ok
 
 

@@ -16,7 +16,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-INTERPRETED = ("interpreted_kernels.py", "interpreted_norm.py", "interpreted_fp8.py", "interpreted_weights.py")
+INTERPRETED = (
+    "interpreted_kernels.py",
+    "interpreted_messages.py",
+    "interpreted_norm.py",
+    "interpreted_fp8.py",
+    "interpreted_weights.py",
+)
 
 
 @pytest.mark.parametrize("file", INTERPRETED)

@@ -8,6 +8,7 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     KERNELS,
     LIBRARY,
+    PACKED_KERNEL,
     REDUCE_KERNEL,
     TILE_KERNEL,
     Plan,
@@ -23,8 +24,9 @@ RUNS: dict[str, tuple[type[Operation], ...]] = {
     REDUCE_KERNEL: (Reduce,),
     COPY_KERNEL: (Put, Copy),
     AUTHOR_KERNEL: (Apply, Put),
+    PACKED_KERNEL: (Put, Reduce),
 }
-ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys(KERNELS, "issue")}
+ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys((*KERNELS, PACKED_KERNEL), "issue")}
 
 
 def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
@@ -36,7 +38,7 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
         if assignment.queue in engines or assignment.queue not in queues:
             findings.add("engine", None, f"queue {assignment.queue} has two engines, or does not exist")
         engines[assignment.queue] = assignment.engine
-    for kernel in KERNELS:
+    for kernel in (*KERNELS, PACKED_KERNEL):
         if list(engines.values()).count(kernel) > 1:
             findings.add("engine", None, f"two queues are a {kernel}; a plan launches one of each kind")
     for queue in queues.values():
@@ -56,7 +58,12 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
     if queue.order != ORDER[engine]:
         findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
     realization = plan.realization
-    configs = {TILE_KERNEL: realization.matmul, REDUCE_KERNEL: realization.reduction, COPY_KERNEL: realization.copy}
+    configs = {
+        TILE_KERNEL: realization.matmul,
+        REDUCE_KERNEL: realization.reduction,
+        COPY_KERNEL: realization.copy,
+        PACKED_KERNEL: realization.packed,
+    }
     if engine in configs and configs[engine] is None:
         findings.add("engine", None, f"queue {queue.name} is a {engine}, which has no configuration")
 

@@ -10,6 +10,7 @@ from overweave.ir.verify.engines import check_engines
 from overweave.ir.verify.graphs import Graph, build_graph
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.norm import check_norm
+from overweave.ir.verify.packed import check_packed
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.scales import check_scaling
 from overweave.ir.verify.schedule import verify_schedule
@@ -66,6 +67,7 @@ def verify_plan(
             check_norm(plan, findings)
         if not findings.refusals:
             check_tables(plan, graph, rank, findings)
+            check_packed(plan, graph, findings)
             _check_room(plan, machine_limits, findings)
             check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
     except Enough:

@@ -4,6 +4,12 @@ A call's `begin` on a rank runs after all of its own operations of the slot's la
 whose credit it takes. Operations behind that begin, on any rank, are behind all of these too. So for each rank the
 ranks whose last use is surely over can be collected along an operation's past, and compared with the ranks that touch
 what it overwrites. Two slots make the wait for credits short; they do not replace it.
+
+A schedule that reuses by echoes takes no credits and has two halves of memory, which calls use by turns. Its contract:
+a rank's call is over only behind some operation of every other rank in the same call. A rank's calls follow each other
+in its stream, so when call e begins anywhere, call e - 1 is over there; that was behind an operation of every peer in
+e - 1, and this behind all of the peer's call e - 2, the last one in the same half. All plans of that memory keep the
+contract, so it does not matter which of them the calls are of.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from overweave.ir.schedule import LOCAL, SYMMETRIC, Operation, Region, Schedule
+from overweave.ir.schedule import ECHOES, LOCAL, SYMMETRIC, Operation, Region, Schedule
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.happens_before import Past
 from overweave.ir.verify.races import overlap
@@ -26,6 +32,9 @@ def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:
         for region in (*operation.reads, *operation.writes):
             if region.rank != operation.rank and homes[region.buffer] not in (SYMMETRIC, LOCAL):
                 _check_callers_memory(graph, past, position, region, findings)
+    if schedule.reuse == ECHOES:
+        _check_echoes(schedule, past, findings)
+        return
     over_with = _last_uses_over(schedule)
     everyone = (1 << schedule.world_size) - 1
     if all(over_with(1 << rank) == everyone for rank in range(schedule.world_size)):
@@ -35,6 +44,16 @@ def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:
         over = over_with(past.ranks_before(position) | 1 << operation.rank)
         if over != everyone:
             _check_next_use(operation, over, users, findings)
+
+
+def _check_echoes(schedule: Schedule, past: Past, findings: Findings) -> None:
+    if schedule.credits:
+        findings.add("reuse", None, "it takes credits, but says that it reuses by echoes, without a head of the call")
+    for rank, heard in enumerate(past.ends if schedule.operations else ()):
+        silent = [peer for peer in range(schedule.world_size) if peer != rank and not heard >> peer & 1]
+        if silent:
+            said = f"the call ends on rank {rank} without an operation of rank {silent[0]} before that"
+            findings.add("reuse", None, f"{said}, so the next call but one may overwrite what that rank still reads")
 
 
 def _last_uses_over(schedule: Schedule) -> Callable[[int], int]:

@@ -1,0 +1,35 @@
+"""The packed kernel under the interpreter: on ordinary memory, with flags stored behind their data."""
+
+from __future__ import annotations
+
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Operation, Reduce
+from overweave.memory.host_packed import HostPacked
+from overweave.memory.packed_layout import lay_out_packed
+from overweave.runtime import interpreter
+from overweave.runtime.library import View
+
+interpreter.repair()
+
+# Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from torch import Tensor  # noqa: E402
+
+from overweave.kernels.packed import packed_all_reduce_kernel  # noqa: E402
+
+_BLOCK = 16  # messages of a program: several programs even for small products
+
+
+def sum_packed(
+    plan: Plan, operations: tuple[Operation, ...], space: HostPacked, view: View, protocol: tuple[Tensor, Tensor]
+) -> None:
+    """One launch on one rank. protocol: words and limits. Returns when all programs have ended."""
+    total = operations[-1]
+    assert isinstance(total, Reduce)
+    layout, ranks = lay_out_packed(plan), plan.schedule.world_size
+    product, out = view(total.operands[total.rank]), view(total.out)
+    count = out.numel() * out.element_size() // 4
+    numbers = [count, layout.part_bytes, space.half_bytes, total.rank, ranks]
+    assembly = (None, None)  # nothing is assembled here
+    packed_all_reduce_kernel[(-(-layout.messages // _BLOCK),)](
+        product, out, space.spaces, space.state, *protocol, *numbers, ranks - 1, *assembly, _BLOCK
+    )

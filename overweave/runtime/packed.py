@@ -1,0 +1,74 @@
+"""Runs plans of packed messages on a GPU: the library's matmul, then one kernel; no head, no other stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Reduce, Region
+from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.workspace import Workspace
+from overweave.runtime.kernels import Launch, moving, packed_launch
+from overweave.runtime.library import run_operation
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class PackedRun:
+    """A plan bound to the packed space of a workspace: call it with the tensors of every input and output buffer.
+
+    Binding is collective if the space must grow. A call enqueues its work on the current stream and returns; under
+    capture it is captured. Raises PeerError for what went wrong in an earlier call. was_captured: a graph of the
+    caller's holds what this owns, and replays it as long as it lives.
+    """
+
+    was_captured = False
+
+    def __init__(self, plan: Plan, workspace: Workspace, example: Tensors) -> None:
+        self._plan, self._workspace = plan, workspace
+        self._layout = lay_out_packed(plan)
+        self._space = workspace.packed_space(self._layout.half_bytes)
+        engines, operations = plan.realization, tuple(plan.schedule.of_rank(workspace.group.rank))
+        self._library = [each for each in operations if engines.engine_of(each.queue) == LIBRARY]
+        self._sums = [each for each in operations if engines.engine_of(each.queue) == PACKED_KERNEL]
+        self._dtype = getattr(torch, plan.realization.dtype)
+        self._out = moving(example["y"])
+        self._launch = self._bound() if self._sums else None
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
+        workspace, stream = self._workspace, self._workspace.current_stream()
+        is_captured = torch.cuda.is_current_stream_capturing()
+        if is_captured:
+            self.was_captured = True
+        else:
+            workspace.enter(stream)
+        for operation in self._library:
+            run_operation(operation, lambda region: self._view(tensors, region), workspace.group)
+        if self._launch is not None:
+            self._out.address = tensors["y"].data_ptr()
+            self._launch(stream.cuda_stream)
+        if not is_captured:
+            workspace.leave(stream)
+
+    def _bound(self) -> Launch:
+        config, workspace, layout = self._plan.realization.packed, self._workspace, self._layout
+        total = self._sums[-1]
+        assert config is not None
+        assert isinstance(total, Reduce)
+        rank, ranks = workspace.group.rank, workspace.group.world_size
+        rows, cols = total.out.shape
+        words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        product = self._space.product((rows, cols), self._dtype)
+        count = rows * cols * self._dtype.itemsize // 4
+        arrays = [product, self._out, self._space.spaces, self._space.state, words, workspace.limits]
+        numbers = [count, layout.part_bytes, self._space.half_bytes, rank, ranks]
+        return packed_launch(config, [*arrays, *numbers], layout.messages, ranks)
+
+    def _view(self, tensors: Tensors, region: Region) -> torch.Tensor:
+        buffer = self._plan.schedule.buffer(region.buffer)
+        is_callers = buffer.home in (INPUT, OUTPUT)
+        whole = tensors[buffer.name] if is_callers else self._space.product((buffer.rows, buffer.cols), self._dtype)
+        return whole[slice(*region.rows), slice(*region.cols)]
