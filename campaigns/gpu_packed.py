@@ -89,9 +89,10 @@ def interleaved(plan: str, turns: int) -> int:
         results = [run(case, given) for case, given in zip(cases, inputs[:3], strict=True)]
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(turns):
-        late = chance.randrange(3 * dist.get_world_size())
+        # Drawn on every rank, also where nobody is late: all must make the same calls.
+        late, cycles = chance.randrange(3 * dist.get_world_size()), chance.randint(10_000, 300_000)
         if late == dist.get_rank():
-            torch.cuda._sleep(chance.randint(10_000, 300_000))
+            torch.cuda._sleep(cycles)
         for _ in range(chance.randrange(3)):
             differing += (run(eager, inputs[3]) != wanted[3]).any()
         for result in results:
