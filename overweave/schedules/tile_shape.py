@@ -27,10 +27,10 @@ from overweave.ir.plan import (
 )
 
 Kernel = Literal["portable", "hopper"]
-# Time of a tile of 128 rows and so many columns against one of 256.
-# MEASURED: 64 and 128 as parts of larger tiles in last waves (H200, benchmarks/results/tile_rates.h200.2026-11-20.txt):
-# 0.55 to 0.63 of a tile of 256 columns, 0.66 to 0.75 of one of 128. 192 follows from its estimate in HOPPER.
-TIME_OF_COLUMNS = {64: 0.42, 128: 0.56, 192: 0.81, 256: 1.0}
+# Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,
+# the less a small rectangle gains: it waits for memory.
+# MEASURED: what last waves of cut tiles took in benchmarks/results/tile_choice.h200.2026-11-22.txt, the median.
+RECTANGLE_TIMES = {(256, 2): 0.56, (256, 4): 0.65, (192, 3): 0.66, (128, 2): 0.68}
 
 
 class TileShape(Struct, frozen=True):
@@ -68,18 +68,16 @@ HALF_PRECISION = (
     _shape(64, 256, 64, 8, 4, 0.85),
     _shape(128, 128, 64, 4, 4, 0.84),
 )
-# MEASURED: time per wave against 128 x 256, the median over benchmarks/results/tile_rates.h200.2026-11-20.txt where no
-# tile was cut, 5 us a call left out. Those of 128 x 192 and of 128 x 256 in four parts are not measured yet, but low
-# estimates from their neighbours (`python -m campaigns.gpu_tile_choice` prints all of them).
+# MEASURED: time per wave against 128 x 256, as benchmarks/results/tile_choice.h200.2026-11-22.txt ends.
 HOPPER = (
     _hopper((128, 256), 2, 16, 3, 1.0),
-    _hopper((128, 256), 4, 16, 3, 0.995),
-    _hopper((128, 192), 3, 16, 4, 0.93),
-    _hopper((256, 128), 2, 8, 3, 0.955),
-    _hopper((128, 128), 2, 16, 5, 0.94),
-    _hopper((64, 256), 1, 16, 4, 0.9),
-    _hopper((64, 128), 1, 16, 7, 0.695),
-    _hopper((128, 64), 1, 16, 7, 0.58),
+    _hopper((128, 256), 4, 16, 3, 0.994),
+    _hopper((128, 192), 3, 16, 4, 0.977),
+    _hopper((256, 128), 2, 8, 3, 0.94),
+    _hopper((128, 128), 2, 16, 5, 0.966),
+    _hopper((64, 256), 1, 16, 4, 0.909),
+    _hopper((64, 128), 1, 16, 7, 0.722),
+    _hopper((128, 64), 1, 16, 7, 0.587),
 )
 # Two products in each tile, of block_n columns each: as many sums as twice the columns have. Not measured: see HOPPER.
 GATED: dict[Kernel, tuple[TileShape, ...]] = {
@@ -201,10 +199,8 @@ def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
 
 def _time_of_parts(parts: int, config: MatmulConfig) -> float:
     """Of one tile of so many rectangles, in times of a whole one."""
-    known = TIME_OF_COLUMNS
-    if config.block_n in known and parts * config.part_n in known:
-        return known[parts * config.part_n] / known[config.block_n]
-    return parts / config.split_n
+    alone = RECTANGLE_TIMES.get((config.block_n, config.split_n), 1 / config.split_n)
+    return alone + (1 - alone) * (parts - 1) / max(1, config.split_n - 1)
 
 
 def _time_of_cut(rest: int, sms: int, config: MatmulConfig) -> float:
