@@ -99,8 +99,9 @@ def test_a_last_column_that_half_a_tile_holds_has_half_tiles():
     ("tile", "n", "sms", "widths"),
     [
         ((256, 4), 400, 12, {0: 6, 192: 6}),  # one wave: as many columns as there are
-        ((256, 4), 512, 9, {0: 9, 64: 12}),  # three tiles are left: twelve quarters in two rounds
-        ((256, 4), 304, 9, {0: 6, 64: 6}),
+        ((256, 4), 512, 10, {0: 10, 64: 8}),  # two tiles are left: eight quarters
+        ((256, 4), 512, 9, {0: 12}),  # three tiles are left: twelve quarters would take two rounds
+        ((256, 4), 304, 9, {0: 5, 64: 10}),
         ((192, 3), 384, 9, {0: 9, 64: 9}),
         ((192, 3), 320, 6, {0: 6, 128: 6}),  # what is left fills a wave
     ],
@@ -116,7 +117,7 @@ def test_tiles_of_three_and_four_rectangles(tile: tuple[int, int], n: int, sms: 
 
 
 def test_narrow_tiles_of_the_last_wave_come_before_the_parts_of_cut_ones():
-    rows = cut_plan(sms=5, n=700, block_n=256, split_n=4, block_m=128).tile_order(0, "tiles").rows
+    rows = cut_plan(sms=8, n=700, block_n=256, split_n=4, block_m=128).tile_order(0, "tiles").rows
     widths = [row.width for row in rows]
     assert widths == sorted(widths, key=lambda width: width == 64)
     assert set(widths) == {0, 192, 64}
