@@ -25,8 +25,9 @@ import torch.distributed as dist
 from campaigns.bandwidth_kernels import carry_kernel
 from campaigns.gpu_pushes import EFFORT, ROW_BYTES, Pushes
 from campaigns.gpu_ranks import join, report
-from overweave.ir.plan import APPLY, COPY, WORKSPACE, CopyConfig, DataPath, TileRow
+from overweave.ir.plan import CopyConfig, DataPath
 from overweave.ir.shards import tile_parts
+from overweave.ir.tile_order import APPLY, COPY, WORKSPACE, TileRow
 from overweave.memory.group import resolve
 from overweave.runtime.kernels import Launch, Moving, table_tensor
 from overweave.tuner.peer_copies import PeerCopies

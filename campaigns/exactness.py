@@ -23,7 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import ITEMSIZE_BYTES, MOST_WEIGHTS, Dtype, Plan, Problem, numbered
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.plan import MOST_WEIGHTS, Plan, Problem, numbered
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, resolve
 from overweave.runtime.host import Depth, run_on_host

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from overweave.ir.plan import NO_SIGNAL, Plan, TileRow
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait
+from overweave.ir.tile_order import NO_SIGNAL, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 
 

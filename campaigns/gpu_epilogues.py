@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from campaigns.gpu_ranks import join, report
-from overweave.ir.plan import Activation
+from overweave.ir.epilogue import Activation
 from overweave.ops import reference
 
 PLANS = ("sequential", "per_shard", "push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")

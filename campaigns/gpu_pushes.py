@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from campaigns.gpu_ranks import join, report
-from overweave.ir.plan import COPY, WORKSPACE, CopyConfig, TileRow
+from overweave.ir.plan import CopyConfig
 from overweave.ir.shards import tile_parts
+from overweave.ir.tile_order import COPY, WORKSPACE, TileRow
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group, resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES

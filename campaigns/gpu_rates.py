@@ -18,7 +18,9 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
-from overweave.ir.plan import Epilogue, MatmulConfig, Problem, TileRow, split_obstacle
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import MatmulConfig, Problem, split_obstacle
+from overweave.ir.tile_order import TileRow
 from overweave.runtime.epilogue import apply_epilogue
 from overweave.runtime.matmul import Matmul
 from overweave.schedules.catalog import build

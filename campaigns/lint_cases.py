@@ -14,23 +14,9 @@ from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract, Guard, Packed
-from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import (
-    BIAS,
-    GATE,
-    MOST_WEIGHTS,
-    NO_EPILOGUE,
-    RESIDUAL,
-    SCALE_W,
-    SCALE_X,
-    CopyConfig,
-    DataPath,
-    Dtype,
-    Epilogue,
-    MatmulConfig,
-    PackedConfig,
-    ReduceConfig,
-)
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
+from overweave.ir.plan import MOST_WEIGHTS, CopyConfig, DataPath, MatmulConfig, PackedConfig, ReduceConfig
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel

@@ -5,14 +5,26 @@ Every method is a Plan; the tuner chooses among Plans and nothing else in the li
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.epilogue import (
+    BIAS,
+    GATE,
+    MOST_NORM_COLS,
+    NO_EPILOGUE,
+    NORM_WEIGHT,
+    SCALE_DTYPE,
+    SCALE_W,
+    SCALE_X,
+    Epilogue,
+    Norm,
+)
 from overweave.ir.schedule import Count, Name, Put, Schedule
+from overweave.ir.tile_order import TileOrder
 
-__all__ = ["ITEMSIZE_BYTES", "Dtype"]
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
 MOST_WEIGHTS = 3  # that a tile kernel multiplies by in one launch: query, key and value
 LONGEST_LIST = 64  # of weights, in one call
@@ -25,73 +37,6 @@ Engine = Literal[
 KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)  # they take their tiles from a table
 MESSAGE_BYTES, MESSAGE_DATA_BYTES = 16, 12  # of a packed message; the rest is its flag
 MOST_PACKED_RANKS = 8  # a thread looks at the messages of all its peers at once, in registers
-
-
-EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
-BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
-NORM_WEIGHT, Z = "norm_weight", "z"
-MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
-SCALE_X, SCALE_W = "scale_x", "scale_w"
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-Scaling = Literal["tensor", "rows"]
-SCALE_DTYPE: Dtype = "float32"
-
-
-class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
-
-    scaling: y is multiplied by `scale_x * scale_w`, fp32. tensor: one of each, `[1, 1]`, `scale_x` alike on all ranks.
-    rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, and `scale_w [1, n]` for each column of w.
-    bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
-    residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
-    gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
-    of the first: both products of a tile are computed from the same rows of `a`.
-    """
-
-    bias: bool = False
-    activation: Activation | None = None
-    residual: bool = False
-    scaling: Scaling | None = None
-    gate: bool = False
-
-    @property
-    def bits(self) -> int:
-        """What a kernel is compiled for; 0: nothing is done."""
-        words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
-        return sum(EPILOGUE_BITS[word] for word in words if word)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The tensors of the caller's that it reads and no schedule moves. The scales of rows are moved."""
-        scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
-        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
-
-    def __str__(self) -> str:
-        scaled = f"scaled by {self.scaling}" if self.scaling else ""
-        words = (scaled, BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual)
-        return "+".join(word for word in words if word)
-
-
-NO_EPILOGUE = Epilogue()
-
-
-class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is done to each row of a sum once it is whole: `z = y + residual`, then `z / rms(z) * norm_weight`.
-
-    rms: `sqrt(mean(z ** 2) + eps)`. residual: whether there is one, `[m, n]`; norm_weight is `[1, n]`. `y` holds what
-    was normed, `z` is a second output. Rounded are the sum, z and the result, in kernels as in the library.
-    """
-
-    eps: Annotated[float, Meta(gt=0)]
-    residual: bool = False
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The tensors of the caller's that it reads."""
-        return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
-
-    def __str__(self) -> str:
-        return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"
 
 
 class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -296,61 +241,6 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 def numbered(name: str, index: int) -> str:
     """The buffer of a further weight, or of its product: `w`, `w.1`, `w.2`, ..."""
     return f"{name}.{index}" if index else name
-
-
-MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
-OWN_SHARD, WORKSPACE = 0, 1
-NO_SIGNAL = -1
-NO_ADDENDS = -1
-
-
-class TileRow(NamedTuple):
-    """One tile. Rows and columns count elements; a tile never straddles a chunk, so `row_end` may cut it short.
-
-    kind: MULTIPLY, REDUCE or COPY.     row, row_end, col: what it computes or moves, in its output buffer.
-    source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads (MULTIPLY, COPY), or
-    counted from the first row of each operand of its operation (REDUCE).
-    wait_lo, wait_hi, wait_count: the signals of the own rank it waits for (none if wait_lo == wait_hi).
-    signal: the signal it adds one to, or NO_SIGNAL: of the own rank, or of the peer to whom a COPY moves.
-    also, also_count: one more signal it waits for, with its own count, or NO_SIGNAL.
-    width: its columns, if they are fewer than the kernel's tile has (MatmulConfig.split_n); 0: a whole tile.
-    place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the
-    result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
-    weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
-    operation: position of its operation among those of the rank and queue, for traces and reports.
-    APPLY: `row` is the tile's number in the author's kernel; `col`: how many slices are to be claimed before it waits,
-    `width`: 1 if it claims any, one at least. Slices are COPY rows behind all others. PART: no tile, but rows
-    `[row, row_end)` of what is read part by part, and what to wait for before; parts stand behind all tiles.
-    Signals are numbered through all pads of the schedule, in the order of `Schedule.pads`.
-    """
-
-    kind: int
-    row: int
-    row_end: int
-    col: int
-    source: int
-    source_row: int
-    wait_lo: int
-    wait_hi: int
-    wait_count: int
-    signal: int
-    operation: int
-    also: int = NO_SIGNAL
-    also_count: int = 0
-    width: int = 0
-    place: int = NO_ADDENDS
-    late_lo: int = 0
-    late_hi: int = 0
-    late_count: int = 0
-    weight: int = 0
-
-
-class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):
-    """The tiles of one rank's kernel queue, in the order in which programs claim them."""
-
-    rank: int
-    queue: Name
-    rows: tuple[TileRow, ...]
 
 
 class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

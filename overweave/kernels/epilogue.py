@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from overweave.ir.plan import EPILOGUE_BITS
+from overweave.ir.epilogue import EPILOGUE_BITS
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
 SILU = tl.constexpr(EPILOGUE_BITS["silu"])

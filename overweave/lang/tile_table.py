@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from overweave.ir.plan import NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
+from overweave.ir.tile_order import NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
 from overweave.memory.device import (
     CLAIMED,
     MULTIPLIED,

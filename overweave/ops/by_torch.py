@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.prepared import Bound, Run, Tensors

@@ -19,8 +19,9 @@ from overweave.compiler.fuse import kernel_of, weaving_of
 from overweave.compiler.generated import load_generated
 from overweave.compiler.kernel import Kernel
 from overweave.errors import InputError, OverweaveError
+from overweave.ir.dtype import Dtype
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import Dtype, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board

@@ -11,7 +11,7 @@ from overweave.compiler.fuse import kernel_of
 from overweave.compiler.kernel import Kernel
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
-from overweave.ir.plan import Dtype
+from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
 from overweave.ops.compile import OPTIONS, Fused, by_name, where_of

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import InputError, OverweaveError, ScheduleError
-from overweave.ir.plan import Plan, Problem, Z
+from overweave.ir.epilogue import Z
+from overweave.ir.plan import Plan, Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import Group, resolve

@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
 from overweave.ops.scales import Scales, as_matrices, checked_scaling
 
 _ALIGNED_BYTES = 16

@@ -6,7 +6,7 @@ import torch
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Norm
+from overweave.ir.epilogue import Norm
 from overweave.ops.matmul_all_reduce import OPERATOR as NORMED
 from overweave.ops.norm import RmsNorm
 from overweave.ops.scales import problem_of

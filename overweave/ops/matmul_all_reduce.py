@@ -7,7 +7,8 @@ from typing import overload
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import Problem, Z
+from overweave.ir.epilogue import Z
+from overweave.ir.plan import Problem
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
 from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import NORM_WEIGHT, RESIDUAL, Norm
+from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm
 
 
 class RmsNorm(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import Activation
+from overweave.ir.epilogue import Activation
 from overweave.ir.shards import shard_rows
 from overweave.runtime.epilogue import ACTIVATIONS
 

@@ -8,7 +8,8 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.plan import SCALE_W, SCALE_X, Epilogue, Problem, Scaling
+from overweave.ir.epilogue import SCALE_W, SCALE_X, Epilogue, Scaling
+from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
 
 FP8 = torch.float8_e4m3fn

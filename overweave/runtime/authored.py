@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import APPLY, COPY, PART, Plan, TileRow
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
+from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from overweave.ir.plan import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Engine, Plan, Z, numbered
+from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
+from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS

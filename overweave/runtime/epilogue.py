@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.plan import BIAS, GATE, RESIDUAL, Activation, Epilogue, Problem
+from overweave.ir.epilogue import BIAS, GATE, RESIDUAL, Activation, Epilogue
+from overweave.ir.plan import Problem
 from overweave.ir.schedule import Compute, Operation
 from overweave.memory.group import Group
 from overweave.runtime.library import View, full_precision, run_operation

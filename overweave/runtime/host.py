@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
-from overweave.ir.plan import GATE, Plan, Problem, Z
+from overweave.ir.epilogue import GATE, Z
+from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace

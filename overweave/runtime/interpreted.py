@@ -15,27 +15,11 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError
-from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import (
-    BIAS,
-    COPY_KERNEL,
-    GATE,
-    ITEMSIZE_BYTES,
-    MOST_WEIGHTS,
-    NORM_WEIGHT,
-    OWN_SHARD,
-    PACKED_KERNEL,
-    REDUCE_KERNEL,
-    RESIDUAL,
-    SCALE_W,
-    SCALE_X,
-    TILE_KERNEL,
-    WORKSPACE,
-    MatmulConfig,
-    Plan,
-    Z,
-)
+from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
+from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
+from overweave.ir.plan import COPY_KERNEL, MOST_WEIGHTS, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, MatmulConfig, Plan
 from overweave.ir.schedule import INPUT, Compute, Reduce
+from overweave.ir.tile_order import OWN_SHARD, WORKSPACE
 from overweave.memory.host_heap import ABORT, COMPLETED
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.packed_layout import lay_out_packed

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overweave.ir.plan import CopyConfig, PackedConfig, ReduceConfig, TileRow
+from overweave.ir.plan import CopyConfig, PackedConfig, ReduceConfig
+from overweave.ir.tile_order import TileRow
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.packed import packed_all_reduce_kernel
 from overweave.kernels.reduction import reduction_kernel

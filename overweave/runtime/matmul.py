@@ -11,19 +11,9 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.plan import (
-    BIAS,
-    GATE,
-    MOST_WEIGHTS,
-    NO_EPILOGUE,
-    RESIDUAL,
-    SCALE_W,
-    SCALE_X,
-    Epilogue,
-    MatmulConfig,
-    TileRow,
-    numbered,
-)
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
+from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig, numbered
+from overweave.ir.tile_order import TileRow
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS

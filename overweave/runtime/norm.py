@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.plan import NORM_WEIGHT, RESIDUAL, Norm, Problem, Z
+from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm, Z
+from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Region
 
 View = Callable[[Region], torch.Tensor]

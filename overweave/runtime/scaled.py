@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from overweave.ir.plan import SCALE_W, SCALE_X
+from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
 from overweave.runtime.library import View, full_precision
 

@@ -11,29 +11,24 @@ from itertools import accumulate
 from typing import cast
 
 from overweave.errors import InputError, ScheduleError
+from overweave.ir.dtype import Dtype
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import (
-    APPLY,
     AUTHOR_KERNEL,
     COPY_ENGINE,
     COPY_KERNEL,
     LIBRARY,
-    NO_SIGNAL,
-    PART,
     REDUCE_KERNEL,
-    WORKSPACE,
     Assignment,
     CopyConfig,
-    Dtype,
     Engine,
     Plan,
     Problem,
     Realization,
     ReduceConfig,
-    TileOrder,
-    TileRow,
 )
 from overweave.ir.schedule import Apply, Queue, Range, Schedule, Wait
+from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.applied import slices_of, source_of
 from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
 from overweave.schedules.exchange import PUSHES, Asked, exchange, path_of_slices

@@ -8,16 +8,8 @@ from itertools import accumulate
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import (
-    ITEMSIZE_BYTES,
-    MOST_PACKED_RANKS,
-    MatmulConfig,
-    Plan,
-    Problem,
-    ReduceConfig,
-    gate_obstacle,
-    numbered,
-)
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Plan, Problem, ReduceConfig, gate_obstacle, numbered
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
 from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
 from overweave.schedules.communication import (

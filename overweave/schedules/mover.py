@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from overweave.ir.plan import ITEMSIZE_BYTES, CopyConfig, DataPath, MatmulConfig, Problem
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, Problem
 from overweave.schedules.communication import Split
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import MOST_NORM_COLS, Problem, ReduceConfig
+from overweave.ir.epilogue import MOST_NORM_COLS
+from overweave.ir.plan import Problem, ReduceConfig
 from overweave.ir.schedule import Buffer, Notify, Range, Region
 from overweave.schedules.communication import READY, Chunk, Sharing, Split, Sums, region, shifted
 

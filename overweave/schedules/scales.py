@@ -12,7 +12,7 @@ from itertools import groupby
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.ir.plan import SCALE_DTYPE, SCALE_X
+from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
 from overweave.ir.schedule import (
     INPUT,
     Buffer,

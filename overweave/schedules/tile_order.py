@@ -14,25 +14,18 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import (
-    COPY,
     COPY_KERNEL,
     KERNELS,
-    MULTIPLY,
-    NO_SIGNAL,
-    OWN_SHARD,
-    REDUCE,
     REDUCE_KERNEL,
     TILE_KERNEL,
-    WORKSPACE,
     MatmulConfig,
     Realization,
     ReduceConfig,
-    TileOrder,
-    TileRow,
     narrow_width,
 )
 from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
 from overweave.ir.shards import tile_parts
+from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileOrder, TileRow
 
 
 class _Blocks(Struct, frozen=True):

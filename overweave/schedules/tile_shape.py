@@ -14,17 +14,9 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import (
-    NO_EPILOGUE,
-    Dtype,
-    Epilogue,
-    MatmulConfig,
-    PackedConfig,
-    ReduceConfig,
-    messages_of,
-    narrow_width,
-)
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.plan import MatmulConfig, PackedConfig, ReduceConfig, messages_of, narrow_width
 
 Kernel = Literal["portable", "hopper"]
 # Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,

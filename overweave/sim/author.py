@@ -6,8 +6,8 @@ from itertools import combinations
 from math import prod, sqrt
 
 from overweave.hardware.machine import Machine
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import ITEMSIZE_BYTES, Dtype
 from overweave.sim.cost import tile_us
 
 

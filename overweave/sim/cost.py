@@ -12,7 +12,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 from overweave.hardware.machine import Curve, Machine, TileRate
-from overweave.ir.plan import ITEMSIZE_BYTES, MESSAGE_BYTES, MESSAGE_DATA_BYTES, Dtype, MatmulConfig
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig
 from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut, Region, Schedule
 
 Move = Put | Get | Copy | ReducePut

@@ -8,8 +8,9 @@ from itertools import groupby
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import APPLY, COPY, KERNELS, PACKED_KERNEL, PART, Engine, Plan, TileRow
+from overweave.ir.plan import KERNELS, PACKED_KERNEL, Engine, Plan
 from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce
+from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
 from overweave.ir.timeline import COPY as MOVE
 from overweave.sim.cost import tiles_of

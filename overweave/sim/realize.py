@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from overweave.hardware.machine import Machine
+from overweave.ir.dtype import Dtype
 from overweave.ir.plan import (
     Assignment,
     CopyConfig,
-    Dtype,
     Engine,
     MatmulConfig,
     PackedConfig,

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
-from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import Dtype, Problem
+from overweave.ir.dtype import Dtype
+from overweave.ir.plan import Problem
 
 SETS = Path("benchmarks/shapes")
 LARGEST_FILE_BYTES = 1 << 20

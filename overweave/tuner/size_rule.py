@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import ITEMSIZE_BYTES, Problem
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import Problem
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.space import SEQUENTIAL, candidate
 from overweave.tuner.target import Target, kernel_obstacle, weights_obstacle

@@ -13,7 +13,8 @@ from itertools import product
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.plan import ITEMSIZE_BYTES, MOST_PACKED_RANKS, MatmulConfig, Problem
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.tile_shape import (

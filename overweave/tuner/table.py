@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from overweave.ir.plan import NO_EPILOGUE, Problem
+from overweave.ir.epilogue import NO_EPILOGUE
+from overweave.ir.plan import Problem
 from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT, Candidate, candidate
 
 FORMAT = 1

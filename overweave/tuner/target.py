@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from msgspec import Struct
 
-from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import ITEMSIZE_BYTES, MOST_WEIGHTS, Problem
+from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
+from overweave.ir.plan import MOST_WEIGHTS, Problem
 
 DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
 

@@ -16,7 +16,8 @@ from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
-from overweave.ir.plan import Epilogue, MatmulConfig
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tile_shape import GATED, row_shape
 from tests.compiler.cases import (
     KEPT,

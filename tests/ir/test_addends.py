@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from overweave.ir import passes
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import NO_ADDENDS, Plan, Problem, TileRow
+from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import LIMIT, Compute, Copy, Notify, Region, Schedule, SignalPad, Wait
 from overweave.ir.text import from_text, to_text
+from overweave.ir.tile_order import NO_ADDENDS, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import build

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Assignment, Plan, Problem, TileRow
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Assignment, Plan, Problem
 from overweave.ir.schedule import Copy, Operation, Put
+from overweave.ir.tile_order import TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_order import tile_orders

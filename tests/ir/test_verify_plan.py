@@ -8,18 +8,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import (
-    NO_SIGNAL,
-    Assignment,
-    Epilogue,
-    MatmulConfig,
-    Plan,
-    Problem,
-    Realization,
-    ReduceConfig,
-    TileOrder,
-    TileRow,
-)
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Assignment, MatmulConfig, Plan, Problem, Realization, ReduceConfig
 from overweave.ir.schedule import (
     LIMIT,
     Buffer,
@@ -35,6 +25,7 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
+from overweave.ir.tile_order import NO_SIGNAL, TileOrder, TileRow
 from overweave.ir.verify.plan import Footprint, MachineLimits, fit_together, verify_plan
 from overweave.schedules.catalog import build, names, template_of
 from overweave.schedules.tile_order import tile_orders

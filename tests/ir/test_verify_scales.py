@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import Epilogue, Plan, Problem
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Buffer, Compute, Operation, Put, Region
 from overweave.ir.text import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan

@@ -9,7 +9,8 @@ import torch
 
 import overweave as ow
 from campaigns.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
-from overweave.ir.plan import Dtype, Problem
+from overweave.ir.dtype import Dtype
+from overweave.ir.plan import Problem
 from overweave.memory.group import Group, resolve
 from overweave.ops.dispatch import GroupLike
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
-from overweave.ir.plan import Epilogue, Problem
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ops import reference
 from overweave.runtime.processes import run_ranks

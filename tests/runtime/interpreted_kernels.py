@@ -23,7 +23,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.errors import InputError, PeerTimeout  # noqa: E402
-from overweave.ir.plan import Epilogue, Problem  # noqa: E402
+from overweave.ir.epilogue import Epilogue  # noqa: E402
+from overweave.ir.plan import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402

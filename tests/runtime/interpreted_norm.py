@@ -16,7 +16,8 @@ from overweave.runtime import interpreter
 
 interpreter.repair()
 
-from overweave.ir.plan import Norm, Plan, Problem  # noqa: E402
+from overweave.ir.epilogue import Norm  # noqa: E402
+from overweave.ir.plan import Plan, Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402

@@ -15,7 +15,8 @@ import triton
 from triton.compiler import CompiledKernel
 
 from overweave.compiler.aot import HOPPER
-from overweave.ir.plan import Epilogue, Norm, Plan, Problem, Z
+from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT
 from overweave.memory.layout import lay_out
 from overweave.runtime import kernels, launch

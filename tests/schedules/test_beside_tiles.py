@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from overweave.errors import OverweaveError
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import APPLY, COPY, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Wait
+from overweave.ir.tile_order import APPLY, COPY
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.beside_tiles import LEAST_SLICE

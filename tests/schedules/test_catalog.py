@@ -8,7 +8,8 @@ import re
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.plan import Epilogue, Plan, Problem
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule

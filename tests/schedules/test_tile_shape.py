@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.plan import Epilogue, gate_obstacle, split_obstacle
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import gate_obstacle, split_obstacle
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
 

@@ -11,9 +11,10 @@ from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_o
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.files import from_json, to_json
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
-from overweave.ir.plan import APPLY, NO_SIGNAL, OWN_SHARD, PART, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply
 from overweave.ir.text import from_text, to_text
+from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.exchange import TRANSPORTS, wanted_of

@@ -10,17 +10,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Bandwidth, ElementWise, Latency, Machine, Share, Sharing, load
-from overweave.ir.plan import (
-    Assignment,
-    Epilogue,
-    MatmulConfig,
-    Plan,
-    Problem,
-    Realization,
-    ReduceConfig,
-    TileOrder,
-    TileRow,
-)
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Assignment, MatmulConfig, Plan, Problem, Realization, ReduceConfig
 from overweave.ir.schedule import (
     Buffer,
     Collective,
@@ -37,6 +28,7 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
+from overweave.ir.tile_order import TileOrder, TileRow
 from overweave.ir.timeline import Timeline
 from overweave.schedules.catalog import build, names
 from overweave.sim.simulate import simulate, total_us

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Epilogue, Problem
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Problem
 from overweave.schedules.catalog import TEMPLATES, build
 from overweave.tuner.space import (
     BY_TORCH,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from overweave.ir.plan import Epilogue, Problem
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import Problem
 from overweave.tuner.table import (
     FARTHEST,
     MOST_ENTRIES,

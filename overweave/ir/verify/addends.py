@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from overweave.ir.plan import NO_ADDENDS, TileRow
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation
+from overweave.ir.tile_order import NO_ADDENDS, TileRow
 from overweave.ir.verify.verdict import Findings
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from overweave.ir.plan import APPLY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.schedule import INPUT, Apply, Buffer, Region
+from overweave.ir.tile_order import APPLY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.races import overlap
 from overweave.ir.verify.verdict import Findings

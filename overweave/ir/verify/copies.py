@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from overweave.ir.plan import COPY, OWN_SHARD, WORKSPACE, Dtype, TileRow
+from overweave.ir.dtype import Dtype
 from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, Region
 from overweave.ir.shards import tile_parts
+from overweave.ir.tile_order import COPY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.verdict import Findings
 
 WORD_BYTES = 16

@@ -8,25 +8,17 @@ from itertools import accumulate
 
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
-    COPY,
     KERNELS,
     MOST_WEIGHTS,
-    MULTIPLY,
-    NO_SIGNAL,
-    OWN_SHARD,
-    PART,
-    REDUCE,
     TILE_KERNEL,
-    WORKSPACE,
     MatmulConfig,
     Plan,
-    TileOrder,
-    TileRow,
     gate_obstacle,
     narrow_width,
     split_obstacle,
 )
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, Region
+from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, PART, REDUCE, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.addends import check_addends
 from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
 from overweave.ir.verify.copies import check_copy

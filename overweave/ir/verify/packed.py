@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.ir.plan import ITEMSIZE_BYTES, LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, Plan
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, LIMIT, LOCAL, OUTPUT, Operation, Put, Reduce, Region
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.verdict import Findings

@@ -1,0 +1,75 @@
+"""What is done to a product beside: to each element before it is stored, or to each row of a sum once it is whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from overweave.ir.dtype import Dtype
+
+EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
+BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
+NORM_WEIGHT, Z = "norm_weight", "z"
+MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
+SCALE_X, SCALE_W = "scale_x", "scale_w"
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+Scaling = Literal["tensor", "rows"]
+SCALE_DTYPE: Dtype = "float32"
+
+
+class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
+
+    scaling: y is multiplied by `scale_x * scale_w`, fp32. tensor: one of each, `[1, 1]`, `scale_x` alike on all ranks.
+    rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, and `scale_w [1, n]` for each column of w.
+    bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
+    residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
+    gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
+    of the first: both products of a tile are computed from the same rows of `a`.
+    """
+
+    bias: bool = False
+    activation: Activation | None = None
+    residual: bool = False
+    scaling: Scaling | None = None
+    gate: bool = False
+
+    @property
+    def bits(self) -> int:
+        """What a kernel is compiled for; 0: nothing is done."""
+        words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
+        return sum(EPILOGUE_BITS[word] for word in words if word)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of the caller's that it reads and no schedule moves. The scales of rows are moved."""
+        scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
+        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
+
+    def __str__(self) -> str:
+        scaled = f"scaled by {self.scaling}" if self.scaling else ""
+        words = (scaled, BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual)
+        return "+".join(word for word in words if word)
+
+
+NO_EPILOGUE = Epilogue()
+
+
+class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is done to each row of a sum once it is whole: `z = y + residual`, then `z / rms(z) * norm_weight`.
+
+    rms: `sqrt(mean(z ** 2) + eps)`. residual: whether there is one, `[m, n]`; norm_weight is `[1, n]`. `y` holds what
+    was normed, `z` is a second output. Rounded are the sum, z and the result, in kernels as in the library.
+    """
+
+    eps: Annotated[float, Meta(gt=0)]
+    residual: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of the caller's that it reads."""
+        return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
+
+    def __str__(self) -> str:
+        return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"

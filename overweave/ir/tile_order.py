@@ -1,0 +1,63 @@
+"""The table of tiles: what a kernel's programs claim, row by row, with what each waits for and announces."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from overweave.ir.schedule import Name
+
+MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
+OWN_SHARD, WORKSPACE = 0, 1
+NO_SIGNAL = -1
+NO_ADDENDS = -1
+
+
+class TileRow(NamedTuple):
+    """One tile. Rows and columns count elements; a tile never straddles a chunk, so `row_end` may cut it short.
+
+    kind: MULTIPLY, REDUCE or COPY.     row, row_end, col: what it computes or moves, in its output buffer.
+    source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads (MULTIPLY, COPY), or
+    counted from the first row of each operand of its operation (REDUCE).
+    wait_lo, wait_hi, wait_count: the signals of the own rank it waits for (none if wait_lo == wait_hi).
+    signal: the signal it adds one to, or NO_SIGNAL: of the own rank, or of the peer to whom a COPY moves.
+    also, also_count: one more signal it waits for, with its own count, or NO_SIGNAL.
+    width: its columns, if they are fewer than the kernel's tile has (MatmulConfig.split_n); 0: a whole tile.
+    place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the
+    result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
+    weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
+    operation: position of its operation among those of the rank and queue, for traces and reports.
+    APPLY: `row` is the tile's number in the author's kernel; `col`: how many slices are to be claimed before it waits,
+    `width`: 1 if it claims any, one at least. Slices are COPY rows behind all others. PART: no tile, but rows
+    `[row, row_end)` of what is read part by part, and what to wait for before; parts stand behind all tiles.
+    Signals are numbered through all pads of the schedule, in the order of `Schedule.pads`.
+    """
+
+    kind: int
+    row: int
+    row_end: int
+    col: int
+    source: int
+    source_row: int
+    wait_lo: int
+    wait_hi: int
+    wait_count: int
+    signal: int
+    operation: int
+    also: int = NO_SIGNAL
+    also_count: int = 0
+    width: int = 0
+    place: int = NO_ADDENDS
+    late_lo: int = 0
+    late_hi: int = 0
+    late_count: int = 0
+    weight: int = 0
+
+
+class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tiles of one rank's kernel queue, in the order in which programs claim them."""
+
+    rank: int
+    queue: Name
+    rows: tuple[TileRow, ...]
