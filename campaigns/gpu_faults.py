@@ -1,10 +1,11 @@
 """Do calls fail as they should on GPUs? A late rank raises no false alarm; an absent one is found and named.
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_faults --deadline 4
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_faults --deadline 4 [--rounds 6] [--absent 3]
 
-late: one rank comes up to half the deadline late, 20 times: every result is right.
-absent: one rank leaves out a call that the others make: they raise PeerTimeout within the deadline + 1 s (a stream
-wait: twice the deadline + 1 s), their outputs are NaN, and after a collective reset the group computes again.
+late: one rank comes up to half the deadline late, `--rounds` times: every result is right.
+absent: one rank leaves out a call that the others make: they raise PeerTimeout within the deadline + 1.5 s (a stream
+wait: twice the deadline + 1.5 s), and after a collective reset the group computes again. A case takes longer than the
+deadline: `--absent 3` leaves it at three of them, spread over all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -88,10 +90,17 @@ def _survive(case: Case, inputs: object, started: float, limit_s: float) -> list
     return [f"{case}: no error; NaN: {bool(out.isnan().any())}"]
 
 
+def spread_over(cases: Sequence[Case], count: int) -> list[Case]:
+    """`count` of the cases, or all where there are fewer, as far apart as they go."""
+    chosen = min(count, len(cases))
+    return [cases[(2 * index + 1) * len(cases) // (2 * chosen)] for index in range(chosen)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deadline", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--absent", type=int, default=len(CASES), help="how many cases lose a rank")
     arguments = parser.parse_args()
     join(timedelta(seconds=arguments.deadline))
     started = time.monotonic()
@@ -101,7 +110,7 @@ def main() -> None:
         dist.barrier()
         failures = late_rank(case, arguments.rounds, arguments.deadline)
         report.line(f"late rank, {case.operator}.{case.plan}", arguments.rounds, failures, started)
-    for case in CASES:
+    for case in spread_over(CASES, arguments.absent):
         failures = absent_rank(case, arguments.deadline)
         report.line(f"absent rank, {case.operator}.{case.plan}", 1, failures, started)
     report.finish()

@@ -1,6 +1,7 @@
 """Is fp8 right on GPUs, how far from the truth beside torch's scaled matmul, and how much quicker than bf16?
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_fp8
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_fp8 --no-times      (bits and errors only)
 
 Integers first, whose every sum is exact, in every plan and with tensors that move; then random numbers against fp64;
 then MLP-5 and MLP-6 (benchmarks/shapes) beside bf16, interleaved. It fails where a bit is wrong, where the error
@@ -9,6 +10,7 @@ is more than 1.05 of torch's, or where fp8 as overweave chooses to run it takes 
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from datetime import timedelta
@@ -145,6 +147,9 @@ def _compared(methods: dict[str, Call]) -> dict[str, tuple[float, ...]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-times", action="store_true", help="leave out what is timed beside bf16")
+    is_timed = not parser.parse_args().no_times
     join(timedelta(seconds=60))
     torch.manual_seed(dist.get_rank())
     for plan in PLANS if dist.get_world_size() > 1 else ("sequential", *FUSED[:2]):
@@ -154,7 +159,8 @@ def main() -> None:
         sizes = case["m"], case["n"] // dist.get_world_size(), case["k"]
         if case["name"] == TIMED[0]:
             check_errors(*sizes)
-        check_times(case["name"], *sizes)
+        if is_timed:
+            check_times(case["name"], *sizes)
     report.finish()
 
 
