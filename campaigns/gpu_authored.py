@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
 from campaigns.authored_cases import AT_PEERS, AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import integers, join, report, shard
 from overweave.ops.compile import Fused, compile
 from overweave.schedules.exchange import Asked
 
@@ -42,15 +42,6 @@ class Trial(NamedTuple):
     name: str
     schedule: Mapping[str, Asked]
     run: Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]
-
-
-def integers(*shape: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randint(-1, 2, shape, generator=generator, device="cuda").bfloat16()
-
-
-def shard(whole: torch.Tensor) -> torch.Tensor:
-    return whole.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
 
 
 def empty(*shape: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import join, report, shard
 from overweave.ops import reference
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Call, Effort, compare
@@ -50,10 +50,6 @@ class Tensors(NamedTuple):
     def product(self, m: int, plan: str | None, out: torch.dtype = torch.bfloat16) -> torch.Tensor:
         extras = ow.Extras(scale_x=self.scale_x, scale_w=self.scale_w, out_dtype=out)
         return ow.all_gather_matmul(self.x, self.w, m=m, extras=extras, plan=plan)
-
-
-def shard(whole: torch.Tensor) -> torch.Tensor:
-    return whole.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
 
 
 def integers(m: int, n: int, k: int, by_rows: bool) -> Tensors:

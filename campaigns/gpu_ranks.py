@@ -1,4 +1,4 @@
-"""What the GPU campaigns share: joining torchrun's world, and one report for all ranks."""
+"""What the GPU campaigns share: joining torchrun's world, data, and one report for all ranks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def join(timeout: timedelta) -> torch.device:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device, timeout=timeout)
     return device
+
+
+def integers(*shape: int, seed: int) -> torch.Tensor:
+    """-1, 0 and 1, so that every sum of products is exact; the same on every rank that names the same seed."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(-1, 2, shape, generator=generator, device="cuda").bfloat16()
+
+
+def shard(whole: torch.Tensor) -> torch.Tensor:
+    """This rank's rows."""
+    return whole.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
 
 
 class Report:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import integers, join, report, shard
 from examples.tile_kernels.all_gather_experts import AllGatherExperts
 from examples.tile_kernels.gathered_attention import GatheredAttention
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
@@ -38,15 +38,6 @@ class Trial(NamedTuple):
     run: Callable[..., torch.Tensor]
     exact: Callable[[int], torch.Tensor]
     tolerance: float
-
-
-def integers(*shape: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randint(-1, 2, shape, generator=generator, device="cuda").bfloat16()
-
-
-def shard(whole: torch.Tensor) -> torch.Tensor:
-    return whole.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
 
 
 def ring_trial(m: int, n: int, k: int) -> Trial:

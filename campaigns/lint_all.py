@@ -42,14 +42,12 @@ def lint_cases(chosen: Iterable[Case]) -> Iterator[Linted]:
         yield Linted(source.name, source.config, compiled.resources, lint(compiled, contract))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = ArgumentParser(prog="python -m campaigns.lint_all", description=__doc__)
-    parser.add_argument("--only", default="", help="cases whose kernel and configuration contain this text")
-    only = parser.parse_args(arguments).only
+def report(chosen: Iterable[Case]) -> int:
+    """Prints a line for each case as it is linted, then every finding. 1 if there is one."""
     print(COLUMNS)
     findings: list[Finding] = []
     count = 0
-    for linted in lint_cases(case for case in cases() if only in f"{case.source.name} {case.source.config}"):
+    for linted in lint_cases(chosen):
         print(linted, flush=True)
         findings += linted.findings
         count += 1
@@ -57,6 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(finding)
     print(f"{count} kernels compiled for sm_90a, {len(findings)} findings")
     return 1 if findings else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = ArgumentParser(prog="python -m campaigns.lint_all", description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose kernel and configuration contain this text")
+    only = parser.parse_args(arguments).only
+    return report(case for case in cases() if only in f"{case.source.name} {case.source.config}")
 
 
 if __name__ == "__main__":

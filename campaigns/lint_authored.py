@@ -13,17 +13,13 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from campaigns.authored_cases import AUTHORS, authored_case
-from campaigns.lint_all import COLUMNS, lint_cases
-from overweave.compiler.lint_contract import Finding
+from campaigns.lint_all import report
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m campaigns.lint_authored", description=__doc__)
     parser.add_argument("--only", default="", help="cases whose kernel and schedules contain this text")
     only = parser.parse_args(arguments).only
-    print(COLUMNS)
-    findings: list[Finding] = []
-    count = 0
     with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
         wanted = [
             (file, author, exchanges)
@@ -31,14 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             for exchanges in author.exchanges
             if only in f"{author.name} {' '.join(f'{tensor}={how}' for tensor, how in exchanges.items())}"
         ]
-        for linted in lint_cases(authored_case(Path(folder), *one) for one in wanted):
-            print(linted, flush=True)
-            findings += linted.findings
-            count += 1
-    for finding in findings:
-        print(finding)
-    print(f"{count} fused kernels compiled for sm_90a, {len(findings)} findings")
-    return 1 if findings else 0
+        return report(authored_case(Path(folder), *one) for one in wanted)
 
 
 if __name__ == "__main__":

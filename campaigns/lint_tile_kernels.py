@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from campaigns.lint_all import COLUMNS, lint_cases
+from campaigns.lint_all import report
 from campaigns.lint_cases import Case
 from examples.tile_kernels.all_gather_experts import gather_experts_kernel
 from examples.tile_kernels.gathered_attention import attention_kernel
 from examples.tile_kernels.matmul_ring_reduce_scatter import matmul_ring_kernel
 from overweave.compiler.aot import Source
-from overweave.compiler.lint_contract import Contract, Finding, Guard
+from overweave.compiler.lint_contract import Contract, Guard
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 
@@ -145,17 +145,7 @@ def _source(
 
 
 def main() -> int:
-    print(COLUMNS)
-    findings: list[Finding] = []
-    count = 0
-    for linted in lint_cases(cases()):
-        print(linted, flush=True)
-        findings += linted.findings
-        count += 1
-    for finding in findings:
-        print(finding)
-    print(f"{count} kernels compiled for sm_90a, {len(findings)} findings")
-    return 1 if findings else 0
+    return report(cases())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ LEFT_OUT = {".git", ".venv", "__pycache__", "build", "dist"}
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "os.system", "torch.load", "torch.save", "yaml.load"}
+LAST_WORDS = {name.split(".")[-1] for name in FORBIDDEN_CALLS}
 # These unpickle what a peer sent.
 FORBIDDEN_ENDINGS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 
@@ -59,9 +60,9 @@ def forbidden(source: ast.Module) -> list[str]:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
             found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
         elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if name in FORBIDDEN_CALLS or name.split(".")[-1] in FORBIDDEN_ENDINGS:
-                found.append(f"{name} in line {node.lineno}")
+            last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if last in FORBIDDEN_ENDINGS or (last in LAST_WORDS and ast.unparse(node.func) in FORBIDDEN_CALLS):
+                found.append(f"{ast.unparse(node.func)} in line {node.lineno}")
             found += [f"shell in line {node.lineno}" for word in node.keywords if word.arg == "shell"]
     return found
 

@@ -13,7 +13,6 @@ from overweave.schedules.communication import CARRYING_TILES, COPYING_KERNELS, M
 
 MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)  # type: ignore[assignment]
 GATHERS = ("push", "receive")
-STORES = ("scatter", "two_shot", "send", "spread")
 
 _PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
 _SUMS = "what travels on are sums, which no tile stores"

@@ -83,11 +83,6 @@ class Split(Struct, frozen=True, kw_only=True):
     is_one_wave: bool = False
 
     @property
-    def is_by_tiles(self) -> bool:
-        """Whether the tiles of the kernel that computes carry Puts."""
-        return self.mover in CARRYING_TILES
-
-    @property
     def is_by_kernel(self) -> bool:
         """Whether a kernel on SMs of its own carries Puts."""
         return self.mover in COPYING_KERNELS

@@ -20,12 +20,23 @@ RUN_BELOW = (
     "03_simulate.py",
     "04_all_reduce.py",
     "05_compile.py",
+    "06_chunks_by_hand.py",
+    "07_several_weights.py",
+    "08_tile_kernels.py",
 )
-RUN_BELOW += ("06_chunks_by_hand.py", "07_several_weights.py", "08_tile_kernels.py")
 
 
 def example(name: str):
     return runpy.run_path(str(EXAMPLES / name))
+
+
+def printed_by(name: str) -> str:
+    """What an example prints in a process of its own: it starts its ranks itself."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(EXAMPLES / name)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_every_example_is_run_here():
@@ -53,60 +64,41 @@ def test_simulate(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.slow
 def test_first_call():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLES / "01_first_call.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert "rank 0 of 4: y [256, 96], z [64, 96], off plain torch by 0\n" in result.stdout
-    assert "all_gather_matmul.push" in result.stdout
+    printed = printed_by("01_first_call.py")
+    assert "rank 0 of 4: y [256, 96], z [64, 96], off plain torch by 0\n" in printed
+    assert "all_gather_matmul.push" in printed
 
 
 @pytest.mark.slow
 def test_all_reduce():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLES / "04_all_reduce.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert "5 plans and our choice: all equal plain torch" in result.stdout
-    assert "source: " in result.stdout  # what explains our choice
+    printed = printed_by("04_all_reduce.py")
+    assert "5 plans and our choice: all equal plain torch" in printed
+    assert "source: " in printed  # what explains our choice
 
 
 @pytest.mark.slow
 def test_several_weights():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLES / "07_several_weights.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
+    printed = printed_by("07_several_weights.py")
     assert (
-        result.stdout.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00; SwiGLU [96, 64]")
-        == 2
+        printed.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00; SwiGLU [96, 64]") == 2
     )
-    assert "all_gather_matmul." in result.stdout
+    assert "all_gather_matmul." in printed
 
 
 @pytest.mark.slow
 def test_compile():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLES / "05_compile.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("e-06 on 4 ranks") == 3
+    printed = printed_by("05_compile.py")
+    assert printed.count("e-06 on 4 ranks") == 3
 
 
 @pytest.mark.slow
 def test_chunks_by_hand():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLES / "06_chunks_by_hand.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert "A.pull.2-1.6: get A.gathered@1[32:64,0:32] -> A.gathered@2[32:64,0:32]" in result.stdout
-    assert "e-06 on 3 ranks" in result.stdout
+    printed = printed_by("06_chunks_by_hand.py")
+    assert "A.pull.2-1.6: get A.gathered@1[32:64,0:32] -> A.gathered@2[32:64,0:32]" in printed
+    assert "e-06 on 3 ranks" in printed
 
 
 @pytest.mark.slow
 def test_tile_kernels():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLES / "08_tile_kernels.py")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert len(re.findall(r"off plain torch by \d\.\de-0[67] on 4 ranks", result.stdout)) == 3
+    printed = printed_by("08_tile_kernels.py")
+    assert len(re.findall(r"off plain torch by \d\.\de-0[67] on 4 ranks", printed)) == 3
