@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from overweave.errors import OverweaveError, WorkspaceBroken
 from overweave.memory import driver
 from overweave.memory.board import Alarm, Board
+from overweave.memory.captures import Captures
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.device import (
     REPORT_EXPECTED,
@@ -62,7 +63,7 @@ class Workspace:
     """See the module. Built collectively; `Workspace.of` keeps one per group and device.
 
     words, state, limits, claims, report: the protocol's words (memory/device.py, memory/protocol.py).
-    calls: how many calls this rank has launched eagerly.
+    calls: how many calls this rank has launched eagerly. captures: makes the graphs of its calls.
     """
 
     _open: ClassVar[dict[tuple[ProcessGroup, torch.device], Workspace]] = {}
@@ -71,6 +72,7 @@ class Workspace:
         self.group, self.device, self.board = group, device, board
         self.timeout_s = group.timeout_s
         self.calls = 0
+        self.captures = Captures(device)
         self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
         self.state = torch.zeros(LAST_USE.value + SLOTS, dtype=torch.int64, device=device)
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)

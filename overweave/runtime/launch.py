@@ -273,7 +273,7 @@ class CudaRun:
         if not self._may_replay:
             return None
         enqueue = partial(self._enqueue, slot, tensors=tensors, addresses=addresses)
-        return slot.replays.graph(tuple(addresses.values()), enqueue)
+        return slot.replays.graph(tuple(addresses.values()), partial(self._workspace.captures.graph, enqueue))
 
     def _enqueue(self, slot: BoundSlot, stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
         slot.begin(stream.cuda_stream)

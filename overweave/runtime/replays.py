@@ -7,11 +7,8 @@ and posted as ever, and words that grow live on the device (docs/design/0002-dev
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -36,10 +33,10 @@ class Replays:
         self._seen: dict[Places, None] = {}
         self._calls = 0
 
-    def graph(self, places: Places, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph | None:
+    def graph(self, places: Places, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
         """The graph of a call with tensors at these places, captured now if it is the second one; None for the first.
 
-        enqueue: puts the call on a stream. A graph is made before its call begins: the driver may wait for running
+        capture: makes it (memory/captures.py). A graph is made before its call begins: the driver may wait for running
         kernels until it has memory for one.
         """
         self._calls += 1
@@ -47,7 +44,7 @@ class Replays:
         if kept is None:
             if not self._comes_back(places) or not self._has_room():
                 return None
-            kept = self._kept[places] = _Kept(_captured(enqueue), 0)
+            kept = self._kept[places] = _Kept(capture(), 0)
         kept.last_call = self._calls
         return kept.graph
 
@@ -67,32 +64,3 @@ class Replays:
             return False
         del self._kept[oldest]
         return True
-
-
-def _captured(enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
-    graph, stream = torch.cuda.CUDAGraph(), _capture_stream(torch.cuda.current_device())
-    with torch.cuda.stream(stream), _without_collection():
-        graph.capture_begin(capture_error_mode="thread_local")  # a watcher's calls are no part of it
-        try:
-            enqueue(stream)
-        finally:
-            graph.capture_end()
-    return graph
-
-
-@cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    """One for all graphs of a GPU: a library's matmul keeps memory for every stream it has run on."""
-    return torch.cuda.Stream(device)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A graph that the collector drops meanwhile would end the capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
