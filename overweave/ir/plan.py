@@ -155,6 +155,25 @@ def gate_obstacle(config: MatmulConfig) -> str:
     return f"a gated tile has 128 rows or more, not {config.block_m}" if config.block_m < 128 else ""
 
 
+SWIZZLE_BYTES, LEAST_STEP_BYTES = 128, 32  # of a row of shared memory; and what tensor cores multiply at once
+
+
+def step_obstacle(config: MatmulConfig, dtype: Dtype) -> str:
+    """Why a kernel cannot multiply numbers of a dtype in such steps of k; empty if it can.
+
+    Rectangles of a weight stored as `[n, k]` are side by side what they are behind each other only if a swizzle's rows
+    hold a step.
+    """
+    step_bytes = config.block_k * ITEMSIZE_BYTES[dtype]
+    if config.kernel == "hopper" and step_bytes > SWIZZLE_BYTES:
+        return f"steps of {config.block_k} are {step_bytes} bytes of k, and kernel hopper takes {SWIZZLE_BYTES} at most"
+    if step_bytes < LEAST_STEP_BYTES:
+        return (
+            f"steps of {config.block_k} are {step_bytes} bytes of k, and tensor cores take {LEAST_STEP_BYTES} at once"
+        )
+    return ""
+
+
 def narrow_width(cols: int, config: MatmulConfig) -> int:
     """TileRow.width of the tile that has the last `cols` columns of a result: as many rectangles as they need."""
     if not config.part_n or cols > config.block_n - config.part_n:

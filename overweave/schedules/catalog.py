@@ -9,7 +9,16 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Plan, Problem, ReduceConfig, gate_obstacle, numbered
+from overweave.ir.plan import (
+    MOST_PACKED_RANKS,
+    MatmulConfig,
+    Plan,
+    Problem,
+    ReduceConfig,
+    gate_obstacle,
+    numbered,
+    step_obstacle,
+)
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
 from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
 from overweave.schedules.communication import (
@@ -253,6 +262,9 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     obstacle = gate_obstacle(config) if problem.epilogue.gate else ""
     if obstacle:
         raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")
+    obstacle = step_obstacle(config, problem.dtype)
+    if obstacle:
+        raise InputError(f"block_k={config.block_k} for {problem.dtype}", obstacle, "Leave block_k to overweave")
     return config
 
 

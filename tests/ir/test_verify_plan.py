@@ -137,6 +137,13 @@ def test_a_gated_tile_is_one_accumulator_of_two_rectangles():
         refused(replace(plan, realization=replace(plan.realization, matmul=matmul)), "lowering", words)
 
 
+def test_a_step_of_k_fills_what_tensor_cores_take_and_no_more_than_a_swizzle():
+    plan = plan_of("all_gather_matmul.push", options={"kernel": "hopper"})
+    for block_k, words in ((128, "256 bytes of k"), (8, "take 32 at once")):
+        matmul = replace(plan.realization.matmul, block_k=block_k)
+        refused(replace(plan, realization=replace(plan.realization, matmul=matmul)), "lowering", words)
+
+
 def says_something(row: TileRow, field: str) -> bool:
     """What a tile that waits for nothing counts to is nothing."""
     return {"wait_count": row.wait_lo < row.wait_hi, "also_count": row.also != NO_SIGNAL}.get(field, True)

@@ -6,7 +6,8 @@ import pytest
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import gate_obstacle, split_obstacle
+from overweave.ir.plan import Problem, gate_obstacle, split_obstacle
+from overweave.schedules.catalog import build
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
 
@@ -100,6 +101,23 @@ def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
     assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
     with pytest.raises(InputError, match="kernel=portable"):
         shapes("float32", "hopper")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "block_k", "words"),
+    [
+        ("bfloat16", "hopper", 128, "256 bytes of k"),
+        ("float8_e4m3fn", "hopper", 16, "tensor cores take 32"),
+        ("float8_e4m3fn", "portable", 16, "tensor cores take 32"),
+    ],
+)
+def test_steps_of_k_that_no_kernel_can_take_are_refused(dtype: str, kernel: str, block_k: int, words: str):
+    fp8 = {"b_is_transposed": True, "epilogue": Epilogue(scaling="rows"), "out_dtype": "bfloat16"}
+    size = {"operator": "all_gather_matmul", "m": 512, "n": 512, "k": 512, "world_size": 2, "dtype": dtype}
+    problem = Problem(**size, **(fp8 if dtype != "bfloat16" else {}))
+    with pytest.raises(InputError, match=words):
+        build("all_gather_matmul.push", problem, {"kernel": kernel, "block_k": block_k})
+    assert build("all_gather_matmul.push", problem, {"kernel": kernel, "block_k": 64})
 
 
 @pytest.mark.parametrize("rows", [1, 16, 500, 100_000])

@@ -16,6 +16,7 @@ from overweave.ir.plan import (
     gate_obstacle,
     narrow_width,
     split_obstacle,
+    step_obstacle,
 )
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, Region
 from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, PART, REDUCE, WORKSPACE, TileOrder, TileRow
@@ -200,6 +201,8 @@ class _Table:
             self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
         if self.matmul and self.plan.problem.epilogue.gate and gate_obstacle(self.matmul):
             self.findings.add("lowering", compute, gate_obstacle(self.matmul))
+        if self.matmul and step_obstacle(self.matmul, self.plan.realization.dtype):
+            self.findings.add("lowering", compute, step_obstacle(self.matmul, self.plan.realization.dtype))
         parts = (*compute.a, *compute.out, *compute.addends)
         whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in parts)
         b = self.buffers[compute.b.buffer]
