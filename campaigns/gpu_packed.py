@@ -24,8 +24,9 @@ from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, Case, expected, is_b
 from campaigns.gpu_faults import absent_rank
 from campaigns.gpu_ranks import join, report
 from overweave.memory.group import Group, resolve
-from overweave.tuner.baselines import Setting, planned, side
+from overweave.tuner.baselines import planned
 from overweave.tuner.replay import replayed
+from overweave.tuner.sides import Setting, side
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
 

@@ -13,7 +13,7 @@ from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.epilogue import Extras
 from overweave.ops.matmul_all_reduce import matmul_all_reduce
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
-from overweave.tuner.baselines import OperatorCall
+from overweave.tuner.sides import OperatorCall
 
 
 @lru_cache(maxsize=16)

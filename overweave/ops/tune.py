@@ -12,11 +12,11 @@ from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
 from overweave.ops.operators import OPERATORS, operator_of
 from overweave.ops.scales import problem_of
 from overweave.tuner.agreement import agreed_knowledge, learn
-from overweave.tuner.baselines import Setting
 from overweave.tuner.cache import fingerprint, keep
 from overweave.tuner.choice import Choice
 from overweave.tuner.choose import choose
 from overweave.tuner.search import EFFORT, OnRound, Tuned, tune_problem
+from overweave.tuner.sides import Setting
 from overweave.tuner.space import SPACE
 from overweave.tuner.target import target_of
 from overweave.tuner.timer import Effort

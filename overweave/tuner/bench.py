@@ -31,17 +31,14 @@ from overweave.tuner.baselines import (
     SEQUENTIAL,
     TORCH,
     TORCH_FUSED,
-    Call,
     Method,
-    OperatorCall,
-    Setting,
     methods_of,
-    side,
 )
 from overweave.tuner.choose import choose
 from overweave.tuner.measures import Measures, Roofs, measure
 from overweave.tuner.replay import captured, is_replayed
 from overweave.tuner.shapes import DTYPES, Case
+from overweave.tuner.sides import Call, OperatorCall, Setting, side
 from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
 from overweave.tuner.target import target_of
 from overweave.tuner.timer import Effort, Samples, compare

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from overweave.tuner.attempt import attempt
-from overweave.tuner.baselines import MOST_INPUT_SETS, Setting
+from overweave.tuner.sides import MOST_INPUT_SETS, Setting
 
 Call = Callable[[int], torch.Tensor]
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them

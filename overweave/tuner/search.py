@@ -15,10 +15,11 @@ from overweave.errors import MachineError
 from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.tuner.attempt import attempt
-from overweave.tuner.baselines import Call, Setting, Side, planned, side
+from overweave.tuner.baselines import planned
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.replay import captured, is_replayed
 from overweave.tuner.shapes import SPLIT_COLUMNS
+from overweave.tuner.sides import Call, Setting, Side, side
 from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
 from overweave.tuner.table import Entry, Time, bucketed, ranked

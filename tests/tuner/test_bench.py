@@ -11,13 +11,12 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.memory.group import resolve
 from overweave.runtime.processes import run_ranks
-from overweave.tuner import baselines, bench
+from overweave.tuner import bench
 from overweave.tuner.attempt import agrees
 from overweave.tuner.baselines import (
     OURS,
     PER_SHARD,
     SEQUENTIAL,
-    SIDES,
     TORCH_FUSED,
     TORCH_ONE_SHOT,
     TORCH_TWO_SHOT,
@@ -25,6 +24,7 @@ from overweave.tuner.baselines import (
 )
 from overweave.tuner.bench import MethodRow, Request, Run, run
 from overweave.tuner.shapes import Case
+from overweave.tuner.sides import SIDES, side
 from overweave.tuner.summary import losses, middle, spread, summarize
 from overweave.tuner.timer import Effort
 
@@ -152,7 +152,7 @@ def test_each_operator_has_its_own_rows_of_torch():
 
 def test_an_unknown_operator_is_refused():
     with pytest.raises(InputError, match="all_gather_matmul"):
-        baselines.side("all_to_all", 1, 1, 1, None)
+        side("all_to_all", 1, 1, 1, None)
 
 
 def told_run(factor: float) -> Run:

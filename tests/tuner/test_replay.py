@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.tuner.baselines import Setting
 from overweave.tuner.replay import REPLAYED_ROWS, is_replayed
+from overweave.tuner.sides import Setting
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from overweave.errors import InputError
-from overweave.tuner.baselines import SIDES
 from overweave.tuner.shapes import Case, read_shapes, set_names
+from overweave.tuner.sides import SIDES
 from tests.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks" / "shapes"
