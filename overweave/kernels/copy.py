@@ -10,6 +10,7 @@ SOURCE: TileLink (arXiv 2503.20313) for communication on SMs of its own; mscclpp
 import triton
 import triton.language as tl
 
+from overweave.ir.words import COPY_WORD_BYTES, INT32_BYTES
 from overweave.lang.tile_table import (
     CLAIMED,
     OPERATION,
@@ -29,7 +30,7 @@ from overweave.lang.tile_table import (
 from overweave.memory.device import STRIDE
 from overweave.memory.moves import move_words
 
-WORD = tl.constexpr(4)  # int32 elements in 16 bytes: what a thread loads and stores at once
+WORD = tl.constexpr(COPY_WORD_BYTES // INT32_BYTES)  # int32 elements that a thread loads and stores at once
 TARGET = tl.constexpr(0)
 PEER_SIGNALS = tl.constexpr(1)
 TARGET_COLUMNS = tl.constexpr(2)

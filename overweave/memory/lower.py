@@ -21,10 +21,9 @@ from overweave.ir.schedule import (
     Schedule,
     Wait,
 )
+from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
-
-SLICE_WORD_BYTES = 4  # what the kernels that move count in
 
 
 class SlotAddresses(Struct, frozen=True):
@@ -141,7 +140,7 @@ def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[
             base = addresses.bases[target.rank]
             is_callers = origin.home in (INPUT, OUTPUT)
             origin_address = 0 if is_callers else addresses.bases[rank] + layout.buffers[origin.name]
-            words = landed.cols * landed.itemsize_bytes(addresses.dtype) // SLICE_WORD_BYTES
+            words = landed.cols * landed.itemsize_bytes(addresses.dtype) // INT32_BYTES
             row = [base + layout.buffers[landed.name], base, origin_address, words]
         rows.append(row)
     return rows

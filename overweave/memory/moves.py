@@ -7,6 +7,7 @@ Under the interpreter there is the first path only. Nothing is announced here: `
 import triton
 import triton.language as tl
 
+from overweave.ir.words import INT32_BYTES
 from overweave.memory.device import INTERPRETED
 from overweave.memory.ptx import bulk_copy, bulk_shared_bytes
 
@@ -15,7 +16,7 @@ ALONE_BYTES, BETWEEN_BYTES = 22 << 10, 16 << 10
 BETWEEN_SHARED_BYTES = bulk_shared_bytes(BETWEEN_BYTES)
 ALONE_ASSEMBLY = tl.constexpr(bulk_copy(ALONE_BYTES))
 BETWEEN_ASSEMBLY = tl.constexpr(bulk_copy(BETWEEN_BYTES))
-WORD_BYTES = tl.constexpr(4)
+WORD_BYTES = tl.constexpr(INT32_BYTES)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Reduce, Region
+from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.group import Group
@@ -36,6 +37,7 @@ from overweave.runtime.authored import (
     tensor_of,
     tiles_and_parts,
 )
+from overweave.runtime.call_frame import SlotCalls
 from overweave.runtime.kernels import (
     Launch,
     Moving,
@@ -51,8 +53,7 @@ from overweave.runtime.launch import is_beside
 from overweave.runtime.library import run_operation
 from overweave.runtime.matmul import programs_for
 from overweave.runtime.order import Action, launch_order
-
-WORD_BYTES = 16  # what the copy kernel moves at once
+from overweave.runtime.replays import Places, Replays, may_replay
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[torch.cuda.Stream, Tensors, Mapping[str, Any]], None]
@@ -76,13 +77,13 @@ class AuthoredSlot:
             [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
             [slot.number, self._layout.signals, self._rank, workspace.group.world_size],
         )
+        self.replays = Replays()
         self._queues: list[tuple[int, CopyQueue]] = []
         self._started: WaitStep | None = None  # that a kernel which pushes has all its programs on their SMs
         self.enqueue = tuple(self._bound(action, given) for action in launch_order(plan, self._rank))
 
-    def prepare(self, tensors: Tensors) -> None:
-        """Has the copy queues ready for these tensors: nothing of a call may be made once it has begun."""
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    def prepare(self, addresses: Mapping[str, int]) -> None:
+        """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
         for side, copies in self._queues:
             copies.prepare(side, addresses)
 
@@ -144,7 +145,7 @@ class AuthoredSlot:
         self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
         arrays = [table_tensor(rows, workspace.device), claims, self._signals, self._words, workspace.limits]
         trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
-        words = cols * self._dtype.itemsize // WORD_BYTES
+        words = cols * self._dtype.itemsize // COPY_WORD_BYTES
         arguments = [targets, source, *arrays, trace, len(rows), words, workspace.group.world_size]
         launch, side = copy_launch(config, arguments, len(rows), False), workspace.stream(action.queue).cuda_stream
 
@@ -254,22 +255,15 @@ class AuthoredSlot:
         return whole[slice(*region.rows), slice(*region.cols)]
 
 
-class AuthoredRun:
-    """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns.
-
-    was_captured: a graph of the caller's holds what this owns, and replays it as long as it lives.
-    """
-
-    was_captured = False
+class AuthoredRun(SlotCalls[AuthoredSlot]):
+    """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
 
     def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
-        self._workspace = workspace
-        slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
-        self._slots = [AuthoredSlot(plan, workspace, slot, kernel, given) for slot in slots]
+        leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
+        slots = [AuthoredSlot(plan, workspace, slot, kernel, given) for slot in leased]
         actions = launch_order(plan, workspace.group.rank)
-        queues = dict.fromkeys(action.queue for action in actions if is_beside(plan, action))
-        self._sides = [workspace.stream(queue) for queue in queues]
-        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
+        sides = [action.queue for action in actions if is_beside(plan, action)]
+        super().__init__(workspace, slots, sides, may_replay(plan))
 
     @classmethod
     def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> AuthoredRun:
@@ -280,26 +274,14 @@ class AuthoredRun:
 
     def __call__(self, given: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> None:
         """inputs, outputs: what is exchanged, by tensor. Raises PeerError for what went wrong in an earlier call."""
-        workspace, stream = self._workspace, self._workspace.current_stream()
-        is_captured = torch.cuda.is_current_stream_capturing()
-        if is_captured:
-            self.was_captured = True
-        else:
-            workspace.enter(stream)
-        slot, tensors = self._slots[workspace.take_turn()], {**inputs, **outputs}
-        if not is_captured:
-            slot.prepare(tensors)
-        slot.begin(stream.cuda_stream)
-        self._begun.record(stream)
-        for side in self._sides:
-            side.wait_event(self._begun)
-        for enqueue in slot.enqueue:
-            enqueue(stream, tensors, given)
-        for side in self._sides:
-            self._done.record(side)
-            stream.wait_event(self._done)
-        if not is_captured:
-            workspace.leave(stream)
+        tensors = {**inputs, **outputs}
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        self.run_in_turn(_places(given), addresses, (tensors, given))
+
+
+def _places(given: Mapping[str, Any]) -> Places:
+    """Where all the tensors of a call lie. Its numbers are those that it was bound with."""
+    return tuple(tensor.data_ptr() for tensor in map(tensor_of, given.values()) if tensor is not None)
 
 
 def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:

@@ -9,10 +9,10 @@ import torch
 
 from overweave.ir.plan import AUTHOR_KERNEL, KERNELS, Plan
 from overweave.ir.schedule import Put
+from overweave.ir.words import INT32_BYTES
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import lay_out
-from overweave.memory.lower import SLICE_WORD_BYTES
 from overweave.runtime.agenda import Agenda, Step
 from overweave.runtime.authored import (
     AuthoredKernel,
@@ -89,7 +89,7 @@ class AuthoredCall(InterpretedCall):
                 row[0] = landed.data_ptr()
                 row[1] = self.slot.heap.signal_address(target.rank, self.slot.index, 0)
                 row[2] = 0 if source.buffer in self.tensors else self._matrix(source.buffer).data_ptr()
-                row[3] = landed.shape[1] * landed.element_size() // SLICE_WORD_BYTES
+                row[3] = landed.shape[1] * landed.element_size() // INT32_BYTES
         return targets
 
     def _places(self, step: Step) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
+from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import SlotAddresses, addend_addresses, copy_targets, reduction_operands
@@ -25,8 +26,6 @@ from overweave.runtime.kernels import (
     table_tensor,
 )
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
-
-WORD_BYTES = 16  # what the copy kernel moves at once
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
@@ -166,7 +165,7 @@ class SlotKernels:
         targets = torch.tensor(copy_targets(self._addresses, self._rank, queue), dtype=torch.int64, device=device)
         buffer, protocol = self._pushed(queue), self._protocol(queue, 2)
         tensor = self._workspace.state if buffer is None else self._instance(buffer)
-        row_words = 1 if buffer is None else buffer.cols * tensor.itemsize // WORD_BYTES
+        row_words = 1 if buffer is None else buffer.cols * tensor.itemsize // COPY_WORD_BYTES
         source, tiles = Moving(tensor.data_ptr(), torch.int32), protocol.table.shape[0]
         self.copies_started = WaitStep(protocol.claims.data_ptr(), min(config.programs, tiles))
         arguments: list[Any] = [targets, source, *protocol.arrays, tiles, row_words, protocol.world_size]

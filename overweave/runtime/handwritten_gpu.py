@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from overweave.memory import driver
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.workspace import Slot, Workspace
+from overweave.runtime.call_frame import CallFrame
 from overweave.runtime.handwritten import (
     MAIN,
     Action,
@@ -27,38 +29,32 @@ from overweave.runtime.handwritten import (
 from overweave.runtime.kernels import begin_launch
 
 
-class HandwrittenRun:
+class HandwrittenRun(CallFrame):
     """A program bound to a workspace. A call enqueues its work on the current stream. Built collectively."""
 
     def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
-        self._workspace = Workspace.of(group, device)
+        super().__init__(Workspace.of(group, device))
         layout = declared.lay_out()
         slots = self._workspace.lease(layout)
         self._slots = [_BoundSlot(declared, layout, self._workspace, slot) for slot in slots]
-        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
         self._known: set[Any] = set()
 
     def __call__(self, signature: bytes, steps: list[Step]) -> None:
         """Raises RankMismatch, and PeerError for what went wrong in an earlier call. May be captured in a graph."""
-        workspace = self._workspace
-        workspace.board.post(signature)
-        stream, is_captured = workspace.current_stream(), torch.cuda.is_current_stream_capturing()
+        self._workspace.board.post(signature)
+        self.run_call(partial(self._enqueue, steps))
+
+    def _enqueue(self, steps: list[Step], stream: torch.cuda.Stream, is_captured: bool) -> None:
         if not is_captured:
-            workspace.enter(stream)
             self._load(steps)
-        slot = self._slots[workspace.take_turn()]
-        sides = {queue: workspace.stream(queue) for queue, _ in steps if queue != MAIN}
-        slot.begin(stream.cuda_stream)
-        self._begun.record(stream)
-        for side in sides.values():
-            side.wait_event(self._begun)
-        for queue, action in steps:
-            slot.enqueue(sides.get(queue, stream), action)
-        for side in sides.values():
-            self._done.record(side)
-            stream.wait_event(self._done)
-        if not is_captured:
-            workspace.leave(stream)
+        slot = self._slots[self._workspace.take_turn()]
+        sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
+
+        def work() -> None:
+            for queue, action in steps:
+                slot.enqueue(sides.get(queue, stream), action)
+
+        self.run_beside(stream, sides.values(), slot.begin, work)
 
     def _load(self, steps: list[Step]) -> None:
         """Compiles and loads kernels that are new, while this GPU is idle: behind a kernel that waits it could not."""

@@ -15,7 +15,7 @@ import torch
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Collective, Compute, Copy, Operation, Put, Region
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Compute, Copy, Operation, Put, Region
 from overweave.memory import driver
 from overweave.memory.board import Board
 from overweave.memory.copy_engine import CopyQueue
@@ -25,11 +25,12 @@ from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_
 from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
+from overweave.runtime.call_frame import SlotCalls
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.norm import finish_sum
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.packed import PackedRun
-from overweave.runtime.replays import Replays
+from overweave.runtime.replays import Replays, may_replay
 
 Tensors = Mapping[str, torch.Tensor]
 Addresses = dict[str, int]
@@ -221,70 +222,31 @@ class BoundSlot:
         return whole[slice(*region.rows), slice(*region.cols)]
 
 
-class CudaRun:
+class CudaRun(SlotCalls[BoundSlot]):
     """A plan bound to a workspace: call it with the tensors of every input and output buffer.
 
     Binding is collective if the workspace must grow. A call enqueues its work on the current stream and returns; under
     capture it is captured. Raises PeerError for what went wrong in an earlier call.
 
     traced: kernels write down when each tile ran, and events when everything else did (runtime/trace_gpu.py). Copies
-    are then enqueued one by one, never captured. slot: the one that the last call ran in. was_captured: a graph of the
-    caller's holds what this owns, and replays it as long as it lives.
+    are then enqueued one by one, never captured.
     """
 
-    slot: BoundSlot
-    was_captured = False
-
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
-        self._workspace = workspace
         actions = launch_order(plan, workspace.group.rank)
-        slots = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
-        self._slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in slots]
+        leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
+        slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in leased]
         addresses = {name: tensor.data_ptr() for name, tensor in example.items()}
-        for bound in self._slots:
+        for bound in slots:
             bound.prepare(addresses)
-        queues = dict.fromkeys(action.queue for action in actions if is_beside(plan, action))
-        self._sides = [workspace.stream(queue) for queue in queues]
-        self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
-        # What a trace times, and a library's collectives, are enqueued one by one.
-        self._may_replay = not traced and not any(isinstance(op, Collective) for op in plan.schedule.operations)
+        sides = [action.queue for action in actions if is_beside(plan, action)]
+        # What a trace times is enqueued one by one.
+        super().__init__(workspace, slots, sides, not traced and may_replay(plan))
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
-        workspace, stream = self._workspace, self._workspace.current_stream()
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        if torch.cuda.is_current_stream_capturing():
-            self.was_captured = True
-            slot = self.slot = self._slots[workspace.take_turn()]
-            self._enqueue(slot, stream, tensors, addresses)
-            return
-        workspace.enter(stream)
-        slot = self.slot = self._slots[workspace.take_turn()]
-        graph = self._graph(slot, tensors, addresses)
-        if graph is not None:
-            graph.replay()
-        else:
-            slot.prepare(addresses)
-            self._enqueue(slot, stream, tensors, addresses)
-        workspace.leave(stream)
-
-    def _graph(self, slot: BoundSlot, tensors: Tensors, addresses: Addresses) -> torch.cuda.CUDAGraph | None:
-        """This call as a graph, if it may be one and its tensors came here before."""
-        if not self._may_replay:
-            return None
-        enqueue = partial(self._enqueue, slot, tensors=tensors, addresses=addresses)
-        return slot.replays.graph(tuple(addresses.values()), partial(self._workspace.captures.graph, enqueue))
-
-    def _enqueue(self, slot: BoundSlot, stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
-        slot.begin(stream.cuda_stream)
-        self._begun.record(stream)
-        for side in self._sides:
-            side.wait_event(self._begun)
-        for enqueue in slot.enqueue:
-            enqueue(stream, tensors, addresses)
-        for side in self._sides:
-            self._done.record(side)
-            stream.wait_event(self._done)
+        self.run_in_turn(tuple(addresses.values()), addresses, (tensors, addresses))
 
 
 class LibraryRun:

@@ -10,24 +10,22 @@ from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Reduce, Region
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
+from overweave.runtime.call_frame import CallFrame
 from overweave.runtime.kernels import Launch, moving, packed_launch
 from overweave.runtime.library import run_operation
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-class PackedRun:
+class PackedRun(CallFrame):
     """A plan bound to the packed space of a workspace: call it with the tensors of every input and output buffer.
 
     Binding is collective if the space must grow. A call enqueues its work on the current stream and returns; under
-    capture it is captured. Raises PeerError for what went wrong in an earlier call. was_captured: a graph of the
-    caller's holds what this owns, and replays it as long as it lives.
-    """
-
-    was_captured = False
+    capture it is captured. Raises PeerError for what went wrong in an earlier call."""
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors) -> None:
-        self._plan, self._workspace = plan, workspace
+        super().__init__(workspace)
+        self._plan = plan
         self._layout = lay_out_packed(plan)
         self._space = workspace.packed_space(self._layout.half_bytes)
         engines, operations = plan.realization, tuple(plan.schedule.of_rank(workspace.group.rank))
@@ -39,19 +37,14 @@ class PackedRun:
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
-        workspace, stream = self._workspace, self._workspace.current_stream()
-        is_captured = torch.cuda.is_current_stream_capturing()
-        if is_captured:
-            self.was_captured = True
-        else:
-            workspace.enter(stream)
+        self.run_call(lambda stream, is_captured: self._enqueue(stream, tensors))
+
+    def _enqueue(self, stream: torch.cuda.Stream, tensors: Tensors) -> None:
         for operation in self._library:
-            run_operation(operation, lambda region: self._view(tensors, region), workspace.group)
+            run_operation(operation, lambda region: self._view(tensors, region), self._workspace.group)
         if self._launch is not None:
             self._out.address = tensors["y"].data_ptr()
             self._launch(stream.cuda_stream)
-        if not is_captured:
-            workspace.leave(stream)
 
     def _bound(self) -> Launch:
         config, workspace, layout = self._plan.realization.packed, self._workspace, self._layout

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Collective
+
 Places = tuple[int, ...]
 
 MOST_GRAPHS = 64  # of one slot: a model of many layers calls one plan with the tensors of each
@@ -23,6 +26,11 @@ STALE_CALLS = 1024  # a graph that so many calls passed by makes way for another
 class _Kept:
     graph: torch.cuda.CUDAGraph
     last_call: int
+
+
+def may_replay(plan: Plan) -> bool:
+    """Whether calls of a plan may become graphs. A library's collectives are enqueued one by one."""
+    return not any(isinstance(operation, Collective) for operation in plan.schedule.operations)
 
 
 class Replays:

@@ -9,8 +9,7 @@ from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, Region
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.verdict import Findings
-
-WORD_BYTES = 16
+from overweave.ir.words import COPY_WORD_BYTES
 
 Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
 
@@ -37,8 +36,8 @@ def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype
     row_bytes = buffer.cols * buffer.itemsize_bytes(dtype)
     if region.cols != (0, buffer.cols):
         findings.add("lowering", move, "the kernel moves whole rows", region)
-    elif row_bytes % WORD_BYTES:
-        said = f"rows are {row_bytes} bytes; the kernel moves words of {WORD_BYTES}"
+    elif row_bytes % COPY_WORD_BYTES:
+        said = f"rows are {row_bytes} bytes; the kernel moves words of {COPY_WORD_BYTES}"
         findings.add("alignment", move, said, region)
     elif region.shape[0] * row_bytes > LIMIT:
         findings.add("width", move, "a tile's words need more than 31 bits", region)

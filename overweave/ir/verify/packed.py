@@ -13,8 +13,7 @@ from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, LIMIT, LOCAL, OUTPUT, Operation, Put, Reduce, Region
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.verdict import Findings
-
-WORD_BYTES = 4
+from overweave.ir.words import INT32_BYTES
 
 
 def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
@@ -62,8 +61,8 @@ class _Rank:
         yield from self._not_whole(total, own, LOCAL)
         yield from self._not_whole(total, total.out, OUTPUT)
         rows, cols = own.shape
-        if total.out.shape != own.shape or rows * cols * ITEMSIZE_BYTES[self.plan.realization.dtype] % WORD_BYTES:
-            yield total, f"the kernel adds words of {WORD_BYTES} bytes, as many as it stores"
+        if total.out.shape != own.shape or rows * cols * ITEMSIZE_BYTES[self.plan.realization.dtype] % INT32_BYTES:
+            yield total, f"the kernel adds words of {INT32_BYTES} bytes, as many as it stores"
         elif rows * cols > LIMIT:
             yield total, "it adds more numbers than 31 bits count"
         if total.notifies or total.instances != 1:
