@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 import torch
@@ -68,6 +69,7 @@ class Fused:
         self._away  # noqa: B018 - refuses what cannot be
         self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
         self._held: list[_Call] = []  # forgotten, but replayed by graphs of the caller's
+        _FUSED.add(self)
 
     def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
         """Runs the fused kernel on this rank.
@@ -148,6 +150,17 @@ class Fused:
             away=self._away,
             exchanges=tuple((tensor, str(how)) for tensor, how in self.wanted.items()),
         )
+
+
+_FUSED: WeakSet[Fused] = WeakSet()
+
+
+@atexit.register
+def _forget_calls() -> None:
+    """A process group must not outlive the interpreter, and calls hold theirs."""
+    for fused in list(_FUSED):
+        fused._calls.clear()
+        fused._held.clear()
 
 
 class _Call:
@@ -292,8 +305,8 @@ def _signature_of(value: Any) -> Any:
     tensor = tensor_of(value)
     if tensor is None:
         return type(value), value
-    blocks = tuple(getattr(value, "block_shape", ()))
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0, blocks
+    described = [tuple(getattr(value, name, ())) for name in ("shape", "strides", "block_shape", "padding")]
+    return (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0, *described)
 
 
 def _device(given: Mapping[str, Any]) -> torch.device:

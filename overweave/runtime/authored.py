@@ -133,4 +133,4 @@ def _in_place_of(value: Any, matrix: torch.Tensor) -> Any:
     """The workspace's matrix as the argument was: a tensor, or a descriptor with the same blocks."""
     if isinstance(value, torch.Tensor):
         return matrix
-    return type(value).from_tensor(matrix, value.block_shape)
+    return type(value).from_tensor(matrix, value.block_shape, value.padding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,7 +45,6 @@ from overweave.runtime.kernels import (
     Summing,
     begin_launch,
     copy_launch,
-    descriptor,
     moving,
     reduction_launch,
     table_tensor,
@@ -294,7 +294,7 @@ def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:
 
 def _standing(value: Any, stand: Moving) -> Any:
     """A tensor argument that may move from call to call."""
-    return stand if isinstance(value, torch.Tensor) else descriptor(value.base, list(value.block_shape), stand)
+    return stand if isinstance(value, torch.Tensor) else replace(value, base=stand)
 
 
 def _in_order(function: Any, arguments: Mapping[str, Any]) -> list[Any]:

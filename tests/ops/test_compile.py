@@ -1,0 +1,54 @@
+"""What a compiled kernel keeps, and for how long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overweave.ops.compile import _signature_of
+from tests.source_tree import ROOT
+
+KEEPS_A_GROUP = """
+import atexit, weakref
+
+def at_exit():
+    print("group", "lives" if alive() else "is gone")
+
+atexit.register(at_exit)  # runs behind the hooks of what is imported below
+
+from overweave.ops.compile import compile
+
+class Group:
+    pass
+
+fused, group = compile("examples/kernels/matmul.py:matmul_kernel", "all_gather.push"), Group()
+fused._calls[group] = {"a call": [group]}  # as a call holds its group
+alive = weakref.ref(group)
+del group
+"""
+
+
+@pytest.mark.slow
+def test_no_process_group_outlives_the_interpreter():
+    command = [sys.executable, "-c", KEEPS_A_GROUP]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert found.stdout.strip() == "group is gone"
+
+
+def test_another_descriptor_of_the_same_tensor_is_another_call():
+    base = torch.zeros(64, 64)
+    whole = TensorDescriptor.from_tensor(base, [16, 16])
+    others = [
+        TensorDescriptor(base, [48, 64], [64, 1], [16, 16]),
+        TensorDescriptor(base, [64, 16], [64, 1], [16, 16]),
+        TensorDescriptor(base, [32, 64], [128, 1], [16, 16]),
+        TensorDescriptor.from_tensor(base, [16, 32]),
+        TensorDescriptor.from_tensor(base, [16, 16], "nan"),
+    ]
+    signatures = {_signature_of(one) for one in (whole, *others)}
+    assert len(signatures) == 1 + len(others)
+    assert _signature_of(whole) == _signature_of(TensorDescriptor.from_tensor(torch.ones(64, 64), [16, 16]))
