@@ -1,0 +1,80 @@
+"""A GPU that is not there: kernels compile for it, and its driver only writes down what it is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.compiler import CompiledKernel
+
+from overweave.compiler.aot import HOPPER
+from overweave.memory import driver
+from overweave.runtime import kernels
+
+SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5)
+CALLER: Any = SimpleNamespace(cuda_stream=7)
+
+
+class Driver:
+    """What Triton asks of a GPU before it compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return HOPPER
+
+
+class HostSlot:
+    """A slot in host memory, which its peers have beside it."""
+
+    number = 0
+
+    def __init__(self, size_bytes: int) -> None:
+        self.memory = torch.zeros(2 * size_bytes, dtype=torch.uint8)
+        start = self.memory.data_ptr()
+        self.bases = (start, start + size_bytes)
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = dtype.itemsize * torch.Size(shape).numel()
+        return self.memory[offset : offset + size].view(dtype).view(shape)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels launched so far."""
+    names: list[str] = []
+
+    def pack(compiled: Any, programs: int, arguments: list[Any]) -> Any:
+        assert programs >= 1
+        return lambda stream: names.append(compiled.metadata.name)
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: None)
+    monkeypatch.setattr(kernels, "PackedLaunch", pack)
+    properties = SimpleNamespace(multi_processor_count=132, major=9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for name in ("copy", "write_value", "wait_value"):
+        monkeypatch.setattr(driver, name, lambda *given: None)
+    return names
+
+
+def workspace() -> Any:
+    words = SimpleNamespace(tensor=torch.zeros(1024, dtype=torch.uint8))
+    words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
+    return SimpleNamespace(
+        group=SimpleNamespace(rank=0, world_size=2),
+        device=torch.device("cpu"),
+        words=words,
+        state=torch.zeros(8, dtype=torch.int64),
+        claims=torch.zeros(8, dtype=torch.int32),
+        limits=torch.zeros(8, dtype=torch.int64),
+        stream=lambda queue: SIDE_STREAM,
+    )
