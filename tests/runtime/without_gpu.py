@@ -14,12 +14,15 @@ from overweave.compiler.aot import HOPPER
 from overweave.memory import driver
 from overweave.runtime import kernels
 
-SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5)
-CALLER: Any = SimpleNamespace(cuda_stream=7)
+SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
+CALLER: Any = SimpleNamespace(cuda_stream=7, wait_event=lambda event: None)
+SHARED_BYTES = 232448  # that a block may have
 
 
 class Driver:
     """What Triton asks of a GPU before it compiles."""
+
+    utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": SHARED_BYTES})
 
     def get_current_device(self) -> int:
         return 0

@@ -1,0 +1,238 @@
+"""Compiled kernels and kernels fused by hand, bound as on a GPU, without one: the arguments of a call compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction, KernelInterface
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import overweave as ow
+from examples.tile_kernels.all_gather_experts import AllGatherExperts
+from examples.tile_kernels.gathered_attention import GatheredAttention
+from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
+from overweave.compiler.emit import emit
+from overweave.compiler.fuse import weaving_of
+from overweave.compiler.generated import load_generated
+from overweave.errors import ScheduleError
+from overweave.memory.layout import lay_out
+from overweave.memory.moves import BETWEEN_SHARED_BYTES
+from overweave.ops.compile import compile
+from overweave.ops.tile_program import TileCall
+from overweave.runtime import handwritten_gpu
+from overweave.runtime.authored import AuthoredKernel, places_of
+from overweave.runtime.authored_gpu import AuthoredSlot, _check_shared, _standing
+from overweave.runtime.handwritten import Declared
+from overweave.runtime.kernels import moving
+from tests.runtime.without_gpu import CALLER, SHARED_BYTES, HostSlot, launched, workspace
+from tests.source_tree import ROOT
+
+__all__ = ["launched"]  # a fixture
+
+pytestmark = pytest.mark.slow
+
+KERNELS = ROOT / "examples" / "kernels"
+M, N, K = 512, 256, 128
+BLOCKS = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8}
+STRIDES = {"stride_am": K, "stride_ak": 1, "stride_bk": N, "stride_bn": 1, "stride_cm": N, "stride_cn": 1}
+LAUNCH = {"num_warps": 8, "num_stages": 3}
+DTYPE = torch.bfloat16
+
+
+class Case(NamedTuple):
+    """A kernel of the examples and how its tensors are exchanged."""
+
+    file: str
+    exchanges: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return " ".join((self.file, *(f"{tensor}={how}" for tensor, how in self.exchanges.items())))
+
+
+def shard(exchanges: Mapping[str, str], tensor: str, rows: int) -> int:
+    """Rows of a matmul's operand or result that a rank of two passes."""
+    how = exchanges.get(tensor, "")
+    return rows // 2 if how.startswith(("all_gather", "reduce_scatter")) else rows
+
+
+def matmul(exchanges: Mapping[str, str]) -> dict[str, Any]:
+    a = torch.zeros(shard(exchanges, "A", M), K, dtype=DTYPE)
+    b, c = torch.zeros(shard(exchanges, "B", K), N, dtype=DTYPE), torch.zeros(shard(exchanges, "C", M), N, dtype=DTYPE)
+    return {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": M, "N": N, "K": K, **STRIDES, **BLOCKS}
+
+
+def persistent(exchanges: Mapping[str, str]) -> dict[str, Any]:
+    a, b = torch.zeros(shard(exchanges, "A", M), K, dtype=DTYPE), torch.zeros(N, K, dtype=DTYPE)
+    c = torch.zeros(shard(exchanges, "C", M), N, dtype=DTYPE)
+    described = {
+        name: TensorDescriptor.from_tensor(tensor, block)
+        for name, tensor, block in (("a_desc", a, [128, 64]), ("b_desc", b, [128, 64]), ("c_desc", c, [128, 128]))
+    }
+    return {**described, "M": M, "N": N, "K": K, **BLOCKS, "NUM_SMS": 132}
+
+
+GIVEN: dict[str, tuple[str, Callable[[Mapping[str, str]], dict[str, Any]]]] = {
+    "matmul": ("matmul_kernel", matmul),
+    "persistent": ("persistent_kernel", persistent),
+}
+MOVERS = ("copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles")
+CASES = (
+    *(Case(file, {"A": f"all_gather.push mover={mover}"}) for file in GIVEN for mover in MOVERS),
+    *(Case("matmul", {"A": how}) for how in ("all_gather.islands", "all_gather.mesh col_pieces=2 lanes=2")),
+    Case("matmul", {"A": "all_gather.push mover=tiles", "B": "all_gather.push"}),
+    *(Case(file, {"C": "reduce_scatter.scatter"}) for file in GIVEN),
+    Case("matmul", {"A": "all_gather.push mover=bulk_tiles", "C": "reduce_scatter.scatter mover=tiles pieces=2"}),
+    Case("matmul", {"C": "all_reduce.two_shot mover=tiles"}),
+    Case("matmul", {"A": "all_to_all.receive mover=tiles", "C": "all_to_all.send mover=tiles"}),
+    Case("persistent", {"A": "all_gather.push mover=copy_kernel", "C": "reduce_scatter.ring"}),
+)
+
+
+def bound(case: Case, folder: Path, given: Mapping[str, Any]) -> AuthoredSlot:
+    """The slot of a call, made as `compile` makes it."""
+    name, _ = GIVEN[case.file]
+    fused = compile(f"{KERNELS / case.file}.py:{name}", case.exchanges)
+    numbers = {name: value for name, value in given.items() if type(value) is int}
+    space, plan = fused.kernel.space(numbers), fused.plan(numbers, 2, "bfloat16", 0)
+    weaving = weaving_of(plan, space, fused.wanted)
+    function = load_generated(folder, fused.kernel.source.name, emit(fused.kernel, weaving))
+    places = places_of(plan, space, fused.wanted)
+    chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
+    away = next((store for store in space.stores if store.tensor == weaving.away), None)
+    kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
+    slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes)
+    return AuthoredSlot(plan, workspace(), slot, kernel, given)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_compiled_kernels(case: Case, launched: list[str], tmp_path: Path) -> None:
+    name, make = GIVEN[case.file]
+    given = make(case.exchanges)
+    slot = bound(case, tmp_path, given)
+    own = {"A": "a_ptr", "B": "b_ptr", "C": "c_ptr"} if case.file == "matmul" else {"A": "a_desc", "C": "c_desc"}
+    values = {tensor: given[own[tensor]] for tensor in case.exchanges}
+    tensors = {tensor: getattr(value, "base", value) for tensor, value in values.items()}
+    slot.begin(CALLER.cuda_stream)
+    for enqueue in slot.enqueue:
+        enqueue(CALLER, tensors, given)
+    words = " ".join(case.exchanges.values())
+    kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
+    assert {kind: kind in launched for kind in kinds} == kinds, launched
+    assert launched.count(name) == 1
+
+
+class DryProgram:
+    """A TileProgram of two ranks whose calls are launched as on a GPU that is not there."""
+
+    rank, world_size = 0, 2
+    kernels: list[Any]
+
+    def __init__(self, buffers: Mapping[str, Any], channels: Mapping[str, Any]) -> None:
+        self.declared = Declared(dict(buffers), dict(channels))
+        group: Any = None
+        self.run = handwritten_gpu.HandwrittenRun(self.declared, group, torch.device("cpu"))
+
+    @contextmanager
+    def call(self) -> Iterator[TileCall]:
+        program: Any = self
+        call = TileCall(program)
+        yield call
+        self.run(b"call", call.steps)
+
+
+@pytest.fixture
+def launches(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Of each launch of a kernel fused by hand: its name, and how many variants of it there are by then."""
+    made: list[tuple[str, int]] = []
+
+    def workspace_of(group: object, device: torch.device) -> Any:
+        space, slots = workspace(), []
+        space.board = SimpleNamespace(post=lambda signature: None)
+        space.take_turn = lambda: 0
+        space.current_stream = lambda: CALLER
+        space.enter = space.leave = lambda stream: None
+        space.lease = lambda layout: slots or slots.append(HostSlot(layout.size_bytes)) or slots
+        return space
+
+    def variants(kernel: JITFunction[Any]) -> int:
+        return sum(len(caches[0]) for caches in kernel.device_caches.values())
+
+    def launch(kernel: JITFunction[Any], grid: tuple[int, ...]) -> Callable[..., None]:
+        def launched_with(*arguments: Any, **options: Any) -> None:
+            before = variants(kernel)
+            kernel.warmup(*arguments, grid=grid, **options)
+            made.append((kernel.__name__, variants(kernel) - before))
+
+        return launched_with
+
+    @contextmanager
+    def on(stream: object) -> Iterator[None]:
+        yield
+
+    event = SimpleNamespace(record=lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=workspace_of))
+    monkeypatch.setattr(KernelInterface, "__getitem__", launch)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(ow, "TileProgram", DryProgram)
+    return made
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=DTYPE)
+
+
+def ring() -> Callable[[], object]:
+    operator = MatmulReduceScatter(512, 256, DTYPE, block=(128, 128), moved=(64, 256), ring=8)
+    return lambda: operator(zeros(512, 128), zeros(128, 256), num_warps=8, num_stages=3)
+
+
+def experts() -> Callable[[], object]:
+    operator = AllGatherExperts((256, 2, 4, 128, 256), DTYPE, block=64, moved=(64, 128))
+    chosen = torch.arange(512).view(256, 2) % 4
+    return lambda: operator(zeros(128, 128), chosen, zeros(4, 128, 256), num_warps=8)
+
+
+def attention() -> Callable[[], object]:
+    operator = GatheredAttention((512, 4, 64), DTYPE)
+    return lambda: operator(*(zeros(256, 4, 64) for _ in range(3)), num_warps=4)
+
+
+@pytest.mark.parametrize("make", [ring, experts, attention])
+def test_kernels_fused_by_hand_are_compiled_before_a_call_begins(
+    make: Callable[[], Callable[[], object]], launches: list[tuple[str, int]]
+) -> None:
+    call = make()
+    call()
+    call()
+    (first, made_by_first), (second, made_by_second) = launches
+    assert (first, made_by_first, made_by_second) == (second, 0, 0)
+
+
+def test_a_descriptor_keeps_its_own_shape_and_padding_wherever_it_moves() -> None:
+    said = TensorDescriptor(torch.zeros(64, 64), [48, 32], [64, 1], [16, 16], "nan")
+    stand = moving(said.base)
+    described = _standing(said, stand)
+    assert described.base is stand
+    assert [getattr(described, name) for name in ("shape", "strides", "block_shape", "padding")] == [
+        [48, 32],
+        [64, 1],
+        [16, 16],
+        "nan",
+    ]
+
+
+def test_bulk_copies_between_tiles_need_shared_memory_of_their_own(launched: list[str]) -> None:
+    device = torch.device("cpu")
+    _check_shared("a_kernel", SHARED_BYTES - BETWEEN_SHARED_BYTES, device)
+    with pytest.raises(ScheduleError, match="fewer stages"):
+        _check_shared("a_kernel", SHARED_BYTES - BETWEEN_SHARED_BYTES + 1, device)
