@@ -111,11 +111,14 @@ class AutoFused:
 
         Returns the times, the quickest first; later calls with the same numbers take it, in other processes too. On a
         CPU nothing is measured and nothing kept: times are those of the model.
-        Raises InputError, RankMismatch, and what the ways that are tried raise.
+        Raises InputError, also where no way runs, and RankMismatch.
         """
         resolved = group_of(group)
-        call = _Call(self, resolved, arguments, named)
-        judged = call.judged()
+        try:
+            call = _Call(self, resolved, arguments, named)
+            judged = call.judged()
+        except OverweaveError as error:
+            raise refuse(resolved, error) from None
         if call.device.type != "cuda":
             first = cold(judged)
             self._ways[call.signature] = first
@@ -164,11 +167,13 @@ class _Call:
         self._given = given
         numbers = {name: value for name, value in given.items() if type(value) is int}
         self._numbers = {name: value for name, value in numbers.items() if name not in dict(auto.configs[0])}
-        exchanged = next(tensor for tensor in map(tensor_of, self._stored(auto.asked)) if tensor is not None)
+        asked = f"call {auto.kernel.source.name}"
+        exchanged = next((tensor for tensor in map(tensor_of, self._stored(auto.asked)) if tensor is not None), None)
+        if exchanged is None:
+            found = f"{' and '.join(auto.asked)} is no tensor"
+            raise InputError(asked, found, "Pass this rank's part of what is exchanged")
         if exchanged.dtype not in DTYPES:
-            raise InputError(
-                f"call {auto.kernel.source.name}", f"{exchanged.dtype}", f"Use one of {', '.join(DTYPES.values())}"
-            )
+            raise InputError(asked, f"{exchanged.dtype}", f"Use one of {', '.join(DTYPES.values())}")
         self.device, self._dtype = exchanged.device, exchanged.dtype
         self._options = tuple(sorted(options.items()))
         self._target = target_of(self.device)
@@ -201,10 +206,14 @@ class _Call:
         fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
 
     def measured(self, ways: Sequence[Way]) -> tuple[Timed, ...]:
-        """Medians of those that run and write what the first one does, quickest first. Collective."""
+        """Medians of those that run and write what the first one does, quickest first. Collective.
+
+        Raises InputError, on every rank, if none runs.
+        """
         stored = {one.directive.tensor for one in self._auto.kernel.stores}
         (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
         calls: dict[str, Callable[[int], torch.Tensor]] = {}
+        failed: list[str] = []
         expected: torch.Tensor | None = None
         for way in ways:
 
@@ -213,9 +222,14 @@ class _Call:
                 return out
 
             why = attempt(call, expected, self)
-            if not why:
-                calls[str(way)] = call
-                expected = out.clone() if expected is None else expected
+            if why:
+                failed.append(f"{way}: {why}")
+                continue
+            calls[str(way)] = call
+            expected = out.clone() if expected is None else expected
+        if not calls:
+            asked = f"tune {self._auto.kernel.source.name}"
+            raise InputError(asked, f"none of {len(failed)} ways runs; {failed[:1]}", "Call one by name to see why")
         samples = compare(calls, self.device, self.group.process_group, EFFORT)
         times = [Timed(way, round(median(samples.device_us[str(way)]), 3)) for way in ways if str(way) in calls]
         return tuple(sorted(times, key=lambda one: one.us))

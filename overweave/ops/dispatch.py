@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,6 +34,7 @@ from overweave.tuner.space import BY_TORCH, Candidate, candidate, obstacle
 from overweave.tuner.target import Target, kernel_obstacle, target_of
 
 Weights = tuple[torch.Tensor, ...]
+Refusal = TypeVar("Refusal", bound=Exception)
 GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
 ALIGNED_BYTES = 16
 
@@ -111,7 +113,7 @@ def _calls(group: Group) -> Calls:
     return calls
 
 
-def refuse(group: Group, error: OverweaveError) -> OverweaveError:
+def refuse(group: Group, error: Refusal) -> Refusal:
     """Tells the peers, who are about to agree on this call, that this rank cannot take part; the error to raise."""
     with suppress(OverweaveError):
         Board.of(group).agree(f"refused: {error}".encode())

@@ -81,12 +81,17 @@ class TileProgram:
 
     @contextmanager
     def call(self) -> Iterator[TileCall]:
-        """One call, made by every rank of the group."""
+        """One call, made by every rank of the group. What is raised inside the block, the peers hear of."""
         call = TileCall(self)
         try:
             yield call
         except InputError as error:
             raise refuse(self._group, error) from None
+        except OverweaveError:
+            raise  # of another call, whose peers know
+        except Exception as error:
+            refuse(self._group, error)
+            raise
         self._run(self._signature, call.steps)
 
     def _check(self) -> None:
@@ -115,6 +120,11 @@ class TileQueue:
             raise InputError(
                 f"launch {getattr(kernel, '__name__', kernel)}", found, "Pass call.tensor(...) and push or pull"
             )
+        if not callable(getattr(kernel, "warmup", None)) or hasattr(kernel, "configs"):
+            found = "it tries configurations, each of which peers would have to follow"
+            if not hasattr(kernel, "configs"):
+                found = f"a {type(kernel).__name__} is no kernel"
+            raise InputError(f"launch {kernel}", found, "Pass a @triton.jit function and its constants")
         shape = (grid,) if isinstance(grid, int) else tuple(grid)
         self._add(Launch(kernel, shape, arguments, options))
 
