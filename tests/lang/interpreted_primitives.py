@@ -16,6 +16,8 @@ from overweave.runtime import interpreter
 
 interpreter.repair()
 
+import triton  # noqa: E402
+
 import overweave as ow  # noqa: E402
 from overweave.errors import InputError, PeerError, RankMismatch, WorkspaceBroken  # noqa: E402
 from overweave.lang.arguments import Channel  # noqa: E402
@@ -312,6 +314,8 @@ def bad_input() -> None:
         lambda call: call.rank_copy_data(call.part("b"), torch.zeros(8, 8), mode="broadcast"),
         lambda call: call.queue("side").rank_copy_data(torch.zeros(8, 8), call.part("b")),
         lambda call: call.launch(kernels.relay_kernel, 1, call.part("b", 1 - call.rank)),
+        lambda call: call.launch(triton.autotune([triton.Config({})], [])(kernels.relay_kernel), 1),
+        lambda call: call.launch(bad_input, 1),
         lambda call: call.channel("c", consumer_table=torch.zeros(4, 5)),
         lambda call: call.channel("c", producer_table=torch.zeros(4, 5, dtype=torch.int32)),
     )
@@ -328,22 +332,24 @@ def test_bad_input_is_refused_on_every_rank_before_anything_runs():
     run_ranks(bad_input, 2)
 
 
-def one_rank_refuses() -> str:
+def one_rank_refuses(is_typed: bool) -> str:
     tiles = Tiles(8, 8, 4, 8, 2)
     program = TileProgram({"b": SymmetricBuffer(8, 8, torch.float32)}, {"c": TileChannel(tiles)})
     try:
         with program.call() as call:
             if call.rank == 0:
-                call.part("nothing")
+                call.part("nothing") if is_typed else {}["nothing"]
             call.launch(kernels.arrived_kernel, 1, call.channel("c"), call.tensor("b"), torch.zeros(8, 8), 8)
-    except InputError as error:
+    except (InputError, KeyError) as error:
         return type(error).__name__
     return "nothing"
 
 
-def test_peers_of_a_rank_that_refuses_hear_of_it():
+@pytest.mark.parametrize("raised", [InputError, KeyError])
+def test_peers_of_a_rank_that_refuses_hear_of_it(raised: type[Exception]):
     began_s = time.monotonic()
-    assert run_ranks(one_rank_refuses, 2, group_timeout_s=20) == ["InputError", "RankMismatch"]
+    found = run_ranks(one_rank_refuses, 2, raised is InputError, group_timeout_s=20)
+    assert found == [raised.__name__, "RankMismatch"]
     assert time.monotonic() - began_s < 10
 
 

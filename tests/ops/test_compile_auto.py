@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import overweave as ow
 from overweave.errors import InputError
-from overweave.ops.compile_auto import configs_of
+from overweave.ops import compile_auto
+from overweave.ops.compile_auto import AutoFused, configs_of
+from overweave.tuner.compiled import shortlist
 from tests.source_tree import ROOT
 
 MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
@@ -69,3 +73,41 @@ def test_configs_are_given_or_the_autotuners():
     assert configs_of(object(), ()) == ((),)
     with pytest.raises(InputError, match="same names"):
         configs_of(None, [{"BLOCK_M": 64}, {"BLOCK_N": 64}])
+
+
+def auto() -> AutoFused:
+    return ow.compile_auto(MATMUL, "all_gather.auto", configs=CONFIGS)
+
+
+ARGUMENTS = {"a_ptr": None, "b_ptr": torch.zeros(4), "c_ptr": torch.zeros(4), **NUMBERS}
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the peers are told."""
+    told: list[str] = []
+
+    def refuse(group: object, error: Exception) -> Exception:
+        told.append(str(error))
+        return error
+
+    monkeypatch.setattr(compile_auto, "group_of", lambda group: SimpleNamespace(rank=0, world_size=4))
+    monkeypatch.setattr(compile_auto, "refuse", refuse)
+    return told
+
+
+@pytest.mark.parametrize("call", [AutoFused.__call__, AutoFused.tune])
+def test_peers_hear_of_a_call_without_what_is_exchanged(call: Callable[..., object], heard: list[str]):
+    with pytest.raises(InputError, match="A is no tensor"):
+        call(auto(), **ARGUMENTS)
+    assert len(heard) == 1
+
+
+def test_a_tuning_of_which_nothing_runs_says_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compile_auto, "attempt", lambda call, expected, place: "it is broken")
+    group: Any = SimpleNamespace(rank=0, world_size=4)
+    given = {**ARGUMENTS, "a_ptr": torch.zeros(512, 4096)}
+    call = compile_auto._Call(auto(), group, (), given)
+    ways = shortlist(call.judged())
+    with pytest.raises(InputError, match=r"none of \d ways runs.*it is broken"):
+        call.measured(ways)
