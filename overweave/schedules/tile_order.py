@@ -27,6 +27,8 @@ from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, 
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileOrder, TileRow
 
+EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range of signals and one signal at most"
+
 
 class _Blocks(Struct, frozen=True):
     """A tile's extent and how many rows of tiles run together. matmul: whose tiles may be narrow."""
@@ -136,7 +138,7 @@ def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> 
     more = waits[1:]
     if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(operation.notifies) > 1:
         found = "it waits for more than a range and one signal, or signals twice"
-        raise ScheduleError(f"tile order of {operation.name}", found, "Give it one range and one signal at most")
+        raise ScheduleError(f"tile order of {operation.name}", found, EVEN_PIECES)
     told = operation.peer if isinstance(operation, Put) else operation.rank
     if any(notify.rank != told for notify in operation.notifies):
         raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
