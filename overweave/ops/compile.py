@@ -49,7 +49,8 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension. In place of
     a name, a `Gather` lists the moves of a tensor's chunks by hand.
 
-    Returns a callable with the kernel's own parameters, and `group`. Its numbers are those of the whole problem; an
+    Returns a callable with the kernel's own parameters, and `group`; keep it as long as graphs that captured its calls.
+    Its numbers are those of the whole problem; an
     exchanged tensor is this rank's shard of rows, as torch.chunk deals them. Every rank calls it.
     Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
     SOURCE: AutoOverlap, sections 4 and 5.

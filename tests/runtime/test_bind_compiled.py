@@ -94,20 +94,21 @@ CASES = (
 )
 
 
-def bound(case: Case, folder: Path, given: Mapping[str, Any]) -> AuthoredSlot:
-    """The slot of a call, made as `compile` makes it."""
+def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> AuthoredSlot:
+    """The slot of a call, made as `compile` makes it. place: the rank, of how many."""
+    rank, ranks = place
     name, _ = GIVEN[case.file]
     fused = compile(f"{KERNELS / case.file}.py:{name}", case.exchanges)
     numbers = {name: value for name, value in given.items() if type(value) is int}
-    space, plan = fused.kernel.space(numbers), fused.plan(numbers, 2, "bfloat16", 0)
+    space, plan = fused.kernel.space(numbers), fused.plan(numbers, ranks, "bfloat16", rank)
     weaving = weaving_of(plan, space, fused.wanted)
     function = load_generated(folder, fused.kernel.source.name, emit(fused.kernel, weaving))
     places = places_of(plan, space, fused.wanted)
     chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
     away = next((store for store in space.stores if store.tensor == weaving.away), None)
     kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
-    slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes)
-    return AuthoredSlot(plan, workspace(), slot, kernel, given)
+    slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes, ranks)
+    return AuthoredSlot(plan, workspace(rank, ranks), slot, kernel, given)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -125,6 +126,17 @@ def test_compiled_kernels(case: Case, launched: list[str], tmp_path: Path) -> No
     kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
     assert {kind: kind in launched for kind in kinds} == kinds, launched
     assert launched.count(name) == 1
+
+
+@pytest.mark.parametrize("mover", MOVERS)
+def test_a_rank_without_rows_takes_part_in_the_exchange(mover: str, launched: list[str], tmp_path: Path) -> None:
+    """Five rows on four ranks: the last one has none, gathers them all the same, and peers count on it."""
+    case = Case("matmul", {"A": f"all_gather.push mover={mover}"})
+    given = matmul(case.exchanges) | {"M": 5, "a_ptr": torch.zeros(0, K, dtype=DTYPE)}
+    slot = bound(case, tmp_path, given, (3, 4))
+    for enqueue in slot.enqueue:
+        enqueue(CALLER, {"A": given["a_ptr"]}, given)
+    assert launched.count("matmul_kernel") == 1
 
 
 class DryProgram:

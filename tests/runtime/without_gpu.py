@@ -35,14 +35,13 @@ class Driver:
 
 
 class HostSlot:
-    """A slot in host memory, which its peers have beside it."""
+    """A rank's slot in host memory, those of its peers beside it."""
 
     number = 0
 
-    def __init__(self, size_bytes: int) -> None:
-        self.memory = torch.zeros(2 * size_bytes, dtype=torch.uint8)
-        start = self.memory.data_ptr()
-        self.bases = (start, start + size_bytes)
+    def __init__(self, size_bytes: int, ranks: int = 2) -> None:
+        self.memory = torch.zeros(ranks * size_bytes, dtype=torch.uint8)
+        self.bases = tuple(self.memory.data_ptr() + rank * size_bytes for rank in range(ranks))
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = dtype.itemsize * torch.Size(shape).numel()
@@ -69,11 +68,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def workspace() -> Any:
+def workspace(rank: int = 0, ranks: int = 2) -> Any:
     words = SimpleNamespace(tensor=torch.zeros(1024, dtype=torch.uint8))
     words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
     return SimpleNamespace(
-        group=SimpleNamespace(rank=0, world_size=2),
+        group=SimpleNamespace(rank=rank, world_size=ranks),
         device=torch.device("cpu"),
         words=words,
         state=torch.zeros(8, dtype=torch.int64),
