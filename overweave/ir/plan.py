@@ -216,10 +216,14 @@ def messages_of(elements: int, dtype: Dtype) -> int:
 
 
 class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Launch of the kernel whose messages carry their flag. block: messages of a program, which lie in a row."""
+    """Launch of the kernel whose messages carry their flag. block: messages of a program, which lie in a row.
+
+    shots: one, where every rank adds everything; two, where each adds its shard and shares the sums.
+    """
 
     block: PowerOfTwo = 128
     warps: Literal[4, 8, 16] = 4
+    shots: Literal[1, 2] = 1
 
 
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,8 +241,8 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     copy_kernel: all Puts of the queue in one launch, on the SMs that `copy` names.
     author_kernel: all Applies of the queue in one launch of a kernel that the compiler made from its author's; and its
     Puts, which the programs carry between their tiles, on the path that `slices` names.
-    packed_kernel: all Puts and Reduces of the queue in one launch, without a head of the call before it: each program
-    pushes its part of what the Puts say and sums its part of what the Reduce says, message by message as flags tell.
+    packed_kernel: all operations of the queue in one launch, without a head of the call before it: each program does
+    its part of every Put, Reduce and Copy in turn, message by message as flags tell.
     """
 
     dtype: Dtype

@@ -25,7 +25,8 @@ class PackedSpace:
         self._heap = CudaHeap(group, device, HALVES * half_bytes)
         self.spaces = torch.tensor(self._heap.addresses, dtype=torch.int64, device=device)
         self.state = torch.zeros(1, dtype=torch.int64, device=device)
-        self._product = torch.empty(half_bytes // group.world_size, dtype=torch.uint8, device=device)
+        # Of a call's half, messages of one shot take W times 4/3 of a product, of two shots twice 4/3 of it.
+        self._product = torch.empty(half_bytes // 2, dtype=torch.uint8, device=device)
 
     def product(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """A row-major matrix in the local memory."""

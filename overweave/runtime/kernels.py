@@ -16,11 +16,13 @@ from overweave.ir.plan import CopyConfig, PackedConfig, ReduceConfig
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.packed import packed_all_reduce_kernel
+from overweave.kernels.packed_two_shot import packed_two_shot_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.ptx import poll_packed, poll_packed_constraints
 from overweave.runtime.launcher import PackedLaunch
 
+PACKED_KERNELS = {1: packed_all_reduce_kernel, 2: packed_two_shot_kernel}  # by shots
 BEGIN_BLOCK = 128
 WORDS_PER_KIB = 256  # of int32
 
@@ -86,10 +88,10 @@ def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bo
 
 
 def packed_launch(config: PackedConfig, arguments: list[Any], messages: int, ranks: int) -> Launch:
-    """The sum of packed messages. arguments: everything before the constants of `packed_all_reduce_kernel`."""
+    """The sum of packed messages. arguments: everything before the constants of the kernel."""
     constants = [*packed_constants(ranks), config.block]
     programs = -(-messages // config.block)
-    return Launch(packed_all_reduce_kernel, programs, arguments + constants, {"num_warps": config.warps})
+    return Launch(PACKED_KERNELS[config.shots], programs, arguments + constants, {"num_warps": config.warps})
 
 
 def packed_constants(ranks: int) -> tuple[int, str, str]:

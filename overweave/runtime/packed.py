@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
-from overweave.ir.schedule import INPUT, OUTPUT, Reduce, Region
+from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
@@ -30,10 +30,10 @@ class PackedRun(CallFrame):
         self._space = workspace.packed_space(self._layout.half_bytes)
         engines, operations = plan.realization, tuple(plan.schedule.of_rank(workspace.group.rank))
         self._library = [each for each in operations if engines.engine_of(each.queue) == LIBRARY]
-        self._sums = [each for each in operations if engines.engine_of(each.queue) == PACKED_KERNEL]
+        self._packed = [each for each in operations if engines.engine_of(each.queue) == PACKED_KERNEL]
         self._dtype = getattr(torch, plan.realization.dtype)
         self._out = moving(example["y"])
-        self._launch = self._bound() if self._sums else None
+        self._launch = self._bound() if self._packed else None
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
@@ -48,16 +48,13 @@ class PackedRun(CallFrame):
 
     def _bound(self) -> Launch:
         config, workspace, layout = self._plan.realization.packed, self._workspace, self._layout
-        total = self._sums[-1]
         assert config is not None
-        assert isinstance(total, Reduce)
         rank, ranks = workspace.group.rank, workspace.group.world_size
-        rows, cols = total.out.shape
         words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
-        product = self._space.product((rows, cols), self._dtype)
-        count = rows * cols * self._dtype.itemsize // 4
+        product = self._space.product(layout.shape, self._dtype)
         arrays = [product, self._out, self._space.spaces, self._space.state, words, workspace.limits]
-        numbers = [count, layout.part_bytes, self._space.half_bytes, rank, ranks]
+        counts = [layout.words] if config.shots == 1 else [layout.words, layout.sum_words]
+        numbers = [*counts, layout.part_bytes, self._space.half_bytes, rank, ranks]
         return packed_launch(config, [*arrays, *numbers], layout.messages, ranks)
 
     def _view(self, tensors: Tensors, region: Region) -> torch.Tensor:

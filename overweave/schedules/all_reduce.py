@@ -55,6 +55,7 @@ from overweave.schedules.two_shot import (
     two_shot_pull_queues,
     two_shot_queues,
 )
+from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
 
 Steps = Iterator[Operation | Chunk]
 
@@ -64,11 +65,12 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
 
     collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
     peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
-    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py.
+    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_packed:
+    schedules/two_shot_packed.py.
     held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
-    slots = rows if method in ("one_shot", *PACKED_METHODS) else split.shard_size
+    slots = rows if method in ("one_shot", "one_shot_packed") else split.shard_size
     reduced = Reduced(
         split,
         Buffer(PARTIAL, rows, cols, "symmetric" if method.endswith("pull") else "local"),
@@ -185,7 +187,7 @@ def _is_kernel(reduced: Reduced) -> bool:
     return reduced.split.is_by_kernel
 
 
-PACKED_METHODS = ("one_shot_packed",)
+PACKED_METHODS = ("one_shot_packed", "two_shot_packed")
 METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "collective": _collective,
     "one_shot": _one_shot,
@@ -193,6 +195,7 @@ METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "one_shot_packed": _one_shot_packed,
     "two_shot": two_shot,
     "two_shot_pull": two_shot_pull,
+    "two_shot_packed": two_shot_packed,
 }
 PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "collective": lambda split: (),
@@ -201,6 +204,7 @@ PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "one_shot_packed": lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
     "two_shot": two_shot_pads,
     "two_shot_pull": two_shot_pull_pads,
+    "two_shot_packed": two_shot_packed_pads,
 }
 QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "collective": lambda reduced: (Queue(MAIN, COMPLETE),),
@@ -209,4 +213,5 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "one_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
     "two_shot": two_shot_queues,
     "two_shot_pull": two_shot_pull_queues,
+    "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
 }

@@ -155,6 +155,13 @@ TEMPLATES: dict[str, Template] = {
         "library matmul, then one kernel pushes partials in messages that carry their flag, and sums",
         helped=True,
     ),
+    f"{_AR}.two_shot_packed": Template(
+        _AR,
+        "two_shot_packed",
+        False,
+        "library matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
+        helped=True,
+    ),
     f"{_AR}.two_shot": Template(
         _AR,
         "two_shot",

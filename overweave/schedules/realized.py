@@ -14,11 +14,12 @@ from overweave.ir.plan import (
     Assignment,
     Engine,
     MatmulConfig,
+    PackedConfig,
     Problem,
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import Queue, Schedule
+from overweave.ir.schedule import Copy, Queue, Reduce, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
@@ -45,8 +46,16 @@ def realized(
         matmul=matmul,
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
-        packed=packed_shape(problem.m * problem.n, problem.dtype, settings.sms) if PACKED in queues else None,
+        packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
     )
+
+
+def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
+    """Sums of whole partials are shared by nobody; else those of a shard are."""
+    sums = [each.out.shape for each in schedule.operations if isinstance(each, Reduce) and each.queue == PACKED]
+    is_shared = any(isinstance(each, Copy) and each.queue == PACKED for each in schedule.operations)
+    elements = max((rows * cols for rows, cols in sums), default=0)
+    return packed_shape(elements, problem.dtype, sms, 2 if is_shared else 1)
 
 
 def _engine(queue: Queue) -> Engine:

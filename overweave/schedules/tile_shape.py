@@ -12,6 +12,7 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
@@ -240,7 +241,8 @@ def reduction_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
 PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=512, warps=16))
 
 
-def packed_shape(elements: int, dtype: Dtype, sms: int) -> PackedConfig:
-    """The smallest programs of which no SM gets more than four: tickets are taken one by one."""
+def packed_shape(elements: int, dtype: Dtype, sms: int, shots: Literal[1, 2]) -> PackedConfig:
+    """The smallest programs of which no SM gets more than four: tickets are taken one by one. elements: of a sum."""
     messages = messages_of(elements, dtype)
-    return next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
+    config = next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
+    return replace(config, shots=shots)

@@ -27,7 +27,7 @@ def run_packed(calls: int) -> list[str]:
         (5, 8, "float16"),
         (0, 8, "bfloat16"),
     ):
-        for name in ("one_shot_packed", "one_shot_pull"):
+        for name in ("one_shot_packed", "two_shot_packed", "one_shot_pull"):
             shape = {"m": m, "n": n, "k": 16, "world_size": group.world_size, "dtype": dtype}
             problem = Problem(operator="matmul_all_reduce", **shape)
             case = Case(f"matmul_all_reduce.{name}", problem, {}, seed=m)

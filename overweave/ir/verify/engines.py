@@ -24,7 +24,7 @@ RUNS: dict[str, tuple[type[Operation], ...]] = {
     REDUCE_KERNEL: (Reduce,),
     COPY_KERNEL: (Put, Copy),
     AUTHOR_KERNEL: (Apply, Put),
-    PACKED_KERNEL: (Put, Reduce),
+    PACKED_KERNEL: (Put, Reduce, Copy),
 }
 ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys((*KERNELS, PACKED_KERNEL), "issue")}
 

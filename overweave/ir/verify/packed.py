@@ -1,4 +1,5 @@
 """Whether a packed kernel does what its queue says: all of one buffer to every peer, all of theirs added by rank.
+Of two shots: verify/packed_two_shot.py.
 
 The kernel waits word by word, the schedule for whole Puts. That is the same proof: cut every Put and Reduce into words,
 each with a signal of its own, and every path from a Put to a Reduce is one from a word to the same word.
@@ -12,6 +13,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, LIMIT, LOCAL, OUTPUT, Operation, Put, Reduce, Region
 from overweave.ir.verify.graphs import Graph
+from overweave.ir.verify.packed_two_shot import Fault, two_shot_faults
 from overweave.ir.verify.verdict import Findings
 from overweave.ir.words import INT32_BYTES
 
@@ -33,10 +35,21 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
         is_quiet = not operation.all_waits and not operation.notifies
         if engine not in (LIBRARY, PACKED_KERNEL) or (engine == LIBRARY and not is_quiet):
             findings.add("lowering", operation, "without a head of the call there are no signals but those in messages")
-    for positions in graph.of_rank:
-        members = [graph.operations[at] for at in positions if engines[graph.operations[at].queue] == PACKED_KERNEL]
-        for operation, said in _Rank(plan, members).faults():
-            findings.add("lowering", operation, said)
+    members = {
+        rank: [graph.operations[at] for at in positions if engines[graph.operations[at].queue] == PACKED_KERNEL]
+        for rank, positions in enumerate(graph.of_rank)
+    }
+    for operation, said in _faults(plan, members):
+        findings.add("lowering", operation, said)
+
+
+def _faults(plan: Plan, members: dict[int, list[Operation]]) -> Iterator[Fault]:
+    config = plan.realization.packed
+    if config is not None and config.shots == 2:
+        yield from two_shot_faults(plan, members)
+        return
+    for of_rank in members.values():
+        yield from _Rank(plan, of_rank).faults()
 
 
 class _Rank:
