@@ -48,6 +48,7 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     (f"{ALL_REDUCE}.one_shot", {"mover": "copy_kernel"}),
     (f"{ALL_REDUCE}.one_shot_pull", {}),
     (f"{ALL_REDUCE}.one_shot_packed", {}),
+    (f"{ALL_REDUCE}.two_shot_packed", {}),
     (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
 )
 # What options are drawn from, where a schedule has them.

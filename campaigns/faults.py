@@ -45,9 +45,10 @@ SCHEDULES = (
     "matmul_all_reduce.two_shot",
     "matmul_all_reduce.one_shot_pull",
     "matmul_all_reduce.one_shot_packed",
+    "matmul_all_reduce.two_shot_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:3], *SCHEDULES[-4:])
+FUSED = (*SCHEDULES[:3], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ PLANS = {
         "one_shot mover=copy_kernel",
         "one_shot_pull",
         "one_shot_packed",
+        "two_shot_packed",
         "two_shot_pull",
         "two_shot_pull pieces=1",
         "sequential",
@@ -95,6 +96,7 @@ LONG_RUNS = (
     (ALL_REDUCE, "two_shot sums=epilogue sharing=get"),
     (ALL_REDUCE, "one_shot_pull"),
     (ALL_REDUCE, "one_shot_packed"),
+    (ALL_REDUCE, "two_shot_packed"),
     (ALL_REDUCE, "two_shot_pull"),
 )
 NON_ZEROS = 32

@@ -35,6 +35,7 @@ CASES = (
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_pull"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_packed"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_packed"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_pull"),
 )
 

@@ -30,7 +30,7 @@ from overweave.tuner.sides import Setting, side
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
 
-PACKED = ("one_shot_packed",)
+PACKED = ("one_shot_packed", "two_shot_packed")
 BETWEEN = (
     (ALL_REDUCE, "one_shot_pull"),
     (ALL_REDUCE, "two_shot"),
@@ -41,7 +41,7 @@ BETWEEN = (
 PRIMES = (1, 1, 2, 3, 5, 7, 13, 31, 61, 127, 257, 509)
 # n and a rank's part of k at tensor parallel 4: `o` and `down` of Llama-3-8B, then of 70B.
 LAYERS = ((4096, 1024), (4096, 3584), (8192, 2048), (8192, 7168))
-ROWS = (1, 8, 64, 256)
+ROWS = (1, 8, 64, 256, 512)
 EFFORT = Effort(rounds=30, warmup=5, host_calls=0)
 
 

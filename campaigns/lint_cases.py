@@ -20,11 +20,10 @@ from overweave.ir.plan import MOST_WEIGHTS, CopyConfig, DataPath, MatmulConfig, 
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
-from overweave.kernels.packed import packed_all_reduce_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
-from overweave.runtime.kernels import packed_constants
+from overweave.runtime.kernels import PACKED_KERNELS, packed_constants
 from overweave.runtime.matmul import hopper_parts
 from overweave.schedules.tile_shape import PACKED, SUMS, Kernel, row_shape, shapes
 
@@ -83,8 +82,8 @@ def cases() -> Iterator[Case]:
     yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)
-    for launch in PACKED[1:]:
-        yield packed_case("bfloat16", 4, launch)
+    for launch, shots in product(PACKED[1:], (1, 2)):
+        yield packed_case("bfloat16", 4, replace(launch, shots=shots))
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
     for cols in NORMED_COLS:
@@ -93,8 +92,8 @@ def cases() -> Iterator[Case]:
     yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
-    for dtype, ranks in product(DTYPES, OPERANDS):
-        yield packed_case(dtype, ranks)
+    for dtype, ranks, launch in product(DTYPES, OPERANDS, (PACKED[0], replace(PACKED[0], shots=2))):
+        yield packed_case(dtype, ranks, launch)
     for kernel, dtypes in TILE_KERNELS.items():
         for dtype in dtypes:
             for shape, variant in product(shapes(dtype, kernel), VARIANTS):
@@ -232,14 +231,15 @@ def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case
 
 def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0]) -> Case:
     """The sum of packed messages: no signals, and of releases and acquires none but the alarm's."""
-    numbers = {"count": "i32", "stride": "i32", "half": "i32", "rank": "i32", "world_size": "i32"}
+    counts = ("count",) if config.shots == 1 else ("count", "shard")
+    numbers = dict.fromkeys((*counts, "stride", "half", "rank", "world_size"), "i32")
     arrays = dict.fromkeys(("partial", "out"), f"*{DTYPES[dtype]}")
     tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
     constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
-    label = f"{dtype} {ranks} ranks{'' if config == PACKED[0] else f' {config.block}'}"
+    label = f"{dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
     options = {"num_warps": config.warps}
-    source = _source(packed_all_reduce_kernel, {**arrays, **tables, **numbers}, constexprs, options, label)
-    messages = Packed(("*spaces",), pushes=ranks - 1, looks=ranks - 1)
+    source = _source(PACKED_KERNELS[config.shots], {**arrays, **tables, **numbers}, constexprs, options, label)
+    messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
     return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))
 
 

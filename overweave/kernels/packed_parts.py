@@ -8,7 +8,7 @@ from overweave.memory.packed import PACKED_OPERATION
 
 
 @triton.jit
-def peers_of(spaces, rank, SENDERS: tl.constexpr):
+def peers_of(spaces, rank, SENDERS):
     """Where the spaces of the peers lie, the next rank's first."""
     peers = ()
     for step in tl.static_range(SENDERS):

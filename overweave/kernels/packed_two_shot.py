@@ -56,11 +56,8 @@ def packed_two_shot_kernel(
     numbers = partial.to(tl.pointer_type(tl.int32))
     total = out.to(tl.pointer_type(tl.int32))
     # All loads before the first push, so that they are under way together.
-    own = data_of(numbers + _start(rank, shard) + first, first, _words(rank, shard, count))
-    parts = ()
-    for step in tl.static_range(SENDERS):
-        owner = (rank + step + 1) % (SENDERS + 1)
-        parts += data_of(numbers + _start(owner, shard) + first, first, _words(owner, shard, count))
+    own = _part_of(numbers, rank, first, shard, count)
+    parts = _parts_of(numbers, rank, first, shard, count, SENDERS)
 
     at = (epoch & 1).to(tl.int64) * half + messages.to(tl.int64) * MESSAGE_BYTES
     mine = at + rank.to(tl.int64) * stride
@@ -68,9 +65,7 @@ def packed_two_shot_kernel(
         push_message(peers[step] + mine, parts[3 * step], parts[3 * step + 1], parts[3 * step + 2], epoch, inside)
     found = poll_messages(here + at, stride, rank, epoch, inside, words, timeout_ns, SENDERS, POLL, HELD)
     missing = found[3 * SENDERS]
-    sums = ()
-    for index in tl.static_range(DATA_WORDS):
-        sums += (added(own[index], found, index, rank, missing > 0, out.dtype.element_ty, SENDERS),)
+    sums = _sums_of(own, found, rank, missing > 0, out.dtype.element_ty, SENDERS)
     # A sum that lacks a part is not sent: who waits for it ends by the alarm, and knows that its call is void.
     is_sent = inside & (missing == 0)
     behind = stride * (SENDERS + 1)
@@ -82,14 +77,9 @@ def packed_two_shot_kernel(
 
     found = poll_messages(here + at + behind, stride, rank, epoch, inside, words, timeout_ns, SENDERS, POLL, HELD)
     missing = found[3 * SENDERS]
-    nan = word_of(
-        tl.full([BLOCK], float("nan"), tl.float32), tl.full([BLOCK], float("nan"), tl.float32), out.dtype.element_ty
-    )
     for sender in tl.static_range(SENDERS):
         owner = tl.where(sender >= rank, sender + 1, sender)
-        told = ()
-        for index in tl.static_range(DATA_WORDS):
-            told += (tl.where(missing > 0, nan, found[3 * sender + index]),)
+        told = _told(found, sender, missing > 0, out.dtype.element_ty)
         _store(total, owner, first, told, shard, count)
     alarm_if_missing(missing, rank, epoch, words, limits, world_size)
 
@@ -113,3 +103,38 @@ def _store(total, owner, first, sums, shard, count):
     size = _words(owner, shard, count)
     for index in tl.static_range(3):
         tl.store(target + index, sums[index], mask=first + index < size)
+
+
+@triton.jit
+def _part_of(numbers, owner, first, shard, count):
+    """The words of each message in an owner's shard."""
+    return data_of(numbers + _start(owner, shard) + first, first, _words(owner, shard, count))
+
+
+@triton.jit
+def _parts_of(numbers, rank, first, shard, count, SENDERS):
+    """Those of all peers' shards, the next rank's first."""
+    parts = ()
+    for step in tl.static_range(SENDERS):
+        parts += _part_of(numbers, (rank + step + 1) % (SENDERS + 1), first, shard, count)
+    return parts
+
+
+@triton.jit
+def _sums_of(own, found, rank, is_void, dtype, SENDERS):
+    """The words of each message of the own sum."""
+    sums = ()
+    for index in tl.static_range(DATA_WORDS):
+        sums += (added(own[index], found, index, rank, is_void, dtype, SENDERS),)
+    return sums
+
+
+@triton.jit
+def _told(found, sender, is_void, dtype):
+    """The words of each message of a sender, NaN where it is void."""
+    nan = tl.where(is_void, float("nan"), tl.zeros(is_void.shape, tl.float32))
+    nothing = word_of(nan, nan, dtype)
+    told = ()
+    for index in tl.static_range(DATA_WORDS):
+        told += (tl.where(is_void, nothing, found[3 * sender + index]),)
+    return told

@@ -1,7 +1,8 @@
 """Two-shot all-reduce of packed messages: parts to their owners, who add them, and sums to everybody, by one kernel.
 
-For sizes where one-shot sends too much: a rank sends `2 (W - 1) / W` partials, not `W - 1`. An owner without rows hears
-and tells all the same, without data: every rank hears in each call from every other, so memory is reused by echoes.
+For sizes where one-shot sends too much: a rank sends `2 (W - 1) / W` partials, not `W - 1`. Every rank hears in each
+call from every other, so memory is reused by echoes; who owns no rows hears and tells all the same, without data,
+because the kernel deals all shards alike to its programs.
 SOURCE: the two-shot all-reduce of TensorRT-LLM; flags in the message as in NCCL's LL protocol.
 """
 

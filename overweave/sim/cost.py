@@ -122,17 +122,22 @@ def push_work(machine: Machine, operation: Move, programs: int, dtype: Dtype, co
     return Work(count, moved / per_sm / 1e3 + machine.latency.copy_tile.us)
 
 
-def packed_us(machine: Machine, operation: Put | Reduce, peers: int, dtype: Dtype) -> float:
-    """A push in messages that carry their flag, launch included, which shares the port with those to the other peers;
-    or the sum of what came, which is looked at once more when it is there.
+def packed_us(machine: Machine, operation: Put | Reduce | Copy, peers: int, dtype: Dtype) -> float:
+    """A push in messages that carry their flag, which shares the port with those to the other peers; the launch
+    included, unless it waits inside the kernel. Or the sum of what came, or its storing: looked at once more when it is
+    there.
     """
     share = MESSAGE_BYTES / MESSAGE_DATA_BYTES * ITEMSIZE_BYTES[dtype]
     if isinstance(operation, Reduce):
         moved = size(operation.out) * (share * peers + 2 * ITEMSIZE_BYTES[dtype])
         return machine.latency.observe.us + moved / machine.hbm.gb_per_s / 1e3
-    moved = peers * share * sum(size(region) for region in operation.sources)
-    moving = moved / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
-    return machine.latency.kernel.us + machine.latency.copy_tile.us + moving
+    carried = sum(size(region) for region in operation.sources)
+    if isinstance(operation, Copy):
+        moved = carried * (share + ITEMSIZE_BYTES[dtype])
+        return machine.latency.observe.us + moved / machine.hbm.gb_per_s / 1e3
+    moving = peers * share * carried / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
+    begun = 0.0 if operation.waits else machine.latency.kernel.us
+    return begun + machine.latency.copy_tile.us + moving
 
 
 def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:

@@ -37,9 +37,15 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
             matmul=_tile_shape(computes, machine),
             reduction=ReduceConfig(),
             copy=CopyConfig(),
-            packed=PackedConfig(),
+            packed=PackedConfig(shots=2 if any(_is_shared(each, schedule) for each in schedule.operations) else 1),
         ),
     )
+
+
+def _is_shared(operation: Operation, schedule: Schedule) -> bool:
+    """Whether it is what a packed kernel does with sums that others made."""
+    queues = {queue.name for queue in schedule.queues if queue.order == "issue"}
+    return schedule.reuse == ECHOES and isinstance(operation, Copy) and operation.queue in queues
 
 
 def _engine(queue: Queue, schedule: Schedule) -> Engine:

@@ -295,9 +295,11 @@ class _Run:
                 self._launch(node, cost.local_copy_work(self._machine, operation, self._moved(operation)))
 
     def _run_packed(self, node: _Node) -> None:
-        """A push, or the sum behind the pushes of all ranks, of the kernel whose messages carry their flag."""
-        operation, signal_us = node.step.operation, self._machine.latency.signal.us
-        assert isinstance(operation, Put | Reduce)
+        """A push, or what waits for the pushes of all ranks, of the kernel whose messages carry their flag."""
+        operation = node.step.operation
+        assert isinstance(operation, Put | Reduce | Copy)
+        # A thread that has added knows it.
+        signal_us = self._machine.latency.signal.us if isinstance(operation, Put) else 0.0
         took = cost.packed_us(self._machine, operation, self._schedule.world_size - 1, self._dtype)
         node.begin_us = self._clock.now
         self._clock.after(took, partial(self._end_timed, node, signal_us))

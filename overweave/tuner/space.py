@@ -123,6 +123,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family(TORCH_TWO_SHOT),
         Family("one_shot_pull"),
         Family("one_shot_packed"),
+        Family("two_shot_packed"),
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -11,21 +12,24 @@ from campaigns.lint_cases import packed_case
 from overweave.compiler.aot import Compiled, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
+from overweave.schedules.tile_shape import PACKED
 from tests.compiler.cases import edit, rules
 
 pytestmark = pytest.mark.slow
 
 
 @cache
-def packed() -> tuple[Compiled, Contract]:
-    source, contract = packed_case("bfloat16", 2)
+def packed(shots: Literal[1, 2]) -> tuple[Compiled, Contract]:
+    source, contract = packed_case("bfloat16", 2, replace(PACKED[0], shots=shots))
     return compile_kernel(source), contract
 
 
-def test_the_kernel_passes() -> None:
-    assert lint(*packed()) == ()
+@pytest.mark.parametrize("shots", [1, 2])
+def test_the_kernel_passes(shots: Literal[1, 2]) -> None:
+    assert lint(*packed(shots)) == ()
 
 
+@pytest.mark.parametrize("shots", [1, 2])
 @pytest.mark.parametrize(
     "change",
     [
@@ -41,6 +45,6 @@ def test_the_kernel_passes() -> None:
     ],
     ids=["scope", "weak", "lost", "vector", "volatile", "one look", "deadline", "alarm", "flag"],
 )
-def test_seeded_violation_is_found(change: tuple[str, str]) -> None:
-    compiled, contract = packed()
+def test_seeded_violation_is_found(change: tuple[str, str], shots: Literal[1, 2]) -> None:
+    compiled, contract = packed(shots)
     assert "packed-messages" in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))

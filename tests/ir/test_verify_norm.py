@@ -52,8 +52,9 @@ def test_what_cannot_norm_is_refused(name: str, problem: Problem, options: dict[
 def test_results_that_reach_the_output_unnormed_are_refused():
     shared = build("matmul_all_reduce.two_shot", PLAIN, {"sharing": "get"})
     assert "does not norm" in refusals(replace(shared, problem=NORMED))
-    packed = build("matmul_all_reduce.one_shot_packed", PLAIN, {})
-    assert "does not norm" in refusals(replace(packed, problem=NORMED))
+    for shots in ("one", "two"):
+        packed = build(f"matmul_all_reduce.{shots}_shot_packed", PLAIN, {})
+        assert "does not norm" in refusals(replace(packed, problem=NORMED))
 
 
 def test_tiles_that_hold_no_whole_row_are_refused():

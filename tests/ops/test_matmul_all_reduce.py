@@ -14,7 +14,15 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
 
-PLANS = ("sequential", "one_shot", "one_shot_pull", "one_shot_packed", "two_shot", "two_shot_pull")
+PLANS = (
+    "sequential",
+    "one_shot",
+    "one_shot_pull",
+    "one_shot_packed",
+    "two_shot_packed",
+    "two_shot",
+    "two_shot_pull",
+)
 WITH_OPTIONS = (
     "one_shot order=all_peers",
     "one_shot mover=copy_kernel",

@@ -339,6 +339,7 @@ def call_alone(schedule: str, options: dict[str, int | str]) -> str:
         ("all_gather_matmul.push", {}, "multiply.1-0."),
         ("matmul_reduce_scatter.scatter", {"sums": "epilogue"}, "multiply.1.own.1 waits for arrived[0]"),
         ("matmul_all_reduce.one_shot_packed", {}, "sum.1 waits for arrived[0]"),
+        ("matmul_all_reduce.two_shot_packed", {}, "sum.1 waits for arrived[0]"),
     ],
 )
 def test_kernels_that_wait_in_vain_are_ended(schedule: str, options: dict[str, int | str], late: str):

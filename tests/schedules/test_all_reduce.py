@@ -33,7 +33,7 @@ def test_every_two_shot_is_proven_for_any_number_of_rows(options: dict[str, str 
         assert verify_plan(plan, MachineLimits()).refusals == ()
 
 
-@pytest.mark.parametrize("method", ["one_shot", "one_shot_pull", "one_shot_packed", "two_shot_pull"])
+@pytest.mark.parametrize("method", ["one_shot", "one_shot_pull", "one_shot_packed", "two_shot_packed", "two_shot_pull"])
 def test_every_other_plan_is_proven_for_any_number_of_rows(method: str):
     movers = ({"mover": "copy_engine"}, {"mover": "copy_kernel"}) if method == "one_shot" else ({},)
     for options, world_size, m in itertools.product(movers, (2, 3, 4), (1, 3, 5, 37, 200)):

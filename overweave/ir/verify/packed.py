@@ -39,8 +39,8 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
         rank: [graph.operations[at] for at in positions if engines[graph.operations[at].queue] == PACKED_KERNEL]
         for rank, positions in enumerate(graph.of_rank)
     }
-    for operation, said in _faults(plan, members):
-        findings.add("lowering", operation, said)
+    for faulty, said in _faults(plan, members):
+        findings.add("lowering", faulty, said)
 
 
 def _faults(plan: Plan, members: dict[int, list[Operation]]) -> Iterator[Fault]:
