@@ -48,3 +48,11 @@ def test_the_kernel_passes(shots: Literal[1, 2]) -> None:
 def test_seeded_violation_is_found(change: tuple[str, str], shots: Literal[1, 2]) -> None:
     compiled, contract = packed(shots)
     assert "packed-messages" in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
+
+
+def test_each_shot_is_looked_for() -> None:
+    """Of two shots neither may get lost in compiling, whichever the other does."""
+    compiled, contract = packed(2)
+    for pattern in (r"@here st\.relaxed\.sys\.global\.b128[^;]*;", r"ld\.relaxed\.sys\.global\.b128[^;]*;"):
+        lost = edit(compiled.ptx, (pattern, "", 1))
+        assert "packed-messages" in rules(lint(replace(compiled, ptx=lost), contract))
