@@ -22,7 +22,7 @@ import overweave as ow
 from campaigns.authored_cases import AT_PEERS, AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
 from campaigns.gpu_ranks import integers, join, report, shard
 from overweave.ops.compile import Fused, compile
-from overweave.schedules.exchange import Asked
+from overweave.schedules.transports import Asked
 
 CHUNKED = (
     "all_gather.mesh pieces=1 col_pieces=2 lanes=2",

@@ -33,7 +33,7 @@ from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.communication import CARRYING_TILES
-from overweave.schedules.exchange import GATHER, SPREAD, Asked, mover_of, path_of_slices, transport_of, wanted_of
+from overweave.schedules.transports import GATHER, SPREAD, Asked, mover_of, path_of_slices, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")

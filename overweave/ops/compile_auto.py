@@ -18,7 +18,7 @@ from overweave.ops.compile import OPTIONS, Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.author_plan import author_plan
-from overweave.schedules.exchange import GATHER, wanted_of
+from overweave.schedules.transports import GATHER, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.attempt import attempt

@@ -7,19 +7,13 @@ every buffer, pad and operation gets the tensor's name in front, so that several
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import CopyConfig, DataPath
-from overweave.ir.schedule import (
-    Range,
-    product,
-)
+from overweave.ir.plan import CopyConfig
+from overweave.ir.schedule import Range, product
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send
@@ -45,122 +39,17 @@ from overweave.schedules.gather_templates import TEMPLATES as GATHERS
 from overweave.schedules.gather_templates import gather_moves
 from overweave.schedules.mesh import mesh_of
 from overweave.schedules.mover import copy_config
-from overweave.schedules.options import (
-    ANY_MOVER,
-    AXIS,
-    COL_PIECES,
-    COPY_PROGRAMS,
-    ISLAND,
-    LANES,
-    ORDER,
-    OWN_PIECES,
-    PIECES,
-    Option,
-    Settings,
-    settle,
-)
+from overweave.schedules.options import Settings, settle
 from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
 from overweave.schedules.renamed import renamed
 from overweave.schedules.spread import Spread, spread
 from overweave.schedules.stored_at_peers import stored_at_peers
+from overweave.schedules.transports import BY_HAND, GATHER, SPREAD, Asked, Side, Transport, options_of, transport_of
 
-Side = Literal["gather", "scatter", "spread"]
-Asked = str | Gather  # a schedule by name and options, or written by hand
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 PUSHES = f"{COPIES}.kernel"
 KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes; other rows the library sums
-GATHER: Final = "gather"
-SCATTER: Final = "scatter"
-SPREAD: Final = "spread"
-
-
-class Transport(Struct, frozen=True):
-    """A way to exchange a tensor.
-
-    side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
-    ranks get as it is. gathers_sums: every rank gets all of the sum.
-    """
-
-    side: Side
-    method: str
-    summary: str
-    options: tuple[Option, ...] = ()
-    gathers_sums: bool = False
-
-    @property
-    def is_woven(self) -> bool:
-        """Whether chunks move beside tiles, which then wait or signal; else all moves before the kernel, or behind."""
-        return not self.method.endswith("collective")
-
-    @property
-    def direction(self) -> str:
-        """`receive` or `send`, of an all-to-all."""
-        direction = self.method.split("_")[0]
-        return direction if direction in ("receive", "send") else ""
-
-
-TRANSPORTS: dict[str, Transport] = {
-    "all_gather.push": Transport(
-        GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)
-    ),
-    "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER, ANY_MOVER)),
-    "all_gather.mesh": Transport(
-        GATHER,
-        "mesh",
-        "chunks by rows and columns go straight to every rank of a mesh, line by line",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
-    ),
-    "all_gather.ring": Transport(
-        GATHER, "ring", "every rank passes on what came from the next one", (PIECES, COL_PIECES, LANES)
-    ),
-    "all_gather.double_ring": Transport(
-        GATHER, "double_ring", "two rings, one each way, take chunks by turns", (PIECES, COL_PIECES)
-    ),
-    "all_gather.islands": Transport(
-        GATHER,
-        "islands",
-        "inside islands, while each shard crosses to others once and is passed on there",
-        (PIECES, COL_PIECES, ISLAND),
-    ),
-    "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
-    "reduce_scatter.scatter": Transport(
-        SCATTER,
-        "scatter",
-        "pieces are put to their owner, who sums in rank order",
-        (PIECES, ORDER, OWN_PIECES, ANY_MOVER),
-    ),
-    "reduce_scatter.ring": Transport(
-        SCATTER, "ring", "pieces travel round the ring, summed on the way", (PIECES, ANY_MOVER)
-    ),
-    "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
-    "all_reduce.two_shot": Transport(
-        SCATTER,
-        "two_shot",
-        "owners sum pieces in rank order and put them to all",
-        (PIECES, ANY_MOVER),
-        gathers_sums=True,
-    ),
-    "all_reduce.one_shot": Transport(
-        SCATTER, "one_shot", "partials are put to every peer, and every rank sums them", (ORDER,), gathers_sums=True
-    ),
-    "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
-    "all_to_all.receive": Transport(
-        GATHER,
-        "receive",
-        "block p of each rank is put to rank p, piece by piece",
-        (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER)),
-    "all_to_all.receive_collective": Transport(GATHER, "receive_collective", "the library's, before the kernel"),
-    "all_to_all.send_collective": Transport(SPREAD, "send_collective", "the library's, behind the kernel"),
-    "spread.push": Transport(
-        SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER)
-    ),
-}
-
-
-BY_HAND = Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down")
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
@@ -196,7 +85,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         return _by_hand(_operand(space, tensor, transport), words, world_size)
     name, *pairs = words.split()
     operand = _operand(space, tensor, transport)
-    settings = settle(name, transport.options, _options(name, pairs))
+    settings = settle(name, transport.options, options_of(name, pairs))
     check_mover(name, transport.method, settings.mover)
     axis = operand.dims[0].axis
     split = Split(
@@ -237,78 +126,6 @@ def _by_hand(operand: Operand, gather: Gather, world_size: int) -> Exchange:
     return Exchange(operand=operand, method=BY_HAND.method, side=BY_HAND.side, communication=made)
 
 
-def transport_of(words: object) -> Transport:
-    """What a schedule's first word names. Raises InputError."""
-    if isinstance(words, Gather):
-        return BY_HAND
-    if not isinstance(words, str):
-        found = f"a {type(words).__name__}"
-        raise InputError("schedule", found, "Give a name with options, or a Gather")
-    name = words.split(maxsplit=1)[0] if words.strip() else ""
-    if name not in TRANSPORTS:
-        raise InputError(f"schedule {name[:40]!r}", "unknown", f"Schedules: {', '.join(TRANSPORTS)}")
-    return TRANSPORTS[name]
-
-
-def mover_of(words: Asked) -> Mover:
-    """Who carries what a schedule moves. Raises InputError."""
-    if not isinstance(words, str):
-        return "copy_engine"
-    name, *pairs = words.split()
-    return settle(name, transport_of(words).options, _options(name, pairs)).mover
-
-
-def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
-    """How the tiles of a kernel carry what goes to peers, if a schedule lets them."""
-    movers: set[str] = set()
-    for words in schedules:
-        if transport_of(words).side == GATHER:
-            movers.add(mover_of(words))
-    carrying = sorted(movers.intersection(CARRYING_TILES))
-    if len(carrying) > 1:
-        raise InputError("let tiles carry two tensors", f"by {' and '.join(carrying)}", "Name one of them for both")
-    return ("bulk" if carrying == ["bulk_tiles"] else "load_store") if carrying else None
-
-
-def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Mapping[str, Asked]) -> dict[str, Asked]:
-    """tensor -> schedule, all of it checked and written anew. Raises InputError.
-
-    One schedule alone stands for the first tensor that is read, or written.
-    """
-    if isinstance(schedule, str | Gather):
-        side = loads if transport_of(schedule).side == GATHER else stores
-        if not side:
-            raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")
-        schedule = {side[0]: schedule}
-    for tensor, words in schedule.items():
-        known = loads if transport_of(words).side == GATHER else stores
-        if tensor not in known:
-            found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
-            raise InputError(f"schedule {str(words)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
-    return {tensor: _rewritten(words) for tensor, words in schedule.items()}
-
-
-def _rewritten(words: Asked) -> Asked:
-    """The same schedule from what was parsed: nothing of a caller's text is kept."""
-    if not isinstance(words, str):
-        return words
-    name, *pairs = words.split()
-    asked = _options(name, pairs)
-    settings = settle(name, TRANSPORTS[name].options, asked)
-    check_mover(name, TRANSPORTS[name].method, settings.mover)
-    return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
-
-
-def _options(name: str, pairs: list[str]) -> dict[str, str | int]:
-    options: dict[str, str | int] = {}
-    for pair in pairs:
-        option, separator, value = pair.partition("=")
-        if not separator or option in options:
-            raise InputError(f"schedule {name}", f"{pair[:40]!r} is no option, or stands twice", "Write option=value")
-        options[option] = value
-    return options
-
-
 def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
     side, word = (space.loads, "loads") if transport.side == GATHER else (space.stores, "stores")
     for operand in side:
@@ -332,7 +149,7 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         return renamed(made, name, {X: name}, {A: name})
     if transport.side == GATHER:
         made = all_gather(split, operand.cols, transport.method)
-        return renamed(made, operand.tensor, {X: operand.tensor}, {A: operand.tensor})
+        return renamed(made, name, {X: name}, {A: name})
     if transport.side == SPREAD:
         how = Spread(
             rows=split.rows,
@@ -341,7 +158,7 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
             pieces=split.pieces,
             alignment=split.alignment,
         )
-        return renamed(spread(how), operand.tensor, {Y: operand.tensor}, {A: operand.tensor})
+        return renamed(spread(how), name, {Y: name}, {A: name})
     held = tuple((rank, rank + 1) for rank in range(split.world_size))
     if transport.gathers_sums:
         reduced = all_reduce(split, operand.cols, transport.method, held, Summing())
@@ -349,7 +166,7 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
     by_kernel = transport.method == "scatter" and operand.cols % KERNEL_COLS == 0
     sums, own_pieces = (SUMS, settings.own_pieces) if by_kernel else (MAIN, 1)
     made = reduce_scatter(split, operand.cols, transport.method, held, sums, own_pieces)
-    return renamed(made, operand.tensor, {Y: operand.tensor}, {product(A, B): operand.tensor})
+    return renamed(made, name, {Y: name}, {product(A, B): name})
 
 
 def _carried(made: Communication, side: Side, mover: Mover) -> Communication:

@@ -33,8 +33,9 @@ from overweave.ir.schedule import (
 )
 from overweave.schedules.beside_tiles import announced_by, from_workspace, with_puts
 from overweave.schedules.communication import MAIN, TILES, Chunk, shifted
-from overweave.schedules.exchange import GATHER, Exchange
+from overweave.schedules.exchange import Exchange
 from overweave.schedules.fewest_waits import fewest, not_twice
+from overweave.schedules.transports import GATHER
 from overweave.schedules.woven_frame import check_stores, counted, credits, goals, output, queues
 
 Key = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches

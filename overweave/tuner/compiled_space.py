@@ -16,8 +16,8 @@ from msgspec import Struct
 from overweave.errors import InputError
 from overweave.schedules.back_ends import obstacle
 from overweave.schedules.communication import Mover
-from overweave.schedules.exchange import TRANSPORTS, Side, transport_of
 from overweave.schedules.options import Option
+from overweave.schedules.transports import TRANSPORTS, Side, transport_of
 
 AUTO = ".auto"
 # Tried values of options that are numbers; of others, all choices. An option that is not here stays as it is.

@@ -23,8 +23,8 @@ def addresses_of(schedule: Schedule) -> SlotAddresses:
     return SlotAddresses(schedule, "float32", lay_out(schedule, "float32"), BASES)
 
 
-def steps_of(schedule: Schedule, rank: int = 0) -> tuple[Step, ...]:
-    operations = [operation for operation in schedule.of_rank(rank) if operation.queue == "copies"]
+def steps_of(schedule: Schedule) -> tuple[Step, ...]:
+    operations = [operation for operation in schedule.of_rank(0) if operation.queue == "copies"]
     return copy_steps(addresses_of(schedule), operations)
 
 

@@ -65,7 +65,7 @@ def test_every_rank_ends_with_one_answer(operator: str, world_size: int):
     assert winner in measured
     assert "sequential" in measured
     assert len(measured) >= 4
-    path = path_of(fingerprint(Target("cpu"), world_size))
+    path = path_of(fingerprint(Target("cpu"), 2))
     assert [entry.problem for entry in decode(path.read_bytes()).entries] == [problem_of(operator, world_size)]
 
 
@@ -76,9 +76,9 @@ def calls_of(group_rows: int) -> str:
     return str(ow.explain(AG, m=group_rows, n=24, k=16, world_size=2, dtype=torch.float32, device="cpu").text)
 
 
-def write_winner(plan: str, world_size: int = 2) -> Path:
-    entry = Entry(problem_of(AG, world_size), (Time(plan, {}, 1.0),))
-    return keep((entry,), fingerprint(Target("cpu"), world_size))
+def write_winner(plan: str) -> Path:
+    entry = Entry(problem_of(AG, 2), (Time(plan, {}, 1.0),))
+    return keep((entry,), fingerprint(Target("cpu"), 2))
 
 
 @pytest.mark.slow

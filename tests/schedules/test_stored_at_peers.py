@@ -15,7 +15,7 @@ from overweave.ir.schedule import Apply, Put, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.back_ends import MOVERS, legal, obstacle
-from overweave.schedules.exchange import TRANSPORTS, wanted_of
+from overweave.schedules.transports import TRANSPORTS, wanted_of
 from tests.schedules.test_weave import BLOCK, PUSH, matmul, without_one_emitted_wait, without_one_wait
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"

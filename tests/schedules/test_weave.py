@@ -17,7 +17,7 @@ from overweave.ir.text import from_text, to_text
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
-from overweave.schedules.exchange import TRANSPORTS, wanted_of
+from overweave.schedules.transports import TRANSPORTS, wanted_of
 
 PUSH, PULL, LIBRARY = "all_gather.push pieces=2", "all_gather.pull order=all_peers", "all_gather.collective"
 EXCHANGED = {"A": "all_to_all.receive pieces=2", "C": "all_to_all.send pieces=2"}

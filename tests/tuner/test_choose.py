@@ -18,8 +18,8 @@ PROBLEM = Problem(operator="all_gather_matmul", m=4096, n=3840, k=5120, world_si
 NOTHING = Knowledge(Table(fingerprint=fingerprint(GPU, 4)), None)
 
 
-def knowing(*times: Time, problem: Problem = PROBLEM) -> Knowledge:
-    return Knowledge(NOTHING.own.with_entries((Entry(bucketed(problem), times),)), None)
+def knowing(*times: Time) -> Knowledge:
+    return Knowledge(NOTHING.own.with_entries((Entry(bucketed(PROBLEM), times),)), None)
 
 
 def test_measurements_come_before_the_model():

@@ -8,7 +8,7 @@ import pytest
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
-from overweave.schedules.exchange import TRANSPORTS, wanted_of
+from overweave.schedules.transports import TRANSPORTS, wanted_of
 from overweave.tuner.compiled import (
     Judged,
     Measured,

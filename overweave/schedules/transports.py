@@ -1,0 +1,194 @@
+"""The ways to exchange a tensor of an author's kernel, and what is asked for in words: `all_gather.push pieces=2`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from overweave.errors import InputError
+from overweave.ir.plan import DataPath
+from overweave.schedules.back_ends import check_mover
+from overweave.schedules.chunks import Gather
+from overweave.schedules.communication import CARRYING_TILES, Mover
+from overweave.schedules.options import (
+    ANY_MOVER,
+    AXIS,
+    COL_PIECES,
+    COPY_PROGRAMS,
+    ISLAND,
+    LANES,
+    ORDER,
+    OWN_PIECES,
+    PIECES,
+    Option,
+    settle,
+)
+
+Side = Literal["gather", "scatter", "spread"]
+Asked = str | Gather  # a schedule by name and options, or written by hand
+GATHER: Final = "gather"
+SCATTER: Final = "scatter"
+SPREAD: Final = "spread"
+
+
+class Transport(Struct, frozen=True):
+    """A way to exchange a tensor.
+
+    side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
+    ranks get as it is. gathers_sums: every rank gets all of the sum.
+    """
+
+    side: Side
+    method: str
+    summary: str
+    options: tuple[Option, ...] = ()
+    gathers_sums: bool = False
+
+    @property
+    def is_woven(self) -> bool:
+        """Whether chunks move beside tiles, which then wait or signal; else all moves before the kernel, or behind."""
+        return not self.method.endswith("collective")
+
+    @property
+    def direction(self) -> str:
+        """`receive` or `send`, of an all-to-all."""
+        direction = self.method.split("_")[0]
+        return direction if direction in ("receive", "send") else ""
+
+
+TRANSPORTS: dict[str, Transport] = {
+    "all_gather.push": Transport(
+        GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)
+    ),
+    "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER, ANY_MOVER)),
+    "all_gather.mesh": Transport(
+        GATHER,
+        "mesh",
+        "chunks by rows and columns go straight to every rank of a mesh, line by line",
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+    ),
+    "all_gather.ring": Transport(
+        GATHER, "ring", "every rank passes on what came from the next one", (PIECES, COL_PIECES, LANES)
+    ),
+    "all_gather.double_ring": Transport(
+        GATHER, "double_ring", "two rings, one each way, take chunks by turns", (PIECES, COL_PIECES)
+    ),
+    "all_gather.islands": Transport(
+        GATHER,
+        "islands",
+        "inside islands, while each shard crosses to others once and is passed on there",
+        (PIECES, COL_PIECES, ISLAND),
+    ),
+    "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
+    "reduce_scatter.scatter": Transport(
+        SCATTER,
+        "scatter",
+        "pieces are put to their owner, who sums in rank order",
+        (PIECES, ORDER, OWN_PIECES, ANY_MOVER),
+    ),
+    "reduce_scatter.ring": Transport(
+        SCATTER, "ring", "pieces travel round the ring, summed on the way", (PIECES, ANY_MOVER)
+    ),
+    "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
+    "all_reduce.two_shot": Transport(
+        SCATTER,
+        "two_shot",
+        "owners sum pieces in rank order and put them to all",
+        (PIECES, ANY_MOVER),
+        gathers_sums=True,
+    ),
+    "all_reduce.one_shot": Transport(
+        SCATTER, "one_shot", "partials are put to every peer, and every rank sums them", (ORDER,), gathers_sums=True
+    ),
+    "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
+    "all_to_all.receive": Transport(
+        GATHER,
+        "receive",
+        "block p of each rank is put to rank p, piece by piece",
+        (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
+    ),
+    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER)),
+    "all_to_all.receive_collective": Transport(GATHER, "receive_collective", "the library's, before the kernel"),
+    "all_to_all.send_collective": Transport(SPREAD, "send_collective", "the library's, behind the kernel"),
+    "spread.push": Transport(
+        SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER)
+    ),
+}
+
+
+BY_HAND = Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down")
+
+
+def transport_of(words: object) -> Transport:
+    """What a schedule's first word names. Raises InputError."""
+    if isinstance(words, Gather):
+        return BY_HAND
+    if not isinstance(words, str):
+        found = f"a {type(words).__name__}"
+        raise InputError("schedule", found, "Give a name with options, or a Gather")
+    name = words.split(maxsplit=1)[0] if words.strip() else ""
+    if name not in TRANSPORTS:
+        raise InputError(f"schedule {name[:40]!r}", "unknown", f"Schedules: {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[name]
+
+
+def mover_of(words: Asked) -> Mover:
+    """Who carries what a schedule moves. Raises InputError."""
+    if not isinstance(words, str):
+        return "copy_engine"
+    name, *pairs = words.split()
+    return settle(name, transport_of(words).options, options_of(name, pairs)).mover
+
+
+def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
+    """How the tiles of a kernel carry what goes to peers, if a schedule lets them."""
+    movers: set[str] = set()
+    for words in schedules:
+        if transport_of(words).side == GATHER:
+            movers.add(mover_of(words))
+    carrying = sorted(movers.intersection(CARRYING_TILES))
+    if len(carrying) > 1:
+        raise InputError("let tiles carry two tensors", f"by {' and '.join(carrying)}", "Name one of them for both")
+    return ("bulk" if carrying == ["bulk_tiles"] else "load_store") if carrying else None
+
+
+def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Mapping[str, Asked]) -> dict[str, Asked]:
+    """tensor -> schedule, all of it checked and written anew. Raises InputError.
+
+    One schedule alone stands for the first tensor that is read, or written.
+    """
+    if isinstance(schedule, str | Gather):
+        side = loads if transport_of(schedule).side == GATHER else stores
+        if not side:
+            raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")
+        schedule = {side[0]: schedule}
+    for tensor, words in schedule.items():
+        known = loads if transport_of(words).side == GATHER else stores
+        if tensor not in known:
+            found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
+            raise InputError(f"schedule {str(words)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+    return {tensor: _rewritten(words) for tensor, words in schedule.items()}
+
+
+def _rewritten(words: Asked) -> Asked:
+    """The same schedule from what was parsed: nothing of a caller's text is kept."""
+    if not isinstance(words, str):
+        return words
+    name, *pairs = words.split()
+    asked = options_of(name, pairs)
+    settings = settle(name, TRANSPORTS[name].options, asked)
+    check_mover(name, TRANSPORTS[name].method, settings.mover)
+    return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
+
+
+def options_of(name: str, pairs: list[str]) -> dict[str, str | int]:
+    """What stands behind a name, as `option=value`. Raises InputError."""
+    options: dict[str, str | int] = {}
+    for pair in pairs:
+        option, separator, value = pair.partition("=")
+        if not separator or option in options:
+            raise InputError(f"schedule {name}", f"{pair[:40]!r} is no option, or stands twice", "Write option=value")
+        options[option] = value
+    return options
