@@ -139,8 +139,9 @@ class SlotKernels:
         assert config is not None
         rows = reduction_operands(self._addresses, self._rank, queue)
         operands = torch.tensor(rows, dtype=torch.int64, device=workspace.device)
-        reduces = (op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Reduce) and op.queue == queue)
-        stored = self._buffer(next(reduces).out.buffer)
+        reduces = [op for op in self._plan.schedule.of_rank(self._rank) if isinstance(op, Reduce) and op.queue == queue]
+        outs = [self._buffer(reduce.out.buffer) for reduce in reduces]
+        stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
         protocol, out = self._protocol(queue, 1), moving(self._instance(stored))
         tiles, cols = protocol.table.shape[0], stored.cols
         norm = self._plan.problem.norm

@@ -5,7 +5,8 @@ A call is then made, with a driver that only writes down what it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,30 +19,35 @@ from overweave.ir.schedule import INPUT, OUTPUT
 from overweave.memory.layout import lay_out
 from overweave.runtime import launch
 from overweave.runtime.order import launch_order
+from overweave.runtime.packed import PackedRun
 from overweave.schedules.catalog import build
-from tests.runtime.without_gpu import CALLER, HostSlot, launched, workspace
+from overweave.schedules.tile_shape import FLOAT8_HOPPER, FLOAT8_PORTABLE, GATED, Kernel, TileShape
+from tests.runtime.without_gpu import CALLER, HostSlot, Launched, launched, workspace
 
 __all__ = ["launched"]  # a fixture
 
+KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 
 
 class Case(NamedTuple):
-    """A plan, and what is special about its problem."""
+    """A plan of two ranks, what is special about its problem, and which rank binds it."""
 
     operator: str
     plan: str
     special: Mapping[str, Any] = MappingProxyType({})
+    rank: int = 0
 
     def __str__(self) -> str:
-        return " ".join((self.operator, self.plan, *(f"{name}={value}" for name, value in self.special.items())))
+        special = (f"{name}={value}" for name, value in self.special.items())
+        return " ".join((self.operator, self.plan, *special, f"rank={self.rank}"))
 
     def build(self) -> Plan:
         name, *pairs = self.plan.split()
         options = dict(pair.split("=") for pair in pairs)
         size = {"m": 512, "n": 768, "k": 256, "dtype": "bfloat16"} | dict(self.special)
         problem = Problem(operator=self.operator, world_size=2, **size)
-        return build(f"{self.operator}.{name}", problem, options, rank=0)
+        return build(f"{self.operator}.{name}", problem, options, rank=self.rank)
 
 
 FP8 = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "b_is_transposed": True}
@@ -53,6 +59,66 @@ SPECIAL: tuple[dict[str, Any], ...] = (
     FP8 | {"epilogue": Epilogue(scaling="rows")},
     FP8 | {"epilogue": Epilogue(scaling="tensor")},
 )
+SWIGLU = Epilogue(activation="silu", gate=True)
+SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "stages", "warps", "split_n", "kernel")
+NORMED = (
+    "one_shot",
+    "one_shot mover=copy_kernel",
+    "one_shot_pull",
+    "two_shot kernel=hopper pieces=2",
+    "two_shot kernel=portable",
+    "two_shot kernel=hopper sums=epilogue",
+    "two_shot_pull pieces=2",
+)
+LIBRARY_PLANS = ("per_shard", "gather", "gather_pull", "gather mover=copy_kernel")
+
+
+def pinned(shape: TileShape) -> str:
+    """A tile shape as options of a plan."""
+    return " ".join(f"{name}={getattr(shape.config, name)}" for name in SHAPE_OPTIONS)
+
+
+def gated_cases() -> Iterator[Case]:
+    """Both kernels in each of their tile shapes."""
+    for kernel in KERNELS:
+        for shape, turned in product(GATED[kernel], (False, True)):
+            yield Case(GATHER, f"push {pinned(shape)}", {"epilogue": SWIGLU, "b_is_transposed": turned})
+
+
+def norm_cases() -> Iterator[Case]:
+    """With and without a residual; rows in one part and in several; a rank without rows of its own to sum."""
+    for plan in NORMED:
+        yield Case(REDUCE, plan, {"norm": Norm(eps=1e-5, residual=True)})
+        yield Case(REDUCE, plan, {"norm": Norm(eps=1e-5), "n": 8200, "m": 5}, rank=1)
+        yield Case(REDUCE, plan, {"norm": Norm(eps=1e-5, residual=True), "m": 1}, rank=1)
+
+
+def fp8_cases() -> Iterator[Case]:
+    """The library's products, where scales travel, and the tile shapes of the kernels."""
+    for plan, scaling in product(LIBRARY_PLANS, (Epilogue(scaling="rows"), Epilogue(scaling="tensor"))):
+        yield Case(GATHER, plan, FP8 | {"epilogue": scaling})
+    by_rows = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+    for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
+        yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500})
+
+
+def packed_cases() -> Iterator[Case]:
+    for special in ({}, {"m": 1, "n": 8}, {"dtype": "float16", "m": 4000, "n": 1000}, {"dtype": "float32"}):
+        yield Case(REDUCE, "one_shot_packed", special)
+    yield Case(REDUCE, "one_shot_packed", {"m": 3}, rank=1)
+
+
+def cases_of_one_row() -> Iterator[Case]:
+    """The second rank has none."""
+    for rank in (0, 1):
+        for plan, special in product(("push kernel=hopper", "pull kernel=hopper", "gather"), SPECIAL):
+            yield Case(GATHER, plan, {**special, "m": 1}, rank)
+        yield Case(GATHER, "gather", {"returns_gathered": True, "m": 1}, rank)
+        yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
+        yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
+        yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
+
+
 CASES = (
     *(Case(GATHER, f"push kernel={kernel}", special) for kernel in ("hopper", "portable") for special in SPECIAL),
     Case(GATHER, "pull kernel=hopper pieces=2"),
@@ -62,6 +128,10 @@ CASES = (
     Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
     Case(REDUCE, "two_shot kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}),
     Case(REDUCE, "one_shot_pull", {"norm": Norm(eps=1e-5)}),
+    *gated_cases(),
+    *norm_cases(),
+    *fp8_cases(),
+    *cases_of_one_row(),
 )
 
 
@@ -79,19 +149,55 @@ def tensors_of(plan: Plan) -> dict[str, torch.Tensor]:
     return made | {name: made[name].t().contiguous().t() for name in turned}
 
 
+def stored_by_kernels(plan: Plan, rank: int) -> set[str]:
+    """The caller's tensors that kernels of a rank store in."""
+    kernels = {one.queue for one in plan.realization.engines if one.engine in ("tile_kernel", "reduce_kernel")}
+    writes = [part for each in plan.schedule.of_rank(rank) if each.queue in kernels for part in each.writes]
+    stored = {part.buffer for part in writes if not part.is_empty and plan.schedule.buffer(part.buffer).home == OUTPUT}
+    return stored | ({Z} if plan.problem.norm and stored else set())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: list[str]) -> None:
+def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: list[Launched]) -> None:
     plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
     tensors = tensors_of(plan)
     slot: Any = HostSlot(layout.size_bytes)
-    bound = launch.BoundSlot(plan, workspace(), slot, launch_order(plan, 0), tensors, False)
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    bound = launch.BoundSlot(plan, workspace(case.rank), slot, launch_order(plan, case.rank), tensors, False)
+    others = tensors_of(plan)
+    addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
     bound.begin(CALLER.cuda_stream)
     for enqueue in bound.enqueue:
-        enqueue(CALLER, tensors, addresses)
-    engines = {assignment.engine for assignment in plan.realization.engines}
+        enqueue(CALLER, others, addresses)
+    found = set[Any]().union(*(each.addresses for each in launched))
+    assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
+    assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
-    for kind in (kinds[engine] for engine in engines if engine in kinds):
-        assert any(kind in name for name in launched), launched
+    for assignment in plan.realization.engines:
+        kind = kinds.get(assignment.engine)
+        if kind and plan.tile_order(case.rank, assignment.queue).rows:
+            assert any(kind in each for each in launched), launched
+
+
+class HostSpace:
+    """Memory of packed messages in host memory."""
+
+    def __init__(self, half_bytes: int) -> None:
+        self.half_bytes = half_bytes
+        self.spaces = torch.zeros(2, dtype=torch.int64)
+        self.state = torch.zeros(1, dtype=torch.int64)
+
+    def product(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", packed_cases(), ids=str)
+def test_packed_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: list[Launched]) -> None:
+    plan = case.build()
+    own, others = workspace(case.rank), tensors_of(plan)
+    own.packed_space = HostSpace
+    PackedRun(plan, own, tensors_of(plan))(others)
+    assert launched == ["packed_all_reduce_kernel"]
+    assert others["y"].data_ptr() in launched[0].addresses

@@ -19,6 +19,12 @@ CALLER: Any = SimpleNamespace(cuda_stream=7, wait_event=lambda event: None)
 SHARED_BYTES = 232448  # that a block may have
 
 
+class Launched(str):
+    """The name of a kernel that was launched, and where it found its tensors."""
+
+    addresses: set[Any]
+
+
 class Driver:
     """What Triton asks of a GPU before it compiles."""
 
@@ -49,13 +55,18 @@ class HostSlot:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the kernels launched so far."""
-    names: list[str] = []
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+    """The kernels launched so far."""
+    calls: list[Launched] = []
 
     def pack(compiled: Any, programs: int, arguments: list[Any]) -> Any:
         assert programs >= 1
-        return lambda stream: names.append(compiled.metadata.name)
+
+        def launch(stream: int) -> None:
+            calls.append(Launched(compiled.metadata.name))
+            calls[-1].addresses = {*map(address_of, arguments)}
+
+        return launch
 
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: None)
@@ -65,7 +76,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(driver, name, lambda *given: None)
-    return names
+    return calls
+
+
+def address_of(argument: Any) -> Any:
+    """Where a launch finds an argument that is a tensor; a number as it is."""
+    argument = getattr(argument, "base", argument)
+    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
 def workspace(rank: int = 0, ranks: int = 2) -> Any:
@@ -79,4 +96,5 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         claims=torch.zeros(8, dtype=torch.int32),
         limits=torch.zeros(8, dtype=torch.int64),
         stream=lambda queue: SIDE_STREAM,
+        current_stream=lambda: CALLER,
     )
