@@ -116,7 +116,7 @@ class SlotKernels:
             bases=bases,
             bias=self._example[BIAS] if epilogue.bias else None,
             residual=self._example[RESIDUAL] if epilogue.residual else None,
-            scale_x=self._example.get(SCALE_X),
+            scale_x=self._example[SCALE_X] if SCALE_X in movers else None,
             scales=self._own(gathered_scales) if gathered_scales else None,
             scale_w=self._example.get(SCALE_W),
             gate=self._example[GATE] if epilogue.gate else None,
