@@ -65,7 +65,7 @@ def test_every_rank_ends_with_one_answer(operator: str, world_size: int):
     assert winner in measured
     assert "sequential" in measured
     assert len(measured) >= 4
-    path = path_of(fingerprint(Target("cpu"), 2))
+    path = path_of(fingerprint(Target("cpu"), world_size))
     assert [entry.problem for entry in decode(path.read_bytes()).entries] == [problem_of(operator, world_size)]
 
 
