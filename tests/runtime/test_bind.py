@@ -70,6 +70,7 @@ NORMED = (
     "two_shot kernel=hopper sums=epilogue",
     "two_shot_pull pieces=2",
 )
+PACKED = ("one_shot_packed", "two_shot_packed")
 LIBRARY_PLANS = ("per_shard", "gather", "gather_pull", "gather mover=copy_kernel")
 
 
@@ -104,8 +105,8 @@ def fp8_cases() -> Iterator[Case]:
 
 def packed_cases() -> Iterator[Case]:
     for special in ({}, {"m": 1, "n": 8}, {"dtype": "float16", "m": 4000, "n": 1000}, {"dtype": "float32"}):
-        yield Case(REDUCE, "one_shot_packed", special)
-    yield Case(REDUCE, "one_shot_packed", {"m": 3}, rank=1)
+        yield from (Case(REDUCE, plan, special) for plan in PACKED)
+    yield from (Case(REDUCE, plan, {"m": 3}, rank=1) for plan in PACKED)
 
 
 def cases_of_one_row() -> Iterator[Case]:
@@ -202,5 +203,5 @@ def test_packed_kernels_compile_with_the_arguments_of_a_launch(
     own, others = workspace(case.rank), tensors_of(plan)
     own.packed_space = HostSpace
     PackedRun(plan, own, tensors_of(plan))(others)
-    assert launched == ["packed_all_reduce_kernel"]
+    assert ["packed" in each for each in launched] == [True]
     assert others["y"].data_ptr() in launched[0].addresses
