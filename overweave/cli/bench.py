@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -19,14 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.bench_table import print_runs
+from overweave.cli.ranks import Device, check_dtype, how_many
 from overweave.errors import InputError, MachineError
-from overweave.ops.operators import OPERATORS
+from overweave.ops.operators import OPERATORS, operators_on
 from overweave.tuner.baselines import OURS
 from overweave.tuner.bench import NO_MULTICAST, Request, Run, device_count, joined_world, run
-from overweave.tuner.shapes import read_shapes
+from overweave.tuner.shapes import DTYPES, DtypeWord, read_shapes
 from overweave.tuner.summary import Spread, middle, spread
-
-CPU_WORLD = 4
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,17 +41,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def bench(
     operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
     shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as mlp")] = "mlp",
-    world: Annotated[int, typer.Option(help="Ranks; 0: every GPU, or 4 on a CPU")] = 0,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
-    dtype: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option()] = "bf16",
+    world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: GPUs where there is one")] = "auto",
+    dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     plan: Annotated[list[str] | None, typer.Option(help="Time these plans in place of our choice")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file")] = None,
 ) -> None:
     """Compare an operator with the library, torch's fused op and the roofs, side by side in one run."""
     if operator not in OPERATORS:
-        raise InputError(f"bench {operator}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
+        raise InputError(f"bench {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
     shape_set = read_shapes(shapes, operator)
+    check_dtype(operator, dtype)
     where = device if device != "auto" else "cuda" if device_count() else "cpu"
     request = Request(operator=operator, cases=shape_set.cases, device=where, dtype=dtype, plans=tuple(plan or ()))
     if "RANK" in os.environ:
@@ -60,7 +60,7 @@ def bench(
         if os.environ["RANK"] != "0":
             return
     else:
-        ranks = count_ranks(where, world)
+        ranks = how_many(where, world)
         runs = tuple(run_on_own_ranks(request, ranks) for _ in range(repeat))
     chosen = middle(runs, OURS)
     report = Report(
@@ -71,18 +71,15 @@ def bench(
         spread=spread(runs, chosen),
     )
     if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        _write(json, report)
     print_runs(runs, chosen, report.spread)
 
 
-def count_ranks(device: str, world: int) -> int:
-    """How many ranks to start. Raises MachineError for more than there are GPUs."""
-    if device == "cpu":
-        return world or CPU_WORLD
-    gpus = device_count()
-    if not gpus or world > gpus:
-        raise MachineError(f"bench on {world or 'all'} GPUs", f"torch sees {gpus}", "Lower --world, or use the CPU")
-    return world or gpus
+def _write(path: Path, report: Report) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    except OSError as error:
+        raise InputError(f"write {path}", str(error), "Name a file that can be written") from None
 
 
 def run_as_rank(request: Request) -> Run:
@@ -100,7 +97,7 @@ def run_as_rank(request: Request) -> Run:
         def on_progress(case: str, part: float) -> None:
             progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
 
-        return run(request, group, OPERATORS, on_progress)
+        return run(request, group, operators_on(DTYPES[request.dtype]), on_progress)
 
 
 def without_destination(words: list[str]) -> list[str]:

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import torch
 import typer
 
 from overweave.cli.trace import problem_of_shape
-from overweave.ops.arguments import DTYPES
 from overweave.ops.explain import explain as explain_choice
+from overweave.tuner.shapes import DTYPES, DtypeWord
 
-NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
 
 
 def explain(
     operator: Annotated[str, typer.Argument(metavar="OP", help="An operator, such as all_gather_matmul")],
-    shape: Annotated[str, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")],
+    shape: Annotated[str, typer.Option(help=SHAPE_HELP)],
     world: Annotated[int, typer.Option("--world", "-w", min=1, max=1024, help="How many ranks")] = 4,
-    dtype: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option()] = "bf16",
+    dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda without a GPU at hand means an H200")] = "cuda",
     norm: Annotated[bool, typer.Option("--norm", help="The call ends with a residual and an RMSNorm")] = False,
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
-    problem = problem_of_shape(operator, shape, world)
-    named = {name: known for known, name in DTYPES.items()}
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "world_size": world}
-    choice = explain_choice(operator, **sizes, dtype=named[NAMES[dtype]], device=device, norm=norm)
-    typer.echo(str(choice))
+    problems = [problem_of_shape(operator, each, world) for each in _shapes(shape)]
+    columns = tuple(problem.n for problem in problems)
+    m, k, kind = problems[0].m, problems[0].k, getattr(torch, DTYPES[dtype])
+    n = columns if len(columns) > 1 else columns[0]
+    typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, norm=norm)))
+
+
+def _shapes(shape: str) -> list[str]:
+    """`M,N1+N2,K` as a shape for each weight; what is no shape, as it is."""
+    words = shape.split(",")
+    if len(words) != 3:
+        return [shape]
+    return [f"{words[0]},{part},{words[2]}" for part in words[1].split("+")]

@@ -73,7 +73,7 @@ def overweave() -> None:
 
 def main() -> None:
     """The console script."""
-    sys.exit(app())
+    sys.exit(app(prog_name="overweave"))
 
 
 if __name__ == "__main__":

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, where
+from overweave.cli.ranks import Device, check_dtype, how_many, is_one_of_the_ranks, start_ranks, where
 from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import Problem
 from overweave.ops.tune import own_device, tune_and_learn
 from overweave.tuner.bench import joined_world
 from overweave.tuner.cache import fingerprint, load, path_of, write
 from overweave.tuner.search import Tuned
-from overweave.tuner.shapes import Case, read_shapes
+from overweave.tuner.shapes import Case, DtypeWord, read_shapes
 from overweave.tuner.space import SEQUENTIAL, SPACE
 from overweave.tuner.table import Fingerprint, Table, bucketed
 from overweave.tuner.target import target_of
@@ -33,11 +34,12 @@ def tune(
     shape: Annotated[str | None, typer.Option(help="M,N,K of one global matmul, in place of a set")] = None,
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
-    dtype: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option()] = "bf16",
+    dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     json: Annotated[Path | None, typer.Option(help="Add what was measured to this table, beside the cache")] = None,
 ) -> None:
     """Measure the candidates for a set of shapes, keep the quickest, and print it as code."""
     cases = _cases(operator, shapes, shape)
+    check_dtype(operator, dtype)
     place = where(device)
     if not is_one_of_the_ranks():
         words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
@@ -72,7 +74,7 @@ def _tuned(problems: dict[Problem, Case], measure: Callable[..., Tuned], is_firs
 def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> None:
     for name, tuned in results.items():
         typer.echo(_line(name, tuned))
-        typer.echo(f"    {code(tuned.entry.problem.operator, str(tuned.winner))}")
+        typer.echo(f"    {code(tuned.entry.problem, str(tuned.winner))}")
         for text, why in tuned.left_out.items():
             typer.echo(f"    left out: {text}: {why}")
     typer.echo(f"kept in {path_of(own)}")
@@ -85,9 +87,10 @@ def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> Non
         typer.echo(f"added to {json}")
 
 
-def code(operator: str, plan: str) -> str:
+def code(problem: Problem, plan: str) -> str:
     """The winner as code to paste."""
-    return f'ow.{operator}(x, w, group, plan="{plan}")'
+    scaled = "extras=ow.Extras(scale_x=sx, scale_w=sw), " if problem.dtype == FLOAT8 else ""
+    return f'ow.{problem.operator}(x, w, group, {scaled}plan="{plan}")'
 
 
 def _line(name: str, tuned: Tuned) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 
-from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import Problem
+from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.epilogue import Extras
 from overweave.ops.matmul_all_reduce import matmul_all_reduce
@@ -29,13 +29,14 @@ def _scaled_all_gather_matmul(
     return all_gather_matmul(x, w, group, m=m, extras=extras, plan=plan)
 
 
-def operator_of(problem: Problem) -> OperatorCall:
-    """The operator on operands of a problem's dtype."""
-    return _scaled_all_gather_matmul if problem.dtype == FLOAT8 else OPERATORS[problem.operator]
-
-
 OPERATORS: dict[str, OperatorCall] = {
     "all_gather_matmul": lambda x, w, group, *, m, plan: all_gather_matmul(x, w, group, m=m, plan=plan),
     "matmul_reduce_scatter": lambda x, w, group, *, m, plan: matmul_reduce_scatter(x, w, group, plan=plan),
     "matmul_all_reduce": lambda x, w, group, *, m, plan: matmul_all_reduce(x, w, group, plan=plan),
 }
+SCALED: dict[str, OperatorCall] = {"all_gather_matmul": _scaled_all_gather_matmul}
+
+
+def operators_on(dtype: Dtype) -> Mapping[str, OperatorCall]:
+    """The operators that take operands of a dtype."""
+    return SCALED if dtype == FLOAT8 else OPERATORS

@@ -8,9 +8,10 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import SCALE_W, SCALE_X, Epilogue, Scaling
+from overweave.ir.epilogue import SCALE_W, SCALE_X, Scaling
 from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
+from overweave.tuner.shapes import compared
 
 FP8 = torch.float8_e4m3fn
 STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled matmul and for 16-byte rows
@@ -41,19 +42,9 @@ def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dt
     if dtype not in known:
         raise InputError(f"{operator} on [m, k] @ [k, n]", f"dtype {dtype}", f"Use one of {', '.join(map(str, known))}")
     m, n, k = extents
-    if dtype != FP8:
-        return Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype))
-    return Problem(
-        operator=operator,
-        m=m,
-        n=n,
-        k=k,
-        world_size=world_size,
-        dtype=FLOAT8,
-        b_is_transposed=True,
-        epilogue=Epilogue(scaling="rows"),
-        out_dtype="bfloat16",
-    )
+    if dtype == FP8 and (k % STEP or n % STEP):
+        raise _unaligned(operator, n, k)
+    return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype)))
 
 
 def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, w: torch.Tensor) -> Scaling | None:
@@ -104,8 +95,12 @@ def _refuse_scales(operator: str, scales: Scales, x: torch.Tensor) -> None:
 def _check_layout(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
     k, n = w.shape
     if k % STEP or n % STEP:
-        found, cure = f"k={k}, n={n}", f"Pad both to multiples of {STEP}, as torch._scaled_mm wants them"
-        raise InputError(f"{operator}: fp8 operands", found, cure)
+        raise _unaligned(operator, n, k)
     if not w.t().is_contiguous():
         found, cure = f"w {list(w.shape)} has strides {w.stride()}", "Store the weight as [n, k] and pass weight.t()"
         raise InputError(f"{operator}: fp8 w with k contiguous", found, cure)
+
+
+def _unaligned(operator: str, n: int, k: int) -> InputError:
+    cure = f"Pad both to multiples of {STEP}, as torch._scaled_mm wants them"
+    return InputError(f"{operator}: fp8 operands", f"k={k}, n={n}", cure)

@@ -37,7 +37,7 @@ from overweave.tuner.baselines import (
 from overweave.tuner.choose import choose
 from overweave.tuner.measures import Measures, Roofs, measure
 from overweave.tuner.replay import captured, is_replayed
-from overweave.tuner.shapes import DTYPES, Case
+from overweave.tuner.shapes import DTYPES, Case, DtypeWord
 from overweave.tuner.sides import Call, OperatorCall, Setting, side
 from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
 from overweave.tuner.target import target_of
@@ -55,7 +55,7 @@ class Request(Struct, frozen=True, kw_only=True):
     operator: str
     cases: tuple[Case, ...]
     device: Literal["cpu", "cuda"]
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    dtype: DtypeWord = "bf16"
     plans: tuple[str, ...] = ()
     effort: Effort = Effort()
 

@@ -18,6 +18,10 @@ class Weight(Struct, frozen=True):
     measured_us: float | None = None
     obstacle: str = ""
 
+    def is_open(self, text: str) -> bool:
+        """Whether it is the candidate of this text, and not one of its name that cannot be."""
+        return self.candidate == text and not self.obstacle
+
     def line(self, width: int) -> str:
         """The candidate, padded to a width, and what is known."""
         times = (("predicted", self.predicted_us), ("measured", self.measured_us))
@@ -45,7 +49,7 @@ class Choice(Struct, frozen=True):
         lines = [f"{self.plan} {options}".rstrip(), f"  because {self.reason}", f"  source: {SOURCES[self.source]}"]
         if self.weights:
             width = max(len(weight.candidate) for weight in self.weights)
-            marks = ["->" if weight.candidate == self.text else "  " for weight in self.weights]
+            marks = ["->" if weight.is_open(self.text) else "  " for weight in self.weights]
             lines += [f"  {mark} {weight.line(width)}" for mark, weight in zip(marks, self.weights, strict=True)]
         told = {weight.candidate for weight in self.weights}
         return "\n".join([*lines, *(f"  not {name}: {why}" for name, why in self.rejected if name not in told)])

@@ -9,19 +9,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Problem
 
 SETS = Path("benchmarks/shapes")
 LARGEST_FILE_BYTES = 1 << 20
 SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
-DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as commands and results say
+# As commands and results say.
+DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
+DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
 Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -40,7 +44,14 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True):
             n = -(-n // world_size)
         else:
             k = -(-k // world_size)
-        return Problem(operator=operator, m=self.m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype])
+        return compared(Problem(operator=operator, m=self.m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype]))
+
+
+def compared(problem: Problem) -> Problem:
+    """A bare problem as it is measured and explained: fp8 scaled by rows, w stored as `[n, k]`, into bf16."""
+    if problem.dtype != FLOAT8:
+        return problem
+    return replace(problem, b_is_transposed=True, epilogue=Epilogue(scaling="rows"), out_dtype="bfloat16")
 
 
 class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -61,7 +61,8 @@ def test_under_torchrun(shapes):
     [
         (["ring_attention"], "no such operator"),
         (["all_gather_matmul", "--shapes", "nowhere"], "no such file or set"),
-        (["all_gather_matmul", "--device", "cuda", "--world", "99"], "GPUs"),
+        (["all_gather_matmul", "--device", "cuda", "--world", "31"], "GPUs"),
+        (["matmul_reduce_scatter", "--dtype", "fp8"], "does not take that"),
     ],
 )
 def test_bad_input_is_one_typed_error(options, word):

@@ -35,8 +35,27 @@ def test_single_precision_is_the_librarys():
     assert "fp32" in run("all_gather_matmul", "--shape", "8192,14336,4096", "--dtype", "fp32")
 
 
+def test_eight_bits_and_several_weights():
+    one = run("all_gather_matmul", "--shape", "8192,4096,4096")
+    several, eight = (
+        run("all_gather_matmul", "--shape", "8192,4096+1024+1024,4096"),
+        run("all_gather_matmul", "--shape", "8192,4096,4096", "--dtype", "fp8"),
+    )
+    assert len({one, several, eight}) == 3
+    assert "predicted" in several
+    assert "torch's operators do no scaled by rows" in eight
+
+
 @pytest.mark.parametrize(
-    "words", [("matmul", "--shape", "8,8,8"), ("all_gather_matmul", "--shape", "8,9,8", "-w", "2")]
+    "words",
+    [
+        ("matmul", "--shape", "8,8,8"),
+        ("all_gather_matmul", "--shape", "8,9,8", "-w", "2"),
+        ("all_gather_matmul", "--shape", "8,8+,8", "-w", "2"),
+        ("matmul_reduce_scatter", "--shape", "8,8+8,8", "-w", "2"),
+        ("matmul_reduce_scatter", "--shape", "64,64,64", "--dtype", "fp8"),
+        ("all_gather_matmul", "--shape", "64,64+64,64", "--dtype", "fp8"),
+    ],
 )
 def test_what_it_refuses(words: tuple[str, ...]):
     run(*words, exit_code=2)

@@ -15,6 +15,7 @@ from overweave.cli.main import app
 from overweave.ir.plan import Problem
 from overweave.tuner.cache import decode, fingerprint, path_of
 from overweave.tuner.search import Tuned
+from overweave.tuner.shapes import Case
 from overweave.tuner.space import Candidate, candidate
 from overweave.tuner.table import Entry, Time
 from overweave.tuner.target import Target
@@ -60,6 +61,7 @@ def test_a_rank_that_cannot_is_told_by_the_exit_code():
         ("all_gather_matmul", "--shape=8,-8,8"),
         ("all_gather_matmul", "--shapes=no_such_set"),
         ("all_gather_matmul", "--shape=8,8,8", "--dtype=int8"),
+        ("matmul_all_reduce", "--shape=32,32,32", "--dtype=fp8"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
@@ -78,6 +80,11 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "left out: torch.fused: RuntimeError: no" in told
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
     assert tuned.winner == candidate("push", {"pieces": 2})
+
+
+def test_what_is_pasted_for_fp8_passes_scales():
+    problem = Case("a", 64, 64, 32).problem("all_gather_matmul", 2, "fp8")
+    assert "scale_x=sx, scale_w=sw), plan=" in command.code(problem, "push")
 
 
 def test_it_starts_its_ranks_with_the_same_words(monkeypatch: pytest.MonkeyPatch):

@@ -30,6 +30,13 @@ def test_it_says_what_runs_on_a_cpu():
     assert "torch's fused operators need CUDA" in str(choice)
 
 
+def test_what_cannot_be_is_not_marked_as_taken():
+    choice = ow.explain("all_gather_matmul", **{**SIZES, "m": 256}, device="cpu")
+    kept_back = [line for line in str(choice).splitlines() if "not: pieces=" in line]
+    assert kept_back
+    assert not [line for line in kept_back if "->" in line]
+
+
 def test_it_says_which_plans_norm():
     sizes = {**SIZES, "m": 2048}
     told = str(ow.explain("matmul_all_reduce", **sizes, norm=True))
@@ -56,6 +63,12 @@ def test_it_says_why_a_kernel_is_not_taken():
         ({"device": "meta"}, "does not run there"),
         ({"m": -1}, "m=-1"),
         ({"n": 0}, "n=0"),
+        ({"n": []}, "n=[]"),
+        ({"n": 16.0}, "n=16.0"),
+        ({"m": "many"}, "m=many"),
+        ({"operator": "matmul_all_reduce", "n": (64, 64)}, "takes one"),
+        ({"n": (64, 64), "dtype": torch.float8_e4m3fn}, "takes one"),
+        ({"n": 40, "dtype": torch.float8_e4m3fn}, "n=40"),
         ({"k": 0}, "k=0"),
         ({"world_size": 0}, "world_size=0"),
     ],
