@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import torch
 import typer
 
 from overweave.cli.trace import problem_of_shape
 from overweave.ops.explain import explain as explain_choice
+from overweave.ops.scales import dtype_of
 from overweave.tuner.shapes import DTYPES, DtypeWord
 
 SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
@@ -25,7 +25,7 @@ def explain(
     """Say which plan an operator would take for a shape, and why."""
     problems = [problem_of_shape(operator, each, world) for each in _shapes(shape)]
     columns = tuple(problem.n for problem in problems)
-    m, k, kind = problems[0].m, problems[0].k, getattr(torch, DTYPES[dtype])
+    m, k, kind = problems[0].m, problems[0].k, dtype_of(DTYPES[dtype])
     n = columns if len(columns) > 1 else columns[0]
     typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, norm=norm)))
 

@@ -36,6 +36,12 @@ def name_of(dtype: torch.dtype) -> Dtype:
     return FLOAT8 if dtype == FP8 else DTYPES[dtype]  # type: ignore[return-value]
 
 
+def dtype_of(name: Dtype) -> torch.dtype:
+    """What plans call so."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dtype: torch.dtype) -> Problem:
     """The problem `[m, k] @ [k, n]` that is tuned and explained; of fp8 scaled by rows, into bf16. Or InputError."""
     known = (*DTYPES, FP8) if operator == "all_gather_matmul" else tuple(DTYPES)
