@@ -1,6 +1,6 @@
 """Compiled kernels on GPUs: every annotated kernel of examples/kernels, every schedule, against torch.
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_authored [--only TEXT] [--calls 20]
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_authored [--only TEXT] [--calls 20] [--trials 30]
 
 Inputs are small whole numbers where a product is exact, and change at every call; outputs start as NaN. The ordinary
 kernels are followed by the time of the compiled all-gather + matmul beside that of `ow.all_gather_matmul`.
@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
 from campaigns.authored_cases import AT_PEERS, AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
-from campaigns.gpu_ranks import integers, join, report, shard
+from campaigns.gpu_ranks import integers, join, report, shard, spread_over
 from overweave.ops.compile import Fused, compile
 from overweave.schedules.transports import Asked
 
@@ -224,12 +224,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="campaigns.gpu_authored", description=__doc__)
     parser.add_argument("--only", default="", help="trials whose kernel and schedules contain this text")
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=0, help="how many, spread over all; then nothing is timed")
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
-    for trial in trials():
-        if arguments.only in f"{trial.name} {' '.join(map(str, trial.schedule.values()))}":
-            check(trial, arguments.calls)
-    if not arguments.only:
+    asked = [one for one in trials() if arguments.only in f"{one.name} {' '.join(map(str, one.schedule.values()))}"]
+    for trial in spread_over(asked, arguments.trials or len(asked)):
+        check(trial, arguments.calls)
+    if not arguments.only and not arguments.trials:
         compare(8192, 14336 // dist.get_world_size(), 4096)
     ow.check()
     report.finish()

@@ -1,6 +1,6 @@
 """Are bias, activation and residual right on GPUs, in every plan, in every call and when tensors move?
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_epilogues [--activations silu none]
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_epilogues [--activations silu] [--sizes 1] [--only push]
 
 Each result is compared with fp32, a few roundings of bf16 allowed, also of what a library rounds in between; every plan
 meets two sets of tensors by turns.
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import join, report, spread_over
 from overweave.ir.epilogue import Activation
 from overweave.ops import reference
 
@@ -27,6 +27,8 @@ PLANS = ("sequential", "per_shard", "push kernel=hopper", "push kernel=portable"
 ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu", "gelu_tanh")
 SIZES = ((1000, 1304, 520), (2048, 2752, 1024))  # m, n, k
 TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so three times
+
+Sizes = tuple[int, int, int]
 
 
 class Tensors(NamedTuple):
@@ -96,9 +98,9 @@ def wrong_product(given: Pair, m: int, plan: str, columns: tuple[int, ...]) -> s
     return ""
 
 
-def check_bias_and_residual(plan: str, activations: Sequence[Activation | None]) -> None:
+def check_bias_and_residual(plan: str, sizes: Sequence[Sizes], activations: Sequence[Activation | None]) -> None:
     started, failures, count = time.monotonic(), [], 0
-    for (m, n, k), activation in product(SIZES, activations):
+    for (m, n, k), activation in product(sizes, activations):
         both = tensors_of(m, n, k), tensors_of(m, n, k)
         for turn in range(4):
             error, count = error_of(both[turn % 2], m, plan, activation), count + 1
@@ -107,9 +109,9 @@ def check_bias_and_residual(plan: str, activations: Sequence[Activation | None])
     report.line(plan, count, failures, started)
 
 
-def check_gates(plan: str, activations: Sequence[Activation | None]) -> None:
+def check_gates(plan: str, sizes: Sequence[Sizes], activations: Sequence[Activation | None]) -> None:
     started, failures, count = time.monotonic(), [], 0
-    for (m, n, k), activation, flags in product(SIZES, activations, ((False, True), (True, False))):
+    for (m, n, k), activation, flags in product(sizes, activations, ((False, True), (True, False))):
         is_transposed, has_residual = flags
         both = [pair_of(m, n, k, is_transposed) for _ in range(2)]
         for turn in range(4):
@@ -119,9 +121,9 @@ def check_gates(plan: str, activations: Sequence[Activation | None]) -> None:
     report.line(f"{plan}, gated", count, failures, started)
 
 
-def check_several(plan: str) -> None:
+def check_several(plan: str, sizes: Sequence[Sizes]) -> None:
     started, failures, count = time.monotonic(), [], 0
-    for (m, n, k), parts, is_transposed in product(SIZES, (2, 3), (False, True)):
+    for (m, n, k), parts, is_transposed in product(sizes, (2, 3), (False, True)):
         columns = (n - 40 * (parts - 1), *(40 for _ in range(parts - 1)))
         both = [pair_of(m, n, k, is_transposed) for _ in range(2)]
         for turn in range(4):
@@ -135,13 +137,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     named = {activation or "none": activation for activation in ACTIVATIONS}
     parser.add_argument("--activations", nargs="+", choices=named, default=list(named), help="each compiles kernels")
-    activations = [named[name] for name in parser.parse_args().activations]
+    parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes")
+    parser.add_argument("--only", default="", help="plans that contain this text")
+    arguments = parser.parse_args()
+    activations = [named[name] for name in arguments.activations]
+    sizes = spread_over(SIZES, arguments.sizes)
     join(timedelta(seconds=60))
     torch.manual_seed(dist.get_rank())
-    for plan in PLANS:
-        check_bias_and_residual(plan, activations)
-        check_gates(plan, activations)
-        check_several(plan)
+    for plan in (plan for plan in PLANS if arguments.only in plan):
+        check_bias_and_residual(plan, sizes, activations)
+        check_gates(plan, sizes, activations)
+        check_several(plan, sizes)
     report.finish()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Case, expected, make_inputs, run
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import join, report, spread_over
 from overweave.errors import PeerError
 
 CASES = (
@@ -89,12 +88,6 @@ def _survive(case: Case, inputs: object, started: float, limit_s: float) -> list
         named = "late" in str(error) or "waits" in str(error)
         return [] if took_s <= limit_s and named else [f"{case}: {took_s:.1f} s, {error}"]
     return [f"{case}: no error; NaN: {bool(out.isnan().any())}"]
-
-
-def spread_over(cases: Sequence[Case], count: int) -> list[Case]:
-    """`count` of the cases, or all where there are fewer, as far apart as they go."""
-    chosen = min(count, len(cases))
-    return [cases[(2 * index + 1) * len(cases) // (2 * chosen)] for index in range(chosen)]
 
 
 def main() -> None:

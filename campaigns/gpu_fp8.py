@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_ranks import join, report, shard
+from campaigns.gpu_ranks import join, report, shard, spread_over
 from overweave.ops import reference
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Call, Effort, compare
@@ -37,6 +38,8 @@ LARGEST = 448.0  # of e4m3
 ERROR_RATIO, SPEED_RATIO = 1.05, 1.4
 CHECKED_COLUMNS = 256  # of a product that is held against fp64
 EFFORT = Effort(rounds=20, warmup=4, host_calls=0)
+
+Sizes = tuple[int, int, int]
 
 
 class Tensors(NamedTuple):
@@ -75,11 +78,11 @@ def normals(m: int, n: int, k: int) -> Tensors:
     return Tensors(x, w.t(), scale_x, scale_w.t().contiguous())
 
 
-def check_exactness(plan: str) -> None:
+def check_exactness(plan: str, sizes: Sequence[Sizes]) -> None:
     """Every bit, in two sets of tensors by turns."""
     started, failures, count = time.monotonic(), [], 0
     wider = torch.float32 if plan == "sequential" else torch.float16
-    for (m, n, k), (by_rows, out) in product(SIZES, ((True, torch.bfloat16), (False, torch.bfloat16), (True, wider))):
+    for (m, n, k), (by_rows, out) in product(sizes, ((True, torch.bfloat16), (False, torch.bfloat16), (True, wider))):
         both = integers(m, n, k, by_rows), integers(m, n, k, by_rows)
         for turn in range(4):
             given, count = both[turn % 2], count + 1
@@ -145,17 +148,18 @@ def _compared(methods: dict[str, Call]) -> dict[str, tuple[float, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-times", action="store_true", help="leave out what is timed beside bf16")
-    is_timed = not parser.parse_args().no_times
+    parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes must be exact")
+    arguments = parser.parse_args()
     join(timedelta(seconds=60))
     torch.manual_seed(dist.get_rank())
     for plan in PLANS if dist.get_world_size() > 1 else ("sequential", *FUSED[:2]):
-        check_exactness(plan)
+        check_exactness(plan, spread_over(SIZES, arguments.sizes))
     cases = [case for case in json.loads(SHAPES.read_text())["cases"] if case["name"] in TIMED]
     for case in cases:
         sizes = case["m"], case["n"] // dist.get_world_size(), case["k"]
         if case["name"] == TIMED[0]:
             check_errors(*sizes)
-        if is_timed:
+        if not arguments.no_times:
             check_times(case["name"], *sizes)
     report.finish()
 

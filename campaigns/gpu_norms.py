@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -22,7 +22,7 @@ import torch.nn.functional as functional
 
 import overweave as ow
 from campaigns.gpu_exactness import ALL_REDUCE, Case, Inputs, expected, make_inputs
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import join, report, spread_over
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
 
@@ -41,6 +41,7 @@ TIMED = ((16, 4096, 1024), (256, 8192, 2048), (2048, 8192, 2048), (8192, 8192, 2
 EPS = 1e-5
 ROUNDING = 2**-8  # of bf16, and a little for the order in which squares are added
 
+Sizes = tuple[int, int, int]
 Norm = tuple[torch.Tensor, torch.Tensor | None]  # weight, residual
 Call = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
@@ -101,10 +102,10 @@ def replay_of(call: Call) -> Call:
     return replay
 
 
-def check(plan: str) -> tuple[int, list[str]]:
+def check(plan: str, sizes: Sequence[Sizes]) -> tuple[int, list[str]]:
     """How many results were looked at, and which were wrong."""
     count, failures = 0, []
-    for m, n, k in SIZES:
+    for m, n, k in sizes:
         for has_residual in (False, True):
             case = Case(ALL_REDUCE, m, n, k, torch.bfloat16, False, plan)
             sets = [make_set(case, seed, has_residual) for seed in (1, 2)]
@@ -154,11 +155,12 @@ def _behind(own: Set, plan: str | None) -> Callable[[int], object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=0, help="time so many rounds too")
+    parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes are checked")
     arguments = parser.parse_args()
     join(timedelta(seconds=60))
     for plan in PLANS:
         started = time.monotonic()
-        count, failures = check(plan)
+        count, failures = check(plan, spread_over(SIZES, arguments.sizes))
         report.line(f"norm behind {plan}", count, failures, started)
     if arguments.rounds:
         times(arguments.rounds)

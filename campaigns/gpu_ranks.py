@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+_T = TypeVar("_T")
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+def spread_over(items: Sequence[_T], count: int) -> list[_T]:
+    """`count` of the items, or all where there are fewer, as far apart as they go: what a short run looks at."""
+    chosen = min(count, len(items))
+    return [items[(2 * index + 1) * len(items) // (2 * chosen)] for index in range(chosen)]
 
 
 def join(timeout: timedelta) -> torch.device:

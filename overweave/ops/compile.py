@@ -51,7 +51,8 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
 
     Returns a callable with the kernel's own parameters, and `group`; keep it as long as graphs that captured its calls.
     Its numbers are those of the whole problem; an exchanged tensor is this rank's shard of rows, as torch.chunk deals
-    them. Every rank calls it. Calls whose tensors come back are launched as one graph each.
+    them. Every rank calls it. Calls whose tensors come back are launched as one graph each. A tile waits for the rows
+    that it reads, and for nobody else; a call raises RankMismatch where ranks differ, and PeerError.
     Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
     SOURCE: AutoOverlap, sections 4 and 5.
     """

@@ -57,12 +57,16 @@ def compile_auto(
     default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model; by default
     that is guessed from what a tile touches (sim/author.py).
 
-    Returns a callable as `compile` does. Each set of numbers is simulated once; `tune` measures. On a CPU the model
-    stands for an H200. Raises DirectiveError and InputError.
+    Returns a callable as `compile` does, whose calls wait and raise as its. Each set of numbers is simulated once;
+    its `tune` measures, collectively. On a CPU the model stands for an H200. Raises DirectiveError for a kernel that
+    cannot be compiled, and InputError for schedules and configs that are none.
     SOURCE: AutoOverlap 5.3.
     """
     path, name = where_of(kernel)
     read = kernel_of(path, name)
+    named = schedule.values() if isinstance(schedule, Mapping) else (schedule,)
+    if not all(isinstance(how, str) for how in named):
+        raise InputError("compile_auto", f"schedule {str(schedule)[:60]}", "Pass names, such as all_gather.auto")
     if isinstance(schedule, str):
         loads, stores = ([one.directive.tensor for one in side] for side in (read.loads, read.stores))
         schedule = dict.fromkeys((loads if side_of(schedule) == GATHER else stores)[:1], schedule)

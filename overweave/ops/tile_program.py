@@ -96,10 +96,14 @@ class TileProgram:
 
     def _check(self) -> None:
         for name, channel in self.declared.channels.items():
+            if not isinstance(channel, TileChannel):
+                raise InputError(f"channel {name}", f"got {type(channel).__name__}", "Pass ow.TileChannel")
             if channel.world_size != self.world_size:
                 found = f"its tiles have {channel.world_size} shards, the group has {self.world_size} ranks"
                 raise InputError(f"channel {name}", found, "Cut the matrix into one shard a rank")
         for name, buffer in self.declared.buffers.items():
+            if not isinstance(buffer, SymmetricBuffer):
+                raise InputError(f"symmetric buffer {name}", f"got {type(buffer).__name__}", "Pass ow.SymmetricBuffer")
             if min(buffer.rows, buffer.cols) < 1:
                 raise InputError(f"symmetric buffer {name}", f"{buffer.rows} x {buffer.cols}", "Give it an element")
 

@@ -15,7 +15,10 @@ from overweave.runtime.host import reset_host
 
 
 def check(group: GroupLike = None) -> None:
-    """Waits for this rank's calls to end, and raises what went wrong in any of them. Their results are void then."""
+    """Waits for this rank's calls to end, and raises what went wrong in any of them. Their results are void then.
+
+    Raises PeerDied, PeerTimeout or RankMismatch of a call, WorkspaceBroken until a reset, GroupError without a group.
+    """
     resolved = group_of(group)
     if not torch.cuda.is_available():
         HostWorkspace.of(resolved).board.check()
@@ -56,7 +59,7 @@ def symmetric_empty(
     board.agree(f"symmetric_empty {list(extents)} {dtype}".encode())
     if not torch.cuda.is_available():
         board.finish()
-        return torch.empty(extents, dtype=dtype)
+        return torch.zeros(extents, dtype=dtype)
     where = device or _gpu()
     size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
     heap = load("gpu heap")(resolved, where, size_bytes)

@@ -9,22 +9,30 @@ SOURCE: AutoOverlap 5.1: chunks, P2P as push or pull, collectives, dependences a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from msgspec import Struct
 
-from overweave.errors import ScheduleError
+from overweave.errors import InputError, ScheduleError
 from overweave.ir.schedule import Range
 
 After = tuple[tuple[int, int], ...]
 
 
 class Chunk(Struct, frozen=True):
-    """A rectangle of the whole tensor, as a matrix: rows `[lo, hi)` and columns `[lo, hi)`; cols None: whole rows."""
+    """A rectangle of the whole tensor, as a matrix: rows `[lo, hi)` and columns `[lo, hi)`; cols None: whole rows.
+
+    Raises InputError for what is no pair of ints.
+    """
 
     rows: Range
     cols: Range | None = None
+
+    def __post_init__(self) -> None:
+        for name, pair in (("rows", self.rows), ("cols", (0, 0) if self.cols is None else self.cols)):
+            if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(end, int) for end in pair):
+                raise InputError(f"chunk with {name} {str(pair)[:40]}", "not two ints", "Pass a tuple (low, high)")
 
     def __str__(self) -> str:
         return f"[{self.rows[0]}:{self.rows[1]}]" + (f"[{self.cols[0]}:{self.cols[1]}]" if self.cols else "")
@@ -68,10 +76,26 @@ Move = Put | Get | Collective
 
 class Gather(Struct, frozen=True):
     """Moves after which every rank of `world_size` has all of a tensor. They stand in the order of their launch, and
-    tiles run in that order too: what the last move that they need brings comes last."""
+    tiles run in that order too: what the last move that they need brings comes last.
+
+    A move waits for the moves that bring what it reads, and for those in its `after`; a tile for those that bring its
+    rows. Raises InputError for what is no list of moves; `compile` raises ScheduleError for moves that leave a gap.
+    """
 
     world_size: int
     moves: tuple[Move, ...]
+
+    def __post_init__(self) -> None:
+        moves: Iterable[object] = self.moves
+        for at, move in enumerate(moves):
+            if not isinstance(move, Put | Get | Collective):
+                found = f"it is a {type(move).__name__}"
+                raise InputError(f"move {at} of a gather by hand", found, "Pass Put, Get or Collective")
+            chunks: Iterable[object] = move.chunks if isinstance(move, Collective) else (move.chunk,)
+            for chunk in chunks:
+                if not isinstance(chunk, Chunk):
+                    found = f"its chunk is a {type(chunk).__name__}"
+                    raise InputError(f"move {at} of a gather by hand", found, "Pass Chunk((low, high))")
 
     def __str__(self) -> str:
         digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()

@@ -130,7 +130,9 @@ def transport_of(words: object) -> Transport:
         raise InputError("schedule", found, "Give a name with options, or a Gather")
     name = words.split(maxsplit=1)[0] if words.strip() else ""
     if name not in TRANSPORTS:
-        raise InputError(f"schedule {name[:40]!r}", "unknown", f"Schedules: {', '.join(TRANSPORTS)}")
+        known = f"Schedules: {', '.join(TRANSPORTS)}"
+        cure = "Leave the choice to overweave.compile_auto" if name.endswith(".auto") else known
+        raise InputError(f"schedule {name[:40]!r}", "unknown", cure)
     return TRANSPORTS[name]
 
 
@@ -159,6 +161,10 @@ def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Map
 
     One schedule alone stands for the first tensor that is read, or written.
     """
+    given: object = schedule
+    if not isinstance(given, str | Gather | Mapping):
+        found, cure = f"a {type(given).__name__}", "Give a name, a Gather, or a mapping of tensors to them"
+        raise InputError("schedules of a kernel", found, cure)
     if isinstance(schedule, str | Gather):
         side = loads if transport_of(schedule).side == GATHER else stores
         if not side:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from campaigns.gpu_faults import CASES, spread_over
+from campaigns.gpu_faults import CASES
+from campaigns.gpu_ranks import spread_over
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, len(CASES), len(CASES) + 5])

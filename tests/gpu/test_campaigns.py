@@ -15,15 +15,15 @@ CAMPAIGNS = {
     "exactness": ["gpu_exactness", "--shapes", "30", "--calls", "100", "--replays", "60", "--set", ""],
     "faults": ["gpu_faults", "--deadline", "3", "--rounds", "2", "--absent", "3"],
     "beside": ["gpu_beside", "--trials", "48"],
-    "epilogues": ["gpu_epilogues", "--activations", "none", "silu"],
-    "norms": ["gpu_norms"],
+    "epilogues": ["gpu_epilogues", "--activations", "silu", "--sizes", "1", "--only", "push"],
+    "norms": ["gpu_norms", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
-    "authored": ["gpu_authored", "--calls", "2"],
+    "authored": ["gpu_authored", "--calls", "2", "--trials", "30"],
     "packed": [
         *("gpu_packed", "--shapes", "20", "--calls", "300", "--replays", "60"),
         *("--deadline", "4", "--no-latency"),
     ],
-    "fp8": ["gpu_fp8", "--no-times"],
+    "fp8": ["gpu_fp8", "--no-times", "--sizes", "1"],
 }
 
 

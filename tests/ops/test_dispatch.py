@@ -197,6 +197,7 @@ def test_a_wrong_call_beside_a_known_one():
 
 def allocate() -> list[Any]:
     told: list[Any] = [list(ow.symmetric_empty([3, 4], torch.float16).shape)]
+    assert not ow.symmetric_empty((1 << 16,), torch.float32).any()
     told += [raised(partial(ow.symmetric_empty, shape, torch.float16)) for shape in ((2, -1), 5, (1.5,))]
     rank = dist.get_rank()
     told.append(raised(partial(ow.symmetric_empty, (3, -1 if rank else 4), torch.float16)))

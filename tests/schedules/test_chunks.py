@@ -146,3 +146,20 @@ def test_it_is_written_for_one_size_of_group():
     gather = ow.Gather(2, (ow.Put(0, 1, rows(0, 48)), ow.Put(1, 0, rows(48, 96))))
     with pytest.raises(InputError, match="the group has 3 ranks"):
         author_plan(space(), {"A": gather}, 3, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: ow.Chunk(3),
+        lambda: ow.Chunk([0, 64]),
+        lambda: ow.Chunk((0, 64, 1)),
+        lambda: ow.Chunk((0, 64), cols=(0, 1.5)),
+        lambda: ow.Gather(2, (3,)),
+        lambda: ow.Gather(2, (ow.Put(0, 1, (0, 64)),)),
+        lambda: ow.Gather(2, (ow.Collective(((0, 64),)),)),
+    ],
+)
+def test_what_is_no_move_is_refused_as_it_is_written(write):
+    with pytest.raises(InputError):
+        write()
