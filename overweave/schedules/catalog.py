@@ -196,7 +196,8 @@ def operators() -> tuple[str, ...]:
 def template_of(name: str) -> Template:
     """The template called `name`. Raises InputError that names all."""
     if name not in TEMPLATES:
-        own = names(str(name).partition(".")[0])
+        operator = str(name).partition(".")[0]
+        own = [known for known in TEMPLATES if known.startswith(f"{operator}.")]
         raise InputError(f"schedule {str(name)[:80]}", "unknown", f"Schedules: {', '.join(own or TEMPLATES)}")
     return TEMPLATES[name]
 
