@@ -7,11 +7,11 @@ on. Two workspaces' calls may run at once: they share neither.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
+
+from overweave.memory.collector import without_collection
 
 
 class Captures:
@@ -27,7 +27,8 @@ class Captures:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
-        with torch.cuda.stream(self._stream), _without_collection():
+        # A graph that the collector drops meanwhile would end the capture.
+        with torch.cuda.stream(self._stream), without_collection():
             graph.capture_begin(pool, capture_error_mode="thread_local")  # a watcher's calls are no part of it
             try:
                 enqueue(self._stream)
@@ -35,15 +36,3 @@ class Captures:
                 graph.capture_end()
         self._first = self._first or graph
         return graph
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A graph that the collector drops meanwhile would end the capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

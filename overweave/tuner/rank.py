@@ -14,6 +14,7 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import Problem
+from overweave.memory.collector import without_collection
 from overweave.schedules.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
@@ -158,7 +159,8 @@ class _Model:
         if known.obstacle or self._machine is None or not self._has_model(what):
             return known
         try:
-            us = predict_us(self._simulated, self._target, what, self._machine)
+            with without_collection():  # tables have some hundred thousand rows, through which it would look in vain
+                us = predict_us(self._simulated, self._target, what, self._machine)
             return Weighed(what, us * self._problem.m / max(self._simulated.m, 1))
         except (InputError, ScheduleError) as error:
             return Weighed(what, None, f"{error.asked}: {error.found}")

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from msgspec import Struct
 
 from overweave.errors import InputError
+from overweave.memory.collector import without_collection
 
 Call = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample
 
@@ -80,7 +80,8 @@ def compare(
     clock: Clock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
     names = list(methods)
     table: dict[str, list[float]] = {name: [] for name in names}
-    with _no_garbage_collection():
+    gc.collect()
+    with without_collection():
         for turn in range(effort.warmup + effort.rounds):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
@@ -147,18 +148,6 @@ class _CudaClock:
         elapsed_ns = time.perf_counter_ns() - start_ns
         torch.cuda.synchronize(self._device)
         return elapsed_ns / calls / 1e3
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _slowest(

@@ -17,6 +17,8 @@ from overweave.errors import DirectiveError, InputError
 from overweave.ops.compile import Fused, compile
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ROOT / "examples" / "kernels"
 PUSH, SCATTER = "all_gather.push pieces=2", "reduce_scatter.scatter"
 FUSED = {

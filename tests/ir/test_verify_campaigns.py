@@ -20,6 +20,8 @@ from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Findings
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.make.__name__)
 def test_right_schedules_are_right_in_every_interleaving(template):

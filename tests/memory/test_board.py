@@ -13,6 +13,8 @@ from overweave.memory.board import Alarm, Board
 from overweave.memory.group import resolve
 from overweave.runtime.processes import Ranks, run_ranks
 
+pytestmark = pytest.mark.slow
+
 DIED_WITHIN_S = 2.0
 
 

@@ -20,6 +20,8 @@ from overweave.memory.shared import SharedFile
 from overweave.runtime.processes import Ranks, run_ranks
 from overweave.schedules import catalog
 
+pytestmark = pytest.mark.slow
+
 
 def write_to_peers() -> bool:
     board = Board.of(resolve(None))

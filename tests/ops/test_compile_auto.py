@@ -16,6 +16,8 @@ from overweave.ops.compile_auto import AutoFused, configs_of
 from overweave.tuner.compiled import shortlist
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
 STRIDES = dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"), 1)
 NUMBERS = {"M": 2048, "N": 2048, "K": 4096, "BLOCK_K": 64, "GROUP_M": 8, **STRIDES}

@@ -194,7 +194,7 @@ class HostSpace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", packed_cases(), ids=str)
+@pytest.mark.parametrize("case", list(packed_cases()), ids=str)
 def test_packed_kernels_compile_with_the_arguments_of_a_launch(
     case: Case, launched: list[Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ from overweave.runtime.host import reset_host, run_on_host
 from overweave.runtime.processes import run_ranks
 from overweave.schedules import catalog
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES = [name for operator in OPERATORS for name in catalog.names(operator)]
 
 

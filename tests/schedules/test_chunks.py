@@ -16,6 +16,8 @@ from overweave.schedules.author_plan import author_plan
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.gather_templates import TEMPLATES, Mesh, gather_moves
 
+pytestmark = pytest.mark.slow
+
 BLOCK, ROWS, COLS = 16, 96, 32
 
 

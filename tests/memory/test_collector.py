@@ -1,0 +1,25 @@
+"""The collector is as it was, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from overweave.memory.collector import without_collection
+
+
+def fail() -> None:
+    with without_collection():
+        raise KeyError(f"enabled: {gc.isenabled()}")
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_it_rests_meanwhile_and_is_then_as_before(was_enabled: bool) -> None:
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError, match="enabled: False"):
+            fail()
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
