@@ -9,6 +9,7 @@ lock      dropped by the kernel when a process ends; peers probe it
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ __all__ = ["Alarm", "Board"]
 
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0
+TOLD_BYTES = (records.TEXT - records.HASH) * 8 + TEXT_BYTES
 
 
 class Board:
@@ -49,6 +51,7 @@ class Board:
         self.is_watched = False  # a thread of this rank calls `check` often: a call need not
         self._records = Records(file, group.rank)
         self._peers = [rank for rank in range(group.world_size) if rank != group.rank]
+        self._peer_starts = [peer * records.RECORD_WORDS for peer in self._peers]
         self._exchanges = 0
         self._written: dict[int, tuple[bytes, bool]] = {}  # what the entries of the ring say
         self._last_probe_s = 0.0
@@ -85,9 +88,24 @@ class Board:
 
     def post(self, signature: bytes) -> int:
         """As `agree`, without waiting: a mismatch is raised by the rank that looks last, and by the others' `check`."""
-        self._post(signature, is_posted=True)
-        self._compare(self.call)
-        return self.call
+        # Every eager call comes through here: `_post` and `_compare`, without a function of Python for each word.
+        own, call = self._records, self.call + 1
+        if self.is_watched:
+            own.look()
+        else:
+            self.check()
+        self.call = call
+        place = records.RING + call % records.ENTRIES * records.ENTRY_WORDS
+        if self._written.get(place) != (signature, True):
+            self._write(place, signature, is_posted=True)
+        words, start = own.words, own.start
+        words[start + place + records.CALL] = words[start + records.BEGUN] = call
+        own.fence()  # store own entry before loading the peers': of two ranks, at least one sees the other's
+        mine, hashed = words[start + place + records.HASH], place + records.HASH
+        for peer in self._peer_starts:
+            if words[peer + hashed] != mine and words[peer + place + records.CALL] == call:
+                self._compare(call)
+        return call
 
     def finish(self) -> None:
         """This rank's part of the current call is done: its process may end now without harm to the call."""
@@ -227,9 +245,7 @@ class Board:
         # Zero first: a reader that meets half an entry sees an older call.
         own.put(place + records.CALL, 0)
         own.fence()
-        own.put(place + records.HASH, _hash(signature))
-        own.put(place + records.IS_POSTED, int(is_posted))
-        own.put_data(place + records.TEXT, _readable(signature).encode(), TEXT_BYTES)
+        own.put_data(place + records.HASH, _told(signature, is_posted), TOLD_BYTES)
         own.fence()
         self._written[place] = (signature, is_posted)
 
@@ -280,8 +296,10 @@ atexit.register(_BOARDS.clear)  # a process group must not outlive the interpret
 
 
 @lru_cache(maxsize=1024)
-def _hash(signature: bytes) -> int:
-    return int.from_bytes(blake2b(signature, digest_size=8).digest(), "little", signed=True)
+def _told(signature: bytes, is_posted: bool) -> bytes:
+    """An entry from its hash on."""
+    words = blake2b(signature, digest_size=8).digest() + int(is_posted).to_bytes(8, sys.byteorder)
+    return words.ljust((records.TEXT - records.HASH) * 8, b"\0") + _readable(signature).encode()
 
 
 @lru_cache(maxsize=1024)

@@ -58,7 +58,7 @@ class CopyQueue:
                 driver.write_value(stream, step.address, step.value)
 
     def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
-        return tuple([tensors[name] for name in self._named])
+        return tuple(map(tensors.__getitem__, self._named))
 
     def _graph_for(self, tensors: Mapping[str, int]) -> _Graph:
         """A new graph, or the oldest one pointed here. A graph refuses memory of another kind: then a new one, too."""

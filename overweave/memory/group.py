@@ -36,12 +36,12 @@ class Group:
         return timeout.total_seconds()
 
 
-def resolve(group: ProcessGroup | str | DeviceMesh | None) -> Group:
+GroupLike = ProcessGroup | DeviceMesh | str | None
+
+
+def resolve(group: GroupLike) -> Group:
     """What the caller means by `group`; None is the world. Raises GroupError."""
-    if not (dist.is_available() and dist.is_initialized()):
-        found = "torch.distributed is not initialised"
-        raise GroupError("find the process group", found, "Call init_process_group first")
-    process_group = _process_group(group)
+    process_group = process_group_of(group)
     rank = dist.get_rank(process_group)
     if rank < 0:
         raise _lacks_this_rank(process_group.group_name)
@@ -83,7 +83,11 @@ def collective_failure(group: Group, error: RuntimeError) -> PeerError:
     return PeerDied(asked, text[:300], "Find out why the peer's process ended")
 
 
-def _process_group(group: ProcessGroup | str | DeviceMesh | None) -> ProcessGroup:
+def process_group_of(group: GroupLike) -> ProcessGroup:
+    """The process group that a caller means; None is the world. Raises GroupError."""
+    if not (dist.is_available() and dist.is_initialized()):
+        found = "torch.distributed is not initialised"
+        raise GroupError("find the process group", found, "Call init_process_group first")
     if isinstance(group, str):
         try:
             return dist.distributed_c10d._resolve_process_group(dist.GroupName(group))

@@ -32,21 +32,24 @@ _LOCK_QUERY = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 class Records:
-    """Reads of any rank's record, writes to the own one."""
+    """Reads of any rank's record, writes to the own one.
+
+    words: all records, one after the other. start: of the own one.
+    """
 
     def __init__(self, file: SharedFile, rank: int) -> None:
         self.fence = Fence()
         self._file = file
-        self._words = file.words
-        self._own = rank
+        self.words = file.words
+        self.start = rank * RECORD_WORDS
 
     def word(self, rank: int, index: int) -> int:
         """A word of any rank's record."""
-        return self._words[rank * RECORD_WORDS + index]
+        return self.words[rank * RECORD_WORDS + index]
 
     def put(self, index: int, value: int) -> None:
         """Stores a word of the own record."""
-        self._words[self._own * RECORD_WORDS + index] = value
+        self.words[self.start + index] = value
 
     def data(self, rank: int, index: int, length: int) -> bytes:
         """Bytes of any rank's record, from word `index` on."""
@@ -59,12 +62,12 @@ class Records:
 
     def put_data(self, index: int, data: bytes, length: int) -> None:
         """Stores bytes in the own record, cut or padded to `length`."""
-        start = (self._own * RECORD_WORDS + index) * 8
+        start = (self.start + index) * 8
         self._file.memory[start : start + length] = data[:length].ljust(length, b"\0")
 
     def look(self) -> None:
         """Notes that this rank is about."""
-        self.put(LOOKED_MS, now_ms())
+        self.words[self.start + LOOKED_MS] = time.monotonic_ns() // 1_000_000
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process of a peer runs, or is stopped."""

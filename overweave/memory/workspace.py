@@ -39,6 +39,7 @@ SMALLEST_SLOT_BYTES = 16 << 20
 REPORT_WORDS = 8
 TOLD_WITHIN_S = 2.0  # ten turns of a watcher
 KERNEL_QUEUES = 4
+IS_SET = int(REPORT_IS_SET.value)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Workspace:
         self.state = torch.zeros(LAST_USE.value + SLOTS, dtype=torch.int64, device=device)
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)
         self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32).pin_memory()
-        self._report = self.report.numpy()
+        self._report: memoryview[int] = memoryview(self.report.numpy())  # type: ignore[arg-type]
         limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
         self.limits = torch.tensor(limits, dtype=torch.int64, device=device)
         self._packed: list[PackedSpace] = []  # as the heaps
@@ -148,9 +149,9 @@ class Workspace:
 
     def enter(self, stream: torch.cuda.Stream) -> None:
         """Begins a call: chains it behind the last one if that ran on another stream. Raises what went wrong before."""
-        if self._watcher.trouble is not None or self._report[REPORT_IS_SET.value]:
+        if self._watcher.trouble is not None or self._report[IS_SET]:
             self._refuse()
-        if self._last_stream is not None and self._last_stream != stream.cuda_stream:
+        if self._last_stream != stream.cuda_stream and self._last_stream is not None:
             stream.wait_event(self._last_call)
 
     def leave(self, stream: torch.cuda.Stream) -> None:
@@ -237,7 +238,7 @@ class Workspace:
         self.claims.zero_()
         for space in self._packed:
             space.clear()
-        self._report[:] = 0
+        self.report.zero_()
         self._turn = 0  # a rank that raised may have taken one turn more than its peers
         stream = torch.cuda.current_stream(self.device).cuda_stream
         for address, words in self.signal_ranges():

@@ -7,15 +7,17 @@ from typing import Literal, overload
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.plan import Problem, numbered
+from overweave.ir.plan import LONGEST_LIST, Problem, numbered
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
-from overweave.ops.arguments import DTYPES, check_operands, weights_of
-from overweave.ops.dispatch import GroupLike, Weights, group_of, key_of, prepare, prepared_call, refuse
-from overweave.ops.epilogue import NO_EXTRAS, Extras, checked_epilogue, key_of_extras
+from overweave.ops.arguments import DTYPES, check_operands
+from overweave.ops.dispatch import GroupLike, Weights, group_of, look_up, prepare, refuse
+from overweave.ops.epilogue import Extras, checked_epilogue, told_of
 from overweave.ops.scales import FP8, name_of
 
 OPERATOR = "all_gather_matmul"
+WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
+PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
 Products = tuple[torch.Tensor, ...]
 
 
@@ -108,21 +110,17 @@ def all_gather_matmul(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.3.
     """
     resolved = group_of(group)
-    weights = weights_of(w)
-    key = key_of(resolved, OPERATOR, x_shard, weights, {"m": m, "return_gathered": return_gathered, "plan": plan})
-    key += key_of_extras(extras)
-    prepared = prepared_call(resolved, key)
+    weights: Weights = tuple(w) if isinstance(w, (list, tuple)) else (w,)
+    options = {"m": m, "return_gathered": return_gathered, "plan": plan}
+    key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, told_of(extras))
     problem = prepared.problem if prepared else _checked(x_shard, weights, m, resolved, (return_gathered, extras))
-    extras = extras or NO_EXTRAS
-    tensors, kept = {"x": x_shard, **extras.tensors}, extras.scales.result_dtype(x_shard)
-    for index, (each, cols) in enumerate(zip(weights, problem.widths, strict=True)):
-        tensors[numbered("w", index)] = each
-        tensors[numbered("y", index)] = x_shard.new_empty((problem.m, cols), dtype=kept)
-    if return_gathered:
-        tensors["gathered_out"] = x_shard.new_empty((problem.m, problem.k))
-    (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
-    products = tuple(tensors[numbered("y", index)] for index in range(len(weights)))
-    y = products if isinstance(w, list | tuple) else products[0]
+    tensors = {"x": x_shard, "w": weights[0]}
+    if len(weights) > 1:
+        tensors |= zip(WEIGHTS, weights, strict=False)
+    if extras is not None:
+        tensors |= extras.tensors
+    (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
+    y = tensors["y"] if weights[0] is w else tuple([tensors[name] for name in PRODUCTS[: len(weights)]])
     return (y, tensors["gathered_out"]) if return_gathered else y
 
 

@@ -18,11 +18,6 @@ DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "
 _OPTIONS: dict[str, tuple[type, ...]] = {"m": (int, NoneType), "return_gathered": (bool,), "plan": (str, NoneType)}
 
 
-def weights_of(w: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The weights of a caller who may pass one or a list of them; what they are is for `check_kinds` to say."""
-    return tuple(w) if isinstance(w, list | tuple) else (w,)
-
-
 def check_kinds(operator: str, x: object, weights: tuple[object, ...], options: Mapping[str, object]) -> None:
     """x and every weight are strided tensors, options of the types that the operators declare. Raises InputError."""
     if not 1 <= len(weights) <= LONGEST_LIST:

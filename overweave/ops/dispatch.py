@@ -7,10 +7,9 @@ they are about to do (memory/board.py).
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -20,11 +19,12 @@ from overweave.ir.epilogue import Z
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
-from overweave.memory.group import Group, resolve
+from overweave.memory.group import Group, process_group_of, resolve
+from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.arguments import check_kinds
 from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
-from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors
+from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, outputs_of
 from overweave.runtime.host import run_on_host
 from overweave.schedules.catalog import build, template_of
 from overweave.tuner.agreement import agreed_knowledge
@@ -34,52 +34,66 @@ from overweave.tuner.space import BY_TORCH, Candidate, candidate, obstacle
 from overweave.tuner.target import Target, kernel_obstacle, target_of
 
 Weights = tuple[torch.Tensor, ...]
+Options = Mapping[str, object]
 Refusal = TypeVar("Refusal", bound=Exception)
-GroupLike = dist.ProcessGroup | dist.DeviceMesh | str | None
 ALIGNED_BYTES = 16
 
 
-_PREPARED: WeakKeyDictionary[dist.ProcessGroup, Calls] = WeakKeyDictionary()
+_PREPARED: dict[dist.ProcessGroup, Calls] = {}
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
-_GROUPS: WeakKeyDictionary[dist.ProcessGroup, Group] = WeakKeyDictionary()
+_GROUPS: dict[dist.ProcessGroup, Group] = {}
 atexit.register(_GROUPS.clear)  # a process group must not outlive the interpreter
 
 
 def group_of(group: GroupLike) -> Group:
     """What the caller means by `group`, remembered. Raises GroupError."""
-    key = dist.group.WORLD if group is None else group
-    if isinstance(key, dist.ProcessGroup):
-        known = _GROUPS.get(key)
-        if known is None:
-            known = _GROUPS[key] = resolve(key)
-        return known
-    return resolve(group)
+    key = group if isinstance(group, dist.ProcessGroup) else process_group_of(group)
+    known = _GROUPS.get(key)
+    if known is None:
+        known = _GROUPS[key] = resolve(key)
+    return known
 
 
-def key_of(group: Group, operator: str, x: torch.Tensor, weights: Weights, options: Mapping[str, object]) -> Key:
-    """Everything that decides how a call runs: equal keys need neither checks nor choices again. Raises InputError."""
+def look_up(
+    group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options, extras: Iterable[object] = ()
+) -> tuple[Key, Prepared | None]:
+    """Everything that decides how a call runs, and the call that was prepared for that, announced to the peers.
+
+    Equal keys need neither checks nor choices again. operands: x and the weights; extras: whatever comes beside.
+    Raises InputError for operands that are no tensors and options of another type, RankMismatch and PeerError.
+    """
+    needs_gradient = torch.is_grad_enabled()
+    told: list[object] = [operator, len(operands)]
     try:
-        check_kinds(operator, x, weights, options)
+        for each in (*operands, *options.values(), *extras):
+            if isinstance(each, torch.Tensor):
+                misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
+                told += (each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
+            else:  # 1, 1.0 and True are equal, and not the same
+                told += (type(each), each)
+        key = tuple(told)
+        prepared = _calls(group).get(key)
+    except TypeError:  # nothing can be found by it: whoever reads it will say what is wrong
+        key, prepared = (), None
+    except RuntimeError:  # it lies nowhere
+        _check(group, operator, operands, options)
+        raise
+    if prepared is None:
+        _check(group, operator, operands, options)
+    elif prepared.board is not None:
+        prepared.board.post(prepared.signature)
+    return key, prepared
+
+
+def _check(group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options) -> None:
+    try:
+        check_kinds(operator, operands[0], operands[1:], options)
     except InputError as error:
         raise refuse(group, error) from None
-    operands, needs_gradient = (x, *weights), torch.is_grad_enabled()
-    told: list[object] = [operator]
-    for each in operands:
-        misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
-        told += (each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
-    return (*told, len(weights), *options.values())
-
-
-def prepared_call(group: Group, key: Key) -> Prepared | None:
-    """The call that was prepared under this key, announced to the peers. Raises RankMismatch and PeerError."""
-    prepared = _calls(group).get(key)
-    if prepared is not None:
-        Board.of(group).post(prepared.signature)
-    return prepared
 
 
 def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> Prepared:
-    """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it.
+    """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it. tensors: its inputs.
 
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
@@ -92,11 +106,13 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
+    outputs = outputs_of(problem, group.rank)
+    example = tensors | {name: tensors["x"].new_empty(shape, dtype=dtype) for name, shape, dtype in outputs}
     if built is None:
         run, bound = bind_by_torch(choice.plan, problem, group, tensors["x"].device)
     else:
-        run, bound = _bind(built, group, tensors)
-    prepared = Prepared(problem, signature, choice, run, bound)
+        run, bound = _bind(built, group, example)
+    prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group))
     _calls(group).put(key, prepared)
     return prepared
 

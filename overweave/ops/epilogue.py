@@ -10,7 +10,6 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
 from overweave.ops.scales import Scales, as_matrices, checked_scaling
 
-_ALIGNED_BYTES = 16
 _ACTIVATIONS = get_args(Activation)
 
 
@@ -41,20 +40,19 @@ class Extras(NamedTuple):
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """By the names under which plans know them, as matrices."""
-        named = as_matrices(self.scales) | ({} if self.bias is None else {BIAS: self.bias.unsqueeze(0)})
-        others = ((RESIDUAL, self.residual), (GATE, self.gate))
-        return named | {name: tensor for name, tensor in others if tensor is not None}
+        named = {} if self.scale_x is None else as_matrices(self.scales)
+        if self.bias is not None:
+            named[BIAS] = self.bias.unsqueeze(0)
+        if self.residual is not None:
+            named[RESIDUAL] = self.residual
+        if self.gate is not None:
+            named[GATE] = self.gate
+        return named
 
 
-NO_EXTRAS = Extras()
-
-
-def key_of_extras(extras: Extras | None) -> tuple[object, ...]:
-    """Everything about a caller's extras, whatever they are, that decides how a call runs."""
-    if not isinstance(extras, Extras):
-        return (type(extras),)
-    tensors = (extras.bias, extras.residual, extras.scale_x, extras.scale_w, extras.gate)
-    return (*map(_key_of, tensors), str(extras.activation), str(extras.out_dtype))
+def told_of(extras: Extras | None) -> tuple[object, ...]:
+    """Everything about a caller's extras, whatever they are, that may decide how a call runs."""
+    return extras if isinstance(extras, Extras) else (extras,)
 
 
 def checked_epilogue(
@@ -108,11 +106,3 @@ def _check_layout(operator: str, gate: torch.Tensor, w: torch.Tensor) -> None:
     if not alike:
         found = f"gate has strides {gate.stride()}, w {w.stride()}"
         raise InputError(f"{operator}: gate in the memory layout of w", found, "Lay them out alike")
-
-
-def _key_of(tensor: torch.Tensor | None) -> object:
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor)
-    needs_gradient = torch.is_grad_enabled() and tensor.requires_grad
-    misaligned = tensor.data_ptr() % _ALIGNED_BYTES
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, needs_gradient, misaligned

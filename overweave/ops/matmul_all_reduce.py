@@ -11,8 +11,8 @@ from overweave.ir.epilogue import Z
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
-from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse
-from overweave.ops.norm import RmsNorm, checked_norm, key_of_norm
+from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
+from overweave.ops.norm import RmsNorm, checked_norm, told_of
 
 OPERATOR = "matmul_all_reduce"
 
@@ -57,14 +57,10 @@ def matmul_all_reduce(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
     """
     resolved = group_of(group)
-    key = key_of(resolved, OPERATOR, x, (w,), {"plan": plan})
-    key += key_of_norm(norm)
-    prepared = prepared_call(resolved, key)
+    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, told_of(norm))
     problem = prepared.problem if prepared else _checked(x, w, norm, resolved)
-    tensors = {"x": x, "w": w, "y": x.new_empty((problem.m, problem.n))}
-    if norm is not None:
-        tensors |= {**norm.tensors, Z: x.new_empty((problem.m, problem.n))}
-    (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
+    tensors = {"x": x, "w": w} if norm is None else {"x": x, "w": w, **norm.tensors}
+    (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
     return tensors["y"] if norm is None else (tensors["y"], tensors[Z])
 
 

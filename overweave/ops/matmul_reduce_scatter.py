@@ -6,10 +6,9 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
-from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
-from overweave.ops.dispatch import GroupLike, group_of, key_of, prepare, prepared_call, refuse
+from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
 
 OPERATOR = "matmul_reduce_scatter"
 
@@ -31,13 +30,11 @@ def matmul_reduce_scatter(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     resolved = group_of(group)
-    key = key_of(resolved, OPERATOR, x, (w,), {"plan": plan})
-    prepared = prepared_call(resolved, key)
-    problem = prepared.problem if prepared else _checked(x, w, resolved)
-    lo, hi = shard_rows(problem.m, resolved.world_size, resolved.rank)
-    y = x.new_empty((hi - lo, problem.n))
-    tensors = {"x": x, "w": w, "y": y}
-    (prepared or prepare(key, problem, resolved, tensors, plan)).run(tensors)
+    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan})
+    tensors = {"x": x, "w": w}
+    if prepared is None:
+        prepared = prepare(key, _checked(x, w, resolved), resolved, tensors, plan)
+    prepared(tensors)
     return tensors["y"]
 
 

@@ -29,11 +29,9 @@ class RmsNorm(NamedTuple):
         return named if self.residual is None else named | {RESIDUAL: self.residual}
 
 
-def key_of_norm(norm: RmsNorm | None) -> tuple[object, ...]:
-    """Everything about a caller's norm, whatever it is, that decides how a call runs."""
-    if not isinstance(norm, RmsNorm):
-        return (type(norm),)
-    return _key_of(norm.weight), _key_of(norm.residual), str(norm.eps)
+def told_of(norm: RmsNorm | None) -> tuple[object, ...]:
+    """Everything about a caller's norm, whatever it is, that may decide how a call runs."""
+    return norm if isinstance(norm, RmsNorm) else (norm,)
 
 
 def checked_norm(operator: str, norm: RmsNorm | None, shape: tuple[int, int], like: torch.Tensor) -> Norm | None:
@@ -62,10 +60,3 @@ def _check(operator: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...
     if torch.is_grad_enabled() and tensor.requires_grad:
         cure = "Call it under no_grad"
         raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", cure)
-
-
-def _key_of(tensor: torch.Tensor | None) -> object:
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor)
-    gradient = torch.is_grad_enabled() and tensor.requires_grad
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, gradient, tensor.data_ptr() % 16

@@ -11,13 +11,18 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from overweave.ir.plan import Problem
+from overweave.ir.epilogue import Z
+from overweave.ir.plan import Problem, numbered
+from overweave.ir.shards import shard_rows
+from overweave.memory.board import Board
 from overweave.tuner.choice import Choice
 
+SCATTERED = "matmul_reduce_scatter"
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
 Tensors = dict[str, torch.Tensor]
 Run = Callable[[Tensors], None]
 Key = tuple[object, ...]
+Output = tuple[str, tuple[int, int], torch.dtype]
 
 
 class Bound(Protocol):
@@ -31,7 +36,8 @@ class Bound(Protocol):
 class Prepared(NamedTuple):
     """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs.
 
-    bound: what the run keeps on a GPU; None if that is nothing.
+    bound: what the run keeps on a GPU; None if that is nothing. outputs: by name, what a call makes for its results.
+    board: where calls are announced to the peers.
     """
 
     problem: Problem
@@ -39,6 +45,27 @@ class Prepared(NamedTuple):
     choice: Choice
     run: Run
     bound: Bound | None = None
+    outputs: tuple[Output, ...] = ()
+    board: Board | None = None
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs the call on its inputs by name, to which its outputs are added."""
+        like = tensors["x"]
+        for name, shape, dtype in self.outputs:
+            tensors[name] = like.new_empty(shape, dtype=dtype)
+        self.run(tensors)
+
+
+def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
+    """What a call on a rank gives back."""
+    lo, hi = (0, problem.m) if problem.operator != SCATTERED else shard_rows(problem.m, problem.world_size, rank)
+    dtype: torch.dtype = getattr(torch, problem.result_dtype)
+    made: list[Output] = [(numbered("y", index), (hi - lo, cols), dtype) for index, cols in enumerate(problem.widths)]
+    if problem.returns_gathered:
+        made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
+    if problem.norm is not None:
+        made.append((Z, (problem.m, problem.n), dtype))
+    return tuple(made)
 
 
 class Calls:

@@ -5,7 +5,7 @@ What runs is the affair of those who derive from it: a plan, a compiled kernel, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -45,14 +45,15 @@ class CallFrame:
     def run_beside(
         self,
         stream: Stream,
-        sides: Iterable[Stream],
+        sides: Collection[Stream],
         begin: Callable[[int], None],
         work: Callable[[], None],
     ) -> None:
         """The head of a call, then its work: what that puts on side streams starts behind the head, and ends with the
         call."""
         begin(stream.cuda_stream)
-        self._begun.record(stream)
+        if sides:
+            self._begun.record(stream)
         for side in sides:
             side.wait_event(self._begun)
         work()
@@ -102,21 +103,26 @@ class SlotCalls(CallFrame, Generic[Slot]):
         """One call in the next slot. places: of all its tensors; addresses: of those that copies name. given: what the
         actions take beside a stream."""
 
-        def work(stream: Stream, is_captured: bool) -> None:
-            captures = self._workspace.captures
-            slot = self.slot = self._slots[self._workspace.take_turn()]
-            enqueue = partial(self._enqueue, slot, given)
-            if is_captured:
-                enqueue(stream)
-                return
-            graph = slot.replays.graph(places, partial(captures.graph, enqueue)) if self._may_replay else None
-            if graph is not None:
-                graph.replay()
-            else:
-                slot.prepare(addresses)
-                enqueue(stream)
-
-        self.run_call(work)
+        # Most calls come through here: `run_call`, with nothing made on the way (campaigns/host_path.py counts).
+        workspace = self._workspace
+        stream = workspace.current_stream()
+        if torch.cuda.is_current_stream_capturing():
+            self.was_captured = True
+            slot = self.slot = self._slots[workspace.take_turn()]
+            self._enqueue(slot, given, stream)
+            return
+        workspace.enter(stream)
+        slot = self.slot = self._slots[workspace.take_turn()]
+        graph = slot.replays.find(places) if self._may_replay else None
+        if graph is None and self._may_replay:
+            capture = partial(workspace.captures.graph, partial(self._enqueue, slot, given))
+            graph = slot.replays.add(places, capture)
+        if graph is not None:
+            graph.replay()
+        else:
+            slot.prepare(addresses)
+            self._enqueue(slot, given, stream)
+        workspace.leave(stream)
 
     def _enqueue(self, slot: Slot, given: tuple[Any, ...], stream: Stream) -> None:
         def work() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import BIAS, GATE, RESIDUAL, Activation, Epilogue
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Compute, Operation
 from overweave.memory.group import Group
@@ -30,11 +30,12 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
     gate is one matmul more.
     """
     tensors, group = moved
-    if problem.epilogue.scaling and isinstance(operation, Compute):
+    epilogue = problem.epilogue
+    if epilogue.scaling and isinstance(operation, Compute):
         multiply_scaled(operation, view, tensors)
     else:
         run_operation(operation, view, group)
-    if problem.epilogue.bits and isinstance(operation, Compute):
+    if epilogue is not NO_EPILOGUE and epilogue.bits and isinstance(operation, Compute):
         for a, out in zip(operation.a, operation.out, strict=True):
             if not out.is_empty:
                 gate = _gate(view(a), tensors[GATE]) if problem.epilogue.gate else None

@@ -7,7 +7,6 @@ built, addresses resolved, per slot. A call then costs a few launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import torch
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Compute, Copy, Operation, Put, Region
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Buffer, Compute, Copy, Operation, Put
 from overweave.memory import driver
 from overweave.memory.board import Board
 from overweave.memory.copy_engine import CopyQueue
@@ -31,6 +30,7 @@ from overweave.runtime.norm import finish_sum
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.packed import PackedRun
 from overweave.runtime.replays import Replays, may_replay
+from overweave.runtime.views import Views, joined
 
 Tensors = Mapping[str, torch.Tensor]
 Addresses = dict[str, int]
@@ -77,6 +77,8 @@ class BoundSlot:
         self._traced = traced
         self.timed: list[Timed] = []
         self._queues: list[tuple[int, CopyQueue]] = []
+        self._own = self._own_buffers()
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in {**example, **self._own}.items()}
         self.replays = Replays()
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
@@ -86,6 +88,12 @@ class BoundSlot:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
         for side, copies in self._queues:
             copies.prepare(side, addresses)
+
+    def _own_buffers(self) -> dict[str, torch.Tensor]:
+        """This rank's buffers of the workspace, by name."""
+        buffers = (each for each in self._plan.schedule.buffers if each.home not in (INPUT, OUTPUT))
+        places = ((each, self._layout.buffers[each.name], _dtype(each, self._dtype)) for each in buffers)
+        return {each.name: self._slot.view(offset, (each.rows, each.cols), dtype) for each, offset, dtype in places}
 
     def _bound(self, action: Action) -> Enqueue:
         if action.engine == COPY_ENGINE:
@@ -196,30 +204,23 @@ class BoundSlot:
         waits = tuple(wait_steps(self._addresses, operation))
         writes = tuple(write_steps(self._addresses, operation))
         group, timed = self._workspace.group, self._timing(operation) if self._traced else None
+        views, problem, stays = Views((operation,), self._shapes), self._plan.problem, self._own
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             for wait in waits:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
             if timed is not None:
                 timed.begin.record(stream)
-            problem, view = self._plan.problem, partial(self._view, tensors)
+            view = views.of({**tensors, **stays})
             run_with_epilogue(operation, problem, view, (tensors, group))
-            finish_sum(operation, problem, view, tensors)
+            if problem.norm is not None:
+                finish_sum(operation, problem, view, tensors)
             if timed is not None:
                 timed.end.record(stream)
             for write in writes:
                 driver.write_value(stream.cuda_stream, write.address, write.value)
 
         return enqueue
-
-    def _view(self, tensors: Tensors, region: Region) -> torch.Tensor:
-        buffer = self._plan.schedule.buffer(region.buffer)
-        if buffer.home in (INPUT, OUTPUT):
-            whole = tensors[buffer.name]
-        else:
-            offset = self._layout.buffers[buffer.name]
-            whole = self._slot.view(offset, (buffer.rows, buffer.cols), getattr(torch, buffer.dtype or self._dtype))
-        return whole[slice(*region.rows), slice(*region.cols)]
 
 
 class CudaRun(SlotCalls[BoundSlot]):
@@ -254,29 +255,34 @@ class LibraryRun:
 
     was_captured = False  # a graph that captured it keeps its own memory
 
-    def __init__(self, plan: Plan, group: Group) -> None:
-        self._schedule, self._problem = plan.schedule, plan.problem
-        self._group = group
-        self._board = Board.of(group)
-        self._operations = tuple(plan.schedule.of_rank(group.rank))
+    def __init__(self, plan: Plan, group: Group, example: Tensors) -> None:
+        buffers, dtype = plan.schedule.buffers, plan.problem.dtype
+        self._local = [
+            (each.name, (each.rows, each.cols), _dtype(each, dtype)) for each in buffers if each.home == LOCAL
+        ]
+        shapes = {name: tuple(tensor.shape) for name, tensor in example.items()}
+        shapes |= {name: shape for name, shape, _ in self._local}
+        self._operations = tuple(joined(each, shapes) for each in plan.schedule.of_rank(group.rank))
+        self._views = Views(self._operations, shapes)
+        self._problem, self._group, self._board = plan.problem, group, Board.of(group)
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once, on the current stream."""
-        like = next(iter(tensors.values()))
-        whole = dict(tensors)
-        for buffer in self._schedule.buffers:
-            if buffer.home == LOCAL:
-                dtype = getattr(torch, buffer.dtype or self._problem.dtype)
-                whole[buffer.name] = like.new_empty((buffer.rows, buffer.cols), dtype=dtype)
-
-        def view(region: Region) -> torch.Tensor:
-            return whole[region.buffer][slice(*region.rows), slice(*region.cols)]
-
+        like, whole = tensors["w"], dict(tensors)
+        for name, shape, dtype in self._local:
+            whole[name] = like.new_empty(shape, dtype=dtype)
+        view = self._views.of(whole)
         for operation in self._operations:
             run_with_epilogue(operation, self._problem, view, (tensors, self._group))
-            finish_sum(operation, self._problem, view, tensors)
+            if self._problem.norm is not None:
+                finish_sum(operation, self._problem, view, tensors)
         if Workspace.opened(self._group, like.device) is None:
             self._board.finish()  # what is under way is the library's, and its watchdog's
+
+
+def _dtype(buffer: Buffer, otherwise: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, buffer.dtype or otherwise)
+    return found
 
 
 def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun | PackedRun:
@@ -286,7 +292,7 @@ def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun | P
     """
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
     if is_library and not plan.schedule.pads:
-        return LibraryRun(plan, group)
+        return LibraryRun(plan, group, example)
     workspace = Workspace.of(group, example["w"].device)
     if plan.schedule.reuse == ECHOES:
         return PackedRun(plan, workspace, example)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -22,23 +22,50 @@ _SHORTCUTS = {
 }
 
 
-@contextmanager
-def full_precision(dtype: torch.dtype) -> Iterator[None]:
+class full_precision:  # noqa: N801 - a context manager, called as torch calls its own
     """No shortcut in the matmuls inside, whatever the caller has set for his own: products are summed in fp32.
 
     fp32 does not become TF32. 16-bit operands are not summed in 16 bits, which cuBLAS does where it splits a small
     matmul along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
     For fp8 there is no such setting: its matmul takes an argument instead (runtime/scaled.py).
+    Under autocast a matmul would cast its operands down; here it is off.
     """
-    settings, name = torch.backends.cuda.matmul, _SHORTCUTS.get(dtype)
-    if name is None or not getattr(settings, name):
+
+    __slots__ = ("_aside", "_name")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._name = _SHORTCUTS.get(dtype)
+        self._aside: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        if self._name is not None and getattr(torch.backends.cuda.matmul, self._name):
+            setattr(torch.backends.cuda.matmul, self._name, False)
+        else:
+            self._name = None
+        if is_autocast():
+            self._aside = ExitStack()
+            self._aside.enter_context(without_autocast())
+
+    def __exit__(self, *failure: object) -> None:
+        if self._aside is not None:
+            self._aside.close()
+        if self._name is not None:
+            setattr(torch.backends.cuda.matmul, self._name, True)
+
+
+def is_autocast() -> bool:
+    """Whether the caller has torch cast what its operations are given."""
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Operations inside compute in the dtypes that they are given. It costs next to nothing where none are cast."""
+    if not is_autocast():
         yield
         return
-    setattr(settings, name, False)
-    try:
+    with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
         yield
-    finally:
-        setattr(settings, name, True)
 
 
 def run_operation(operation: Operation, view: View, group: Group) -> None:
@@ -104,7 +131,10 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong."""
-    source, *targets = (movable(view(part)) for part in (*collective.sources, *collective.destinations))
+    source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
+    if len(targets) == 1 and targets[0].is_contiguous():
+        dist.all_gather_into_tensor(targets[0], source, group=group.process_group)
+        return
     size = max(target.shape[0] for target in targets)
     is_even = all(target.shape[0] == size for target in targets)
     if is_even and _are_adjacent(targets):
@@ -121,6 +151,9 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
 
 def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
     sources, target = [view(source) for source in collective.sources], view(collective.destinations[0])
+    if len(sources) == 1 and sources[0].is_contiguous():
+        dist.reduce_scatter_tensor(target, sources[0], group=group.process_group)
+        return
     size = max(source.shape[0] for source in sources)
     is_even = all(source.shape[0] == size for source in sources)
     if is_even and _are_adjacent(sources):

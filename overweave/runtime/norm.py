@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm, Z
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Region
+from overweave.runtime.library import without_autocast
 
 View = Callable[[Region], torch.Tensor]
 
@@ -30,7 +31,8 @@ def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, t
     """Rows `rows` of a sum, which `y` holds, to `z` and, normed, back to `y`. Each step rounds, as torch does."""
     z, weight = tensors[Z][rows], tensors[NORM_WEIGHT][0]
     z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
-    y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
+    with without_autocast():
+        y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
 
 
 def _sums(operation: Operation, problem: Problem) -> bool:

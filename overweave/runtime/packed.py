@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import torch
 
 from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
-from overweave.ir.schedule import INPUT, OUTPUT, Region
+from overweave.ir.schedule import INPUT, OUTPUT
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
 from overweave.runtime.kernels import Launch, moving, packed_launch
 from overweave.runtime.library import run_operation
+from overweave.runtime.views import Views
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -27,11 +28,13 @@ class PackedRun(CallFrame):
         super().__init__(workspace)
         self._plan = plan
         self._layout = lay_out_packed(plan)
+        self._dtype = getattr(torch, plan.realization.dtype)
         self._space = workspace.packed_space(self._layout.half_bytes)
         engines, operations = plan.realization, tuple(plan.schedule.of_rank(workspace.group.rank))
         self._library = [each for each in operations if engines.engine_of(each.queue) == LIBRARY]
+        self._own = self._own_buffers()
+        self._views = Views(self._library, {name: tuple(each.shape) for name, each in {**example, **self._own}.items()})
         self._packed = [each for each in operations if engines.engine_of(each.queue) == PACKED_KERNEL]
-        self._dtype = getattr(torch, plan.realization.dtype)
         self._out = moving(example["y"])
         self._launch = self._bound() if self._packed else None
 
@@ -40,8 +43,9 @@ class PackedRun(CallFrame):
         self.run_call(lambda stream, is_captured: self._enqueue(stream, tensors))
 
     def _enqueue(self, stream: torch.cuda.Stream, tensors: Tensors) -> None:
+        view = self._views.of({**tensors, **self._own})
         for operation in self._library:
-            run_operation(operation, lambda region: self._view(tensors, region), self._workspace.group)
+            run_operation(operation, view, self._workspace.group)
         if self._launch is not None:
             self._out.address = tensors["y"].data_ptr()
             self._launch(stream.cuda_stream)
@@ -57,8 +61,9 @@ class PackedRun(CallFrame):
         numbers = [*counts, layout.part_bytes, self._space.half_bytes, rank, ranks]
         return packed_launch(config, [*arrays, *numbers], layout.messages, ranks)
 
-    def _view(self, tensors: Tensors, region: Region) -> torch.Tensor:
-        buffer = self._plan.schedule.buffer(region.buffer)
-        is_callers = buffer.home in (INPUT, OUTPUT)
-        whole = tensors[buffer.name] if is_callers else self._space.product((buffer.rows, buffer.cols), self._dtype)
-        return whole[slice(*region.rows), slice(*region.cols)]
+    def _own_buffers(self) -> dict[str, torch.Tensor]:
+        """This rank's product, by the name of its buffer."""
+        seen = {part.buffer for each in self._library for part in (*each.reads, *each.writes)}
+        buffers = [each for each in self._plan.schedule.buffers if each.name in seen]
+        own = [each for each in buffers if each.home not in (INPUT, OUTPUT)]
+        return {each.name: self._space.product((each.rows, each.cols), self._dtype) for each in own}

@@ -47,14 +47,23 @@ class Replays:
         capture: makes it (memory/captures.py). A graph is made before its call begins: the driver may wait for running
         kernels until it has memory for one.
         """
+        found = self.find(places)
+        return self.add(places, capture) if found is None else found
+
+    def find(self, places: Places) -> torch.cuda.CUDAGraph | None:
+        """The first half of `graph`: the one that is kept. Counts the call."""
         self._calls += 1
         kept = self._kept.get(places)
         if kept is None:
-            if not self._comes_back(places) or not self._has_room():
-                return None
-            kept = self._kept[places] = _Kept(capture(), 0)
+            return None
         kept.last_call = self._calls
         return kept.graph
+
+    def add(self, places: Places, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
+        """The second half, where none is kept."""
+        if not self._comes_back(places) or not self._has_room():
+            return None
+        return self._kept.setdefault(places, _Kept(capture(), self._calls)).graph
 
     def _comes_back(self, places: Places) -> bool:
         if places in self._seen:

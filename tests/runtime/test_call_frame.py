@@ -47,7 +47,7 @@ class Workspace:
         self.log, self.turn = log, 0
         self.streams: dict[str, Stream] = {}
         self.board = SimpleNamespace(post=lambda signature: log.append("post"))
-        self.packed_space = lambda half_bytes: SimpleNamespace()
+        self.packed_space = lambda half_bytes: SimpleNamespace(product=lambda shape, dtype: torch.zeros(shape))
 
     def lease(self, layout: object) -> tuple[int, int]:
         return 0, 1

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from overweave.errors import ScheduleError
+from overweave.ir.epilogue import Norm
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
+from overweave.runtime import epilogue, scaled
 from overweave.runtime.library import full_precision, run_operation
+from overweave.runtime.norm import apply_norm
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import build
 
@@ -179,3 +182,36 @@ def test_they_are_put_back_after_an_error(shortcut: tuple[torch.dtype, str]):
     with pytest.raises(ZeroDivisionError), full_precision(dtype):
         _ = 1 / 0
     assert getattr(settings, name)
+
+
+def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
+    """What each kind of library part makes of numbers that bf16 cannot hold."""
+    x, w, sum_of = (
+        torch.full((2, 4), 1 + 2**-10, dtype=dtype),
+        torch.eye(4, dtype=dtype),
+        torch.zeros(2, 4, dtype=dtype),
+    )
+    tensors = {"x": x, "w": w, "y": torch.zeros(2, 4, dtype=dtype), "more": sum_of, "gate": w}
+    a, b, out, more = (Region(name, 0, (0, rows), (0, 4)) for name, rows in (("x", 2), ("w", 4), ("y", 2), ("more", 2)))
+    summed = Compute(name="c", rank=0, queue="main", a=(a,), b=b, out=(out,), addends=(more,))
+    made = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run_operation(summed, lambda region: tensors[region.buffer], None)  # type: ignore[arg-type]
+        made.append(tensors["y"].clone())
+        made.append(epilogue._gate(x, w))
+        scaled.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
+        made.append(tensors["y"].clone())
+        apply_norm(
+            tensors["y"], slice(0, 2), Norm(eps=1e-5), {"z": sum_of, "norm_weight": torch.ones(1, 4, dtype=dtype)}
+        )
+        made.append(sum_of)
+        assert torch.is_autocast_enabled("cpu"), "the caller's own operations are still cast"
+        assert torch.mm(x, w).dtype == torch.bfloat16
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nothing_is_cast_under_a_callers_autocast(dtype: torch.dtype):
+    for product in products_under_autocast(dtype):
+        assert product.dtype == dtype
+        assert torch.equal(product, torch.full((2, 4), 1 + 2**-10, dtype=dtype))
