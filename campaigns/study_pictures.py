@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from campaigns.study_table import Point, Study
 
-_INK, _DIM, _GRID = "#1b1f24", "#6b7280", "#dfe3e8"
-_LINES = ("#2563eb", "#d97706", "#059669", "#9333ea")  # told apart by their markers, too
-_MARKERS = ("o", "s", "^", "D")
+INK, DIM, GRID = "#1b1f24", "#6b7280", "#dfe3e8"
+LINES = ("#2563eb", "#d97706", "#059669", "#9333ea")  # told apart by their markers, too
+MARKERS = ("o", "s", "^", "D")
 _PANEL_INCHES, _DPI = (4.2, 2.9), 150
 _ROOFS = (("matmul_us", "matmul alone", ":"), ("ceiling_us", "ceiling", "--"), ("sequential_us", "library", "-."))
 
@@ -29,8 +29,8 @@ def save_study(path: Path, study: Study, points: Sequence[Point]) -> None:
     for row, operator in zip(axes, operators, strict=True):
         for axis, layer in zip(row, layers, strict=True):
             _draw(axis, study, [point for point in points if (point.operator, point.layer) == (operator, layer)])
-            axis.set_title(f"{operator}\n{layer}", fontsize=8.5, loc="left", color=_INK)
-    figure.suptitle(study.title, fontsize=11, fontweight="bold", color=_INK)
+            axis.set_title(f"{operator}\n{layer}", fontsize=8.5, loc="left", color=INK)
+    figure.suptitle(study.title, fontsize=11, fontweight="bold", color=INK)
     figure.savefig(path, format="png", facecolor="white")
 
 
@@ -38,7 +38,7 @@ def _draw(axis: Axes, study: Study, points: Sequence[Point]) -> None:
     places = {x: place for place, x in enumerate(dict.fromkeys(point.x for point in points))}
     for number, series in enumerate(dict.fromkeys(point.series for point in points)):
         timed = [(places[point.x], point.median_us) for point in points if point.series == series and point.median_us]
-        colour, marker = _LINES[number % len(_LINES)], _MARKERS[number % len(_MARKERS)]
+        colour, marker = LINES[number % len(LINES)], MARKERS[number % len(MARKERS)]
         axis.plot(
             [x for x, _ in timed],
             [us for _, us in timed],
@@ -51,12 +51,12 @@ def _draw(axis: Axes, study: Study, points: Sequence[Point]) -> None:
     for field, label, style in _ROOFS:
         height = getattr(points[0], field) if points else None
         if height is not None:
-            axis.axhline(height, color=_DIM, linestyle=style, linewidth=0.9, label=label)
+            axis.axhline(height, color=DIM, linestyle=style, linewidth=0.9, label=label)
     axis.set_xticks(list(places.values()), list(places), fontsize=7.5)
-    axis.set_xlabel(study.axis, fontsize=8, color=_DIM)
-    axis.set_ylabel("us", fontsize=8, color=_DIM)
+    axis.set_xlabel(study.axis, fontsize=8, color=DIM)
+    axis.set_ylabel("us", fontsize=8, color=DIM)
     axis.set_ylim(bottom=0)
-    axis.tick_params(axis="both", length=0, colors=_DIM, labelsize=7.5)
-    axis.grid(axis="y", color=_GRID, linewidth=0.6)
+    axis.tick_params(axis="both", length=0, colors=DIM, labelsize=7.5)
+    axis.grid(axis="y", color=GRID, linewidth=0.6)
     axis.spines[:].set_visible(False)
-    axis.legend(fontsize=6.5, frameon=False, labelcolor=_INK)
+    axis.legend(fontsize=6.5, frameon=False, labelcolor=INK)

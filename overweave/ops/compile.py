@@ -31,12 +31,13 @@ from overweave.ops.arguments import DTYPES
 from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
-from overweave.schedules.author_plan import author_plan
+from overweave.schedules.author_plan import TILE_GROUP, author_plan
 from overweave.schedules.communication import CARRYING_TILES
 from overweave.schedules.transports import GATHER, SPREAD, Asked, mover_of, path_of_slices, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+OPTIONS = (*LAUNCH_OPTIONS, "tile_group")
 MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
 Schedules = Asked | Mapping[str, Asked]
 
@@ -50,6 +51,8 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     a name, a `Gather` lists the moves of a tensor's chunks by hand.
 
     Returns a callable with the kernel's own parameters, and `group`; keep it as long as graphs that captured its calls.
+    A call takes Triton's options of a launch by name, and `tile_group`: how many blocks of rows run together, column by
+    column (by default 8); the order of tiles in the kernel's own text is not kept.
     Its numbers are those of the whole problem; an exchanged tensor is this rank's shard of rows, as torch.chunk deals
     them. Every rank calls it. Calls whose tensors come back are launched as one graph each. A tile waits for the rows
     that it reads, and for nobody else; a call raises RankMismatch where ranks differ, and PeerError.
@@ -100,11 +103,16 @@ class Fused:
         call.run(given)
 
     def plan(
-        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", rank: int | None = None
+        self,
+        numbers: Mapping[str, int],
+        world_size: int,
+        dtype: Dtype = "bfloat16",
+        rank: int | None = None,
+        tile_group: int = TILE_GROUP,
     ) -> Plan:
         """The proven plan of a call. numbers: the kernel's integer arguments by name. Raises ScheduleError."""
         space = self.kernel.space(numbers)
-        plan = author_plan(space, self.wanted, world_size, dtype, rank, self.chosen)
+        plan = author_plan(space, self.wanted, world_size, dtype, rank, self.chosen, tile_group)
         verify_plan(plan, MachineLimits(), rank=rank).raise_if_refused()
         return plan
 
@@ -177,7 +185,7 @@ class _Call:
             self.operands = _exchanged(space, wanted)
             rows = {one.tensor: _own_rows(one, wanted, group) for one, _ in self.operands}
             dtype = _check_tensors(fused.kernel, self.operands, given, rows)
-            self.plan = fused.plan(numbers, group.world_size, dtype, group.rank)
+            self.plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
             weaving = weaving_of(self.plan, space, wanted)
             text = emit(fused.kernel, weaving)
             folder = cache_folders()["overweave"] / "kernels"
@@ -189,7 +197,8 @@ class _Call:
         places = places_of(self.plan, space, wanted)
         chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
         away = next((store for store in space.stores if store.tensor == weaving.away), None)
-        kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, options)
+        launch = {name: value for name, value in options.items() if name in LAUNCH_OPTIONS}
+        kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, launch)
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
         self._bound = make.bind(self.plan, group, kernel, given)

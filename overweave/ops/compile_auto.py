@@ -14,10 +14,10 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
-from overweave.ops.compile import OPTIONS, Fused, by_name, where_of
+from overweave.ops.compile import LAUNCH_OPTIONS, Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
-from overweave.schedules.author_plan import author_plan
+from overweave.schedules.author_plan import TILE_GROUP, author_plan
 from overweave.schedules.transports import GATHER, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
@@ -53,9 +53,9 @@ def compile_auto(
     """As `compile`, with schedules that are chosen: `all_gather.auto` stands for every `all_gather.*` and its options.
 
     schedule: of each exchanged tensor, automatic or named; one alone means the first tensor that is read, or written.
-    configs: constants to choose among too, of the kernel's tile and of its launch, which calls then leave out; by
-    default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model; by default
-    that is guessed from what a tile touches (sim/author.py).
+    configs: constants to choose among too, of the kernel's tile, of its launch, and `tile_group`, which calls then
+    leave out; by default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model;
+    by default that is guessed from what a tile touches (sim/author.py).
 
     Returns a callable as `compile` does, whose calls wait and raise as its. Each set of numbers is simulated once;
     its `tune` measures, collectively. On a CPU the model stands for an H200. Raises DirectiveError for a kernel that
@@ -146,7 +146,8 @@ class AutoFused:
     def _prediction(self, numbers: Mapping[str, int], world_size: int, dtype: Dtype) -> Callable[[Way, Machine], float]:
         def predict(way: Way, machine: Machine) -> float:
             space, fused = self.kernel.space({**numbers, **dict(way.constants)}), self.fused(way)
-            plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen)
+            group = dict(way.constants).get("tile_group", TILE_GROUP)
+            plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen, group)
             return total_us(plan, machine, self._tile_us or guessed_tile_us(machine, space, dtype))
 
         return predict
@@ -261,5 +262,5 @@ def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Const
 
 def _of_autotuner(config: Any) -> dict[str, int]:
     """The numbers of a `triton.Config`."""
-    launch = {name: getattr(config, name, None) for name in OPTIONS}
+    launch = {name: getattr(config, name, None) for name in LAUNCH_OPTIONS}
     return {**config.kwargs, **{name: value for name, value in launch.items() if value is not None}}

@@ -36,7 +36,7 @@ from overweave.schedules.tile_order import copy_rows, tile_order
 from overweave.schedules.transports import Asked, path_of_slices
 from overweave.schedules.weave import Bound, bound, is_streamed, weave
 
-GROUP = 8  # blocks of the last but one axis that run together
+TILE_GROUP = 8  # blocks of the last but one axis that run together, unless a call names another number
 
 Waits = tuple[tuple[int, int, int], tuple[int, int]]  # a range with its count, one more signal with its own
 
@@ -48,15 +48,19 @@ def author_plan(
     dtype: Dtype,
     rank: int | None = None,
     chosen: str | None = None,
+    tile_group: int = TILE_GROUP,
 ) -> Plan:
     """The plan that exchanges tensors as `wanted` says, tensor -> schedule. A pure function: all ranks build the same.
 
     dtype: of the tensors that are exchanged. rank: build only this rank's table. chosen: the tensor whose own shard
-    the kernel can read where the caller has it. The plan is not yet proven.
+    the kernel can read where the caller has it. tile_group: how many blocks of the last but one axis run together,
+    column by column. The plan is not yet proven.
     Raises InputError for what is asked, ScheduleError for what cannot be woven or told in a table.
     """
     if not wanted:
         raise InputError(f"compile {space.kernel}", "no tensor is exchanged", "Name a schedule for one of its tensors")
+    if type(tile_group) is not int or tile_group < 1:
+        raise InputError(f"compile {space.kernel}", f"tile_group={tile_group}", "Give at least 1")
     if not space.tile_count:
         found = f"it has no tiles: {', '.join(f'{axis.name}={axis.extent}' for axis in space.grid)}"
         raise InputError(f"compile {space.kernel}", found, "There is nothing to compute without")
@@ -73,13 +77,14 @@ def author_plan(
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
     )
+    tiles = (space, bounds, tile_group)
     moved, ranks = bounds[0].operand, range(world_size) if rank is None else (rank,)
     return Plan(
         name=schedule.name,
         problem=Problem(operator=space.kernel, m=moved.rows, n=moved.cols, k=0, world_size=world_size, dtype=dtype),
         schedule=schedule,
         realization=realization,
-        tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, (space, bounds), one)),
+        tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, tiles, one)),
     )
 
 
@@ -93,15 +98,18 @@ def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:
 
 
 def _tables(
-    schedule: Schedule, realization: Realization, tiles: tuple[TileSpace, tuple[Bound, ...]], rank: int
+    schedule: Schedule, realization: Realization, tiles: tuple[TileSpace, tuple[Bound, ...], int], rank: int
 ) -> Iterator[TileOrder]:
-    yield tile_table(schedule, *tiles, rank)
+    space, bounds, tile_group = tiles
+    yield tile_table(schedule, space, bounds, rank, tile_group)
     for queue, config in ((SUMS, realization.reduction), (PUSHES, realization.copy)):
         if config is not None:
             yield tile_order(schedule, realization, rank, queue)
 
 
-def tile_table(schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> TileOrder:
+def tile_table(
+    schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], rank: int, tile_group: int = TILE_GROUP
+) -> TileOrder:
     """The tiles of a rank in the order of its Applies, then the parts of what is read part by part."""
     first = dict(
         zip((pad.name for pad in schedule.pads), accumulate((p.size for p in schedule.pads), initial=0), strict=False)
@@ -119,7 +127,7 @@ def tile_table(schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], 
         signals = [first[notify.pad] + notify.signal for notify in apply.notifies] or [NO_SIGNAL]
         source, source_row = source_of(apply, homes)
         numbers = (number for lo, hi in apply.tiles for number in range(lo, hi))
-        for number in sorted(numbers, key=lambda number: _turn(space, number)):
+        for number in sorted(numbers, key=lambda number: _turn(space, number, tile_group)):
             row = _row(APPLY, (number, number + 1), waits, signals[0], position)
             rows.append(row._replace(source=source, source_row=source_row, col=len(slices)))
     rows = [row._replace(**slices_of(at, row, len(slices))) for at, row in enumerate(rows)]
@@ -130,7 +138,7 @@ def _row(kind: int, rows: Range, waits: Waits, signal: int, position: int) -> Ti
     return TileRow(kind, *rows, 0, WORKSPACE, 0, *waits[0], signal, position, *waits[1])
 
 
-def _turn(space: TileSpace, number: int) -> tuple[int, ...]:
+def _turn(space: TileSpace, number: int, tile_group: int) -> tuple[int, ...]:
     """Sorts tiles: by the leading axes, then in groups of rows of the last but one axis, each column by column."""
     blocks: list[int] = []
     for axis in reversed(space.grid):
@@ -139,7 +147,7 @@ def _turn(space: TileSpace, number: int) -> tuple[int, ...]:
     if len(blocks) < 2:
         return tuple(blocks)
     *leading, row, col = blocks
-    return (*leading, row // GROUP, col, row)
+    return (*leading, row // tile_group, col, row)
 
 
 def _parts(

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.schedules.back_ends import obstacle
-from overweave.schedules.communication import Mover
+from overweave.schedules.communication import COPYING_KERNELS, Mover
 from overweave.schedules.options import Option
 from overweave.schedules.transports import TRANSPORTS, Side, transport_of
 
@@ -64,7 +64,7 @@ class Family(Struct, frozen=True):
         """The schedule with these options, as it is asked for; what is the default is left out, and what means
         nothing beside the others."""
         named = dict(chosen)
-        if named.get("mover", ENGINE) == ENGINE:
+        if named.get("mover", ENGINE) not in COPYING_KERNELS:
             named.pop("copy_programs", None)
         kept = [f"{o.name}={named[o.name]}" for o in self.options if named.get(o.name, o.default) != o.default]
         return " ".join([self.name, *kept])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overweave.ops.compile import _signature_of
+from overweave.errors import InputError
+from overweave.ops.compile import _signature_of, compile
 from tests.source_tree import ROOT
 
 KEEPS_A_GROUP = """
@@ -52,3 +53,21 @@ def test_another_descriptor_of_the_same_tensor_is_another_call():
     signatures = {_signature_of(one) for one in (whole, *others)}
     assert len(signatures) == 1 + len(others)
     assert _signature_of(whole) == _signature_of(TensorDescriptor.from_tensor(torch.ones(64, 64), [16, 16]))
+
+
+def test_tile_group_says_how_many_blocks_of_rows_run_together():
+    fused = compile(f"{ROOT}/examples/kernels/matmul.py:matmul_kernel", "all_gather.push pieces=1")
+    strides = dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"), 1)
+    numbers = {"M": 128, "N": 32, "K": 16, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 8, **strides}
+
+    def order(*group: int) -> list[tuple[int, int]]:
+        """(row, column) of the blocks of rank 0's own shard: four rows of two."""
+        (table,) = fused.plan(numbers, 2, "float32", 0, *group).tile_orders
+        return [divmod(row.row, 2) for row in table.rows[:8]]
+
+    assert order(1) == [(row, col) for row in range(4) for col in range(2)]
+    assert order(2)[:4] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert order() == order(8) == [(row, col) for col in range(2) for row in range(4)]
+    for wrong in (0, "4", True):
+        with pytest.raises(InputError, match="tile_group"):
+            order(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""docs/tables.md is what the result files say, and is written from them alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tables_page
+from benchmarks.tables_page import PAGE, page, picture_of, sources
+from campaigns.table_pictures import DRAWN
+from campaigns.table_rows import COMPILED, PORTABLE, TORCH, Row, write
+
+HEAD = "back_end,sms,bytes,us,gb_per_s\n"
+
+
+def test_the_page_is_what_the_files_say():
+    assert PAGE.read_text() == page(), "run python -m benchmarks.tables_page"
+
+
+def test_pictures_are_drawn_of_every_table_that_has_one():
+    missing = [str(picture_of(one)) for one in sources() if one.table in DRAWN and not picture_of(one).is_file()]
+    assert missing == [], "run python -m benchmarks.tables_page --pictures"
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tables_page, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables_page, "PICTURES", tmp_path)
+    return tmp_path
+
+
+def against(us: float) -> list[Row]:
+    times = {COMPILED: us, PORTABLE: 100.0, TORCH: 120.0}
+    return [
+        Row("against", "op", "8x8x8", series, "MLP-1", f"how {series}", us, us, 1.0) for series, us in times.items()
+    ]
+
+
+def test_without_files_nothing_is_claimed(results: Path):
+    assert "No table has been measured yet" in page()
+
+
+def test_the_latest_file_of_a_table_counts(results: Path):
+    write(results / "compiled_tables.h200x2.2026-01-02.csv", against(101.0))
+    write(results / "compiled_tables.h200x2.2026-01-01.csv", against(90.0))
+    text = page()
+    assert "| compiled | 101.0 |" in text
+    assert "90.0" not in text
+    assert "- PASS  op: compiled within 1.03 of portable, geometric mean: 1.010" in text
+    assert "- op, MLP-1, compiled: `how compiled`" in text
+
+
+def test_bandwidth_is_told_by_back_end_sms_and_size(results: Path):
+    lines = 'copy_engine,0,65536,16.38,4.00\n"load_store, own SMs",4,65536,9.79,6.69\n'
+    (results / "backend_bandwidth.h200x2.2026-01-01.csv").write_text(HEAD + lines)
+    text = page()
+    assert "**load/store, own SMs**" in text
+    assert "| 4 SMs | 7 |" in text
+    assert "| copy engine | 4 |" in text
+
+
+def test_pictures_are_drawn(results: Path):
+    write(results / "compiled_tables.h200x2.2026-01-02.csv", against(101.0))
+    tables_page.draw()
+    (picture,) = results.glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.name == "tables.against.h200x2.png"
