@@ -22,6 +22,7 @@ from overweave.cli.bench_table import print_runs
 from overweave.cli.ranks import Device, check_dtype, how_many
 from overweave.errors import InputError, MachineError
 from overweave.ops.operators import OPERATORS, operators_on
+from overweave.ops.plan_words import candidate_of
 from overweave.tuner.baselines import OURS
 from overweave.tuner.bench import NO_MULTICAST, Request, Run, device_count, joined_world, run
 from overweave.tuner.shapes import DTYPES, DtypeWord, read_shapes
@@ -53,6 +54,8 @@ def bench(
         raise InputError(f"bench {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
     shape_set = read_shapes(shapes, operator)
     check_dtype(operator, dtype)
+    for words in plan or ():
+        candidate_of(operator, words)
     where = device if device != "auto" else "cuda" if device_count() else "cpu"
     request = Request(operator=operator, cases=shape_set.cases, device=where, dtype=dtype, plans=tuple(plan or ()))
     if "RANK" in os.environ:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.outcome import make_folder, print_charts, print_trials, save, simulated
 from overweave.cli.ranks import (
     Device,
     how_many,
@@ -41,6 +41,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path(),
 ) -> None:
     """Run both operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
+    make_folder(out)
     place = where(device)
     world_size = how_many(place, ranks)
     if place == "cuda" and not is_one_of_the_ranks():

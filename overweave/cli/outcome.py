@@ -68,12 +68,16 @@ def print_charts(console: Console, *timelines: Timeline) -> None:
         console.print()
 
 
-def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> None:
-    """Writes a trace and a picture into a folder, made if need be. Raises InputError if that cannot be."""
+def make_folder(folder: Path) -> None:
+    """Makes it if need be: asked for before ranks are started. Raises InputError if that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"write into {folder}", str(error), "Name a folder that can be made") from None
+
+
+def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> None:
+    """Writes a trace and a picture into a folder that is there. Raises InputError if that cannot be."""
     trace, picture = folder / f"{name}.json", folder / f"{name}.png"
     write_trace(trace, *timelines)
     console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev", soft_wrap=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 from msgspec import MsgspecError, convert
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleFileError
+from overweave.ir.dtype import Dtype
 from overweave.ir.files import read_file
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Schedule
@@ -45,7 +47,7 @@ def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Pro
     try:
         problem = convert(fields, Problem, strict=False)
     except MsgspecError as error:
-        valid = f"Problem options: {', '.join(PROBLEM_OPTIONS)}"
+        valid = f"Problem options: {', '.join(PROBLEM_OPTIONS)}; dtypes: {', '.join(get_args(Dtype))}"
         raise InputError(f"problem for {name}", str(error), valid) from None
     return problem, {key: value for key, value in options.items() if key not in PROBLEM_OPTIONS}
 

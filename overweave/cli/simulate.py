@@ -17,7 +17,7 @@ from overweave.cli.plans import options_of, problem_of
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
-from overweave.ir.schedule import Compute, Schedule
+from overweave.ir.schedule import LIMIT, Compute, Schedule
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
 from overweave.ir.trace import to_chrome
 from overweave.schedules.catalog import TEMPLATES, build
@@ -87,21 +87,32 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
     sizes = local_shape(TEMPLATES[name].operator, shape, world_size)
+    twice = [key for key in sizes if key in options]
+    if twice:
+        raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
     return build(name, problem, rest)
 
 
 def local_shape(operator: str, shape: str, world_size: int) -> dict[str, int]:
     """`m`, `n` and `k` of one rank's matmul from `M,N,K` of the global one. Raises InputError."""
-    words = [word.strip() for word in shape.split(",")]
-    if len(words) != 3 or not all(word.isascii() and word.isdecimal() and len(word) < 11 for word in words):
-        raise InputError(f"shape {shape[:60]!r}", "not three numbers", "Write for example --shape 8192,14336,4096")
-    sizes = dict(zip("mnk", map(int, words), strict=True))
+    sizes = dict(zip("mnk", three_numbers(shape), strict=True))
     split = SPLIT[operator]
     if world_size < 1 or sizes[split] % world_size:
         found = f"{split} = {sizes[split]} does not divide by {world_size} ranks"
         raise InputError(f"shape {shape} for {operator}", found, f"{split} is what tensor parallelism splits")
     return sizes | {split: sizes[split] // world_size}
+
+
+def three_numbers(shape: str, least: int = 0) -> tuple[int, int, int]:
+    """`M,N,K`, each `least` or more and of 31 bits. Raises InputError."""
+    words = [word.strip() for word in shape.split(",")]
+    are_numbers = all(word.isascii() and word.isdecimal() and len(word) < 11 for word in words)
+    if len(words) != 3 or not are_numbers or not all(least <= int(word) <= LIMIT for word in words):
+        found = f"not three numbers, each {least} to {LIMIT}"
+        raise InputError(f"shape {shape[:60]!r}", found, "Write for example --shape 8192,14336,4096")
+    m, n, k = map(int, words)
+    return m, n, k
 
 
 def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:

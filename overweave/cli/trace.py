@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.outcome import make_folder, print_charts, print_trials, save, simulated
 from overweave.cli.plans import options_of
 from overweave.cli.ranks import (
     Device,
@@ -47,6 +47,7 @@ def trace(
     problem = problem_of_shape(operator, shape, world_size)
     name, options = _schedule(problem, place, plan, options_of(option or []))
     predicted = simulated(name, problem, options, machine)
+    make_folder(out)
     if place == "cuda" and not is_one_of_the_ranks():
         words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
         words += [f"--option={word}" for word in option or []] + [f"--machine={machine}", f"--out={out}"]

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.ranks import Device, check_dtype, how_many, is_one_of_the_ranks, start_ranks, where
+from overweave.cli.simulate import three_numbers
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import Problem
@@ -110,8 +111,5 @@ def _cases(operator: str, shapes: str, shape: str | None) -> tuple[Case, ...]:
         raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
     if shape is None:
         return read_shapes(shapes, operator).cases
-    words = shape.split(",")
-    if len(words) != 3 or not all(word.strip().isdecimal() and 0 < int(word) < 2**31 for word in words):
-        raise InputError(f"shape {shape[:60]!r}", "not three numbers", "Write for example --shape 8192,14336,4096")
-    m, n, k = map(int, words)
+    m, n, k = three_numbers(shape, least=1)
     return (Case(f"{m}x{n}x{k}", m, n, k),)

@@ -72,12 +72,14 @@ def read_source(path: Path, name: str) -> Source:
         if len(data) > MOST_BYTES:
             raise InputError(asked, f"{len(data)} bytes", f"Put the kernel into a file of at most {MOST_BYTES} bytes")
         wrapper = MetadataWrapper(cst.parse_module(data.decode()))
-    except (OSError, cst.ParserSyntaxError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, cst.ParserSyntaxError, ValueError, RecursionError) as error:
         raise InputError(asked, str(error).splitlines()[0][:200], "Give a Python file that can be parsed") from None
     functions = [node for node in wrapper.module.body if isinstance(node, cst.FunctionDef) and node.name.value == name]
-    if len(functions) != 1 or not isinstance(functions[0].body, cst.IndentedBlock):
+    if len(functions) != 1:
         found = f"it has {len(functions)} functions of that name at its top level"
         raise InputError(asked, found, "Define the kernel once, at the top level of a file")
+    if not isinstance(functions[0].body, cst.IndentedBlock):
+        raise InputError(asked, "its body stands on one line", "Give each statement a line")
     lines = wrapper.resolve(PositionProvider)
     function, body = functions[0], functions[0].body
     reader = _Reader(path.name, lines)

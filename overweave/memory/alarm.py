@@ -9,14 +9,15 @@ from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, R
 
 Rule = Literal["died", "timeout", "mismatch", "failed"]
 RULES: tuple[Rule, ...] = ("died", "timeout", "mismatch", "failed")
+RESET = "then call overweave.reset(group) on every rank"
 SAME_CALL = "Call the same operator with the same shapes, dtype and options on every rank"
 
 # What happened to the peer, what is raised, what to do.
 _MEANINGS: dict[Rule, tuple[str, type[OverweaveError], str]] = {
     "died": ("died", PeerDied, "Find out why its process ended; start the group anew"),
-    "timeout": ("is late", PeerTimeout, "Find what holds it up, then reset the workspace on every rank"),
-    "mismatch": ("differs", RankMismatch, f"{SAME_CALL}, then reset the workspace"),
-    "failed": ("failed", PeerError, "See its own error, then reset the workspace on every rank"),
+    "timeout": ("is late", PeerTimeout, f"Find what holds it up; {RESET}"),
+    "mismatch": ("differs", RankMismatch, f"{SAME_CALL}; {RESET}"),
+    "failed": ("failed", PeerError, f"See its own error; {RESET}"),
 }
 
 

@@ -103,7 +103,8 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
         return group.get_group()
     if group is None:
         group = dist.group.WORLD
-    if isinstance(group, int):  # GroupMember.NON_GROUP_MEMBER, what new_group returns to outsiders
+    outsider: object = dist.GroupMember.NON_GROUP_MEMBER  # an int, which new_group returns to outsiders
+    if group == outsider:
         raise _lacks_this_rank("that was passed")
     if not isinstance(group, ProcessGroup):
         found = f"got {type(group).__name__}"

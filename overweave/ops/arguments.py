@@ -29,7 +29,8 @@ def check_kinds(operator: str, x: object, weights: tuple[object, ...], options: 
         if tensor.layout is not torch.strided:
             raise InputError(f"{operator}: {name}", f"its layout is {tensor.layout}", "Pass a dense tensor")
     for name, value in options.items():
-        if not isinstance(value, _OPTIONS[name]):
+        is_unasked_bool = isinstance(value, bool) and bool not in _OPTIONS[name]  # to Python a bool is an int
+        if is_unasked_bool or not isinstance(value, _OPTIONS[name]):
             wanted = " or ".join(kind.__name__ for kind in _OPTIONS[name]).replace("NoneType", "None")
             raise InputError(f"{operator}: {name}", f"got {type(value).__name__}", f"Pass {wanted}")
 

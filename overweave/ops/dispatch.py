@@ -24,13 +24,14 @@ from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.arguments import check_kinds
 from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
+from overweave.ops.plan_words import candidate_of
 from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, outputs_of
 from overweave.runtime.host import run_on_host
-from overweave.schedules.catalog import build, template_of
+from overweave.schedules.catalog import build
 from overweave.tuner.agreement import agreed_knowledge
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.choose import choose
-from overweave.tuner.space import BY_TORCH, Candidate, candidate, obstacle
+from overweave.tuner.space import BY_TORCH, Candidate, obstacle
 from overweave.tuner.target import Target, kernel_obstacle, target_of
 
 Weights = tuple[torch.Tensor, ...]
@@ -138,15 +139,7 @@ def refuse(group: Group, error: Refusal) -> Refusal:
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:
     """The plan that the caller named, `push` or `push pieces=4`. Raises InputError."""
-    name, *pairs = plan.split() or [""]
-    options: dict[str, str | int] = {}
-    for pair in pairs:
-        option, separator, value = pair.partition("=")
-        if not separator or option in options:
-            found = f"{pair!r} is no option" if not separator else f"{option} is given twice"
-            raise InputError(f"plan {plan!r}", found, "Write NAME option=value ...")
-        options[option] = value
-    what = candidate(name, options)
+    what = candidate_of(problem.operator, plan)
     why = _cannot(problem, target, what)
     if why:
         raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
@@ -157,7 +150,6 @@ def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
     """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
     if what.is_by_torch:
         return f"{what.plan} takes no options" if what.options else obstacle(problem, target, what)
-    template_of(what.schedule(problem.operator))
     return kernel_obstacle(problem, target) if what.has_kernels(problem.operator) else ""
 
 

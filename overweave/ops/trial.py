@@ -103,10 +103,15 @@ def try_case(case: Case, group: Group) -> Trial | None:
     return Trial(
         case=case,
         is_exact=sums[0] == 0,
-        error=(sums[1] / sums[3]) ** 0.5,
-        library_error=(sums[2] / sums[3]) ** 0.5,
+        error=_relative(sums[1], sums[3]),
+        library_error=_relative(sums[2], sums[3]),
         timeline=timeline,
     )
+
+
+def _relative(squares: float, exact: float) -> float:
+    """The root of a sum of squared errors beside the exact one's; 0 for a product without elements."""
+    return float((squares / exact) ** 0.5) if exact else float(squares)
 
 
 def try_on_forked_rank(cases: tuple[Case, ...]) -> object:

@@ -171,6 +171,8 @@ def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Map
             raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")
         schedule = {side[0]: schedule}
     for tensor, words in schedule.items():
+        if not isinstance(tensor, str):
+            raise InputError(f"schedule for {str(tensor)[:40]}", f"a {type(tensor).__name__}", "Name a tensor")
         known = loads if transport_of(words).side == GATHER else stores
         if tensor not in known:
             found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"

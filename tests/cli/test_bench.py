@@ -63,6 +63,8 @@ def test_under_torchrun(shapes):
         (["all_gather_matmul", "--shapes", "nowhere"], "no such file or set"),
         (["all_gather_matmul", "--device", "cuda", "--world", "31"], "GPUs"),
         (["matmul_reduce_scatter", "--dtype", "fp8"], "does not take that"),
+        (["all_gather_matmul", "--plan", "scatter"], "Schedules: all_gather_matmul.sequential"),
+        (["all_gather_matmul", "--plan", "push", "--plan", "push pieces=0"], "Give one of 1..64"),
     ],
 )
 def test_bad_input_is_one_typed_error(options, word):

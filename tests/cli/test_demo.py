@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from overweave.cli import demo as command
 from overweave.cli.demo import problem_for
+from overweave.cli.main import app
 from overweave.ir.trace import from_chrome
 from tests.source_tree import ROOT
 
@@ -25,6 +28,13 @@ def test_the_real_problem_is_the_same_on_every_world():
     assert problem_for("all_gather_matmul.push", "cuda", 4).n * 4 == 14336
     assert problem_for("matmul_reduce_scatter.scatter", "cuda", 4).k * 4 == 14336
     assert problem_for("all_gather_matmul.push", "cpu", 3).m % 3 == 0
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_ranks_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "try_emulated", lambda cases, world: pytest.fail("nothing may be started"))
+    result = CliRunner().invoke(app, ["demo", "--device", "cpu", "--out", "/proc/no/such"])
+    assert result.exit_code == 2
+    assert "Name a folder that can be made" in result.output
 
 
 @pytest.mark.slow

@@ -82,6 +82,8 @@ def test_a_file_is_verified_first(tmp_path: Path):
         (("all_gather_matmul.push",), "no shape"),
         (("all_gather_matmul.push", "--shape", "8,8"), "three numbers"),
         (("all_gather_matmul.push", "--shape", "8,8,-8"), "three numbers"),
+        (("all_gather_matmul.push", "--shape", "8,8,9999999999"), "each 0 to 2147483647"),
+        (("all_gather_matmul.push", *SMALL, "-o", "n=8"), "Say the sizes once"),
         (("all_gather_matmul.push", "--shape", "8,9,8", "--world", "2"), "does not divide"),
         (("all_gather_matmul.push", "--shape", "8,8,8", "--world", "0"), "does not divide"),
         (("all_gather_matmul.push", "--shape", "64,64,64", "--world", "8"), "8 ranks on 4 GPUs"),

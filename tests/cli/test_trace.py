@@ -59,6 +59,7 @@ def test_what_the_interpreter_cannot_end_in_time_torch_computes():
         (("all_gather_matmul", "--shape", "64,64,64", "--plan", "scatter"), "unknown"),
         (("all_gather_matmul", "--shape", "64,64,64", "-o", "magic=1", "--plan", "push"), "magic"),
         (("all_gather_matmul", "--shape", "64,64,64", "--world", "8"), "8 ranks on 4 GPUs"),
+        (("all_gather_matmul", "--shape", "64,64,64", "--out", "/proc/no/such"), "Name a folder that can be made"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], reason: str):

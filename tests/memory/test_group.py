@@ -35,15 +35,16 @@ def name_wrongly() -> list[str]:
     grid = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
     first = dist.new_group([0])
     outsider = [refusal(first)] if dist.get_rank() == 1 else []
-    return [refusal("nobody"), refusal(grid), refusal(7.5), *outsider]
+    return [refusal("nobody"), refusal(grid), refusal(7.5), refusal(5), *outsider]
 
 
 def test_wrong_groups_are_refused():
     for rank, told in enumerate(run_ranks(name_wrongly, 2)):
-        unknown, grid, number, *outsider = told
+        unknown, grid, number, whole, *outsider = told
         assert "no group has this name" in unknown
         assert "2 dimensions" in grid
         assert "float" in number
+        assert "int" in whole
         assert bool(outsider) == (rank == 1)
         assert all("rank 1 of the world is not in it" in text for text in outsider)
 

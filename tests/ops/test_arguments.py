@@ -66,6 +66,7 @@ def test_gradients_are_no_matter_where_none_are_kept():
         (X.to_sparse(), W, {}, "its layout is torch.sparse_coo"),
         (X, W, {"m": 3.0}, "m: got float. Pass int or None"),
         (X, W, {"m": "3"}, "m: got str"),
+        (X, W, {"m": True}, "m: got bool. Pass int or None"),
         (X, W, {"plan": 3}, "plan: got int"),
         (X, W, {"plan": ["push"]}, "plan: got list"),
         (X, W, {"return_gathered": None}, "return_gathered: got NoneType. Pass bool"),

@@ -41,3 +41,11 @@ def test_every_schedule_on_uneven_shards():
     assert [trial.case.schedule for trial in trials] == list(names())
     assert all(trial.is_exact for trial in trials)
     assert all(trial.error < 0.01 and trial.timeline.spans for trial in trials)
+
+
+@pytest.mark.slow
+def test_a_product_without_rows_is_right():
+    cases = (Case("all_gather_matmul.push", Problem(operator="all_gather_matmul", **SMALL | {"m": 0}), {}, "cpu"),)
+    (trial,) = msgspec.convert(run_ranks(try_on_forked_rank, 3, cases)[0], list[Trial])
+    assert trial.is_right
+    assert trial.error == 0
