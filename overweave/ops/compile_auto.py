@@ -24,9 +24,11 @@ from overweave.sim.simulate import total_us
 from overweave.tuner.attempt import attempt
 from overweave.tuner.cache import fingerprint
 from overweave.tuner.compiled import (
+    FINALISTS,
     Judged,
     Measured,
     Timed,
+    around,
     cold,
     content_key,
     described,
@@ -111,10 +113,12 @@ class AutoFused:
         call.run(self._ways[call.signature])
 
     def tune(self, *arguments: Any, group: GroupLike = None, **named: Any) -> tuple[Timed, ...]:
-        """Measures the best few by the model with these arguments, and keeps what came out. Collective; takes seconds.
+        """Measures the best few by the model with these arguments, then what lies around the best of them, and keeps
+        what came out. Collective; takes seconds.
 
-        Returns the times, the quickest first; later calls with the same numbers take it, in other processes too. On a
-        CPU nothing is measured and nothing kept: times are those of the model.
+        Returns the times, the quickest first; the first few were timed anew, side by side. Later calls with the same
+        numbers take the first, in other processes too. On a CPU nothing is measured and nothing kept: times are those
+        of the model.
         Raises InputError, also where no way runs, and RankMismatch.
         """
         resolved = group_of(group)
@@ -128,7 +132,7 @@ class AutoFused:
             self._ways[call.signature] = first
             times = [Timed(each.way, each.predicted_us) for each in judged if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
-        measured = Measured(call.key, call.measured(shortlist(judged)))
+        measured = Measured(call.key, call.tuned(judged))
         self._ways[call.signature] = measured.times[0].way
         if resolved.rank == 0:
             remember(self.kernel.source.name, measured)
@@ -170,6 +174,7 @@ class _Call:
             asked = f"call {auto.kernel.source.name} with {', '.join(twice)}"
             raise InputError(asked, "it is chosen from configs", "Leave it out, or compile without configs")
         self._given = given
+        self._expected: torch.Tensor | None = None  # what the first way that ran wrote
         numbers = {name: value for name, value in given.items() if type(value) is int}
         self._numbers = {name: value for name, value in numbers.items() if name not in dict(auto.configs[0])}
         asked = f"call {auto.kernel.source.name}"
@@ -210,6 +215,16 @@ class _Call:
         fused, constants = self._auto.fused(way), dict(way.constants)
         fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
 
+    def tuned(self, judged: tuple[Judged, ...]) -> tuple[Timed, ...]:
+        """All times, those of the last few first, which were taken side by side. Collective."""
+        times = self.measured(shortlist(judged))
+        more = around(judged[0].way.constants, times, self._auto.asked)
+        if more:
+            anew = self.measured((times[0].way, *more))
+            times = tuple(sorted({one.way: one for one in (*times, *anew)}.values(), key=lambda one: one.us))
+        last = self.measured([one.way for one in times[:FINALISTS]])
+        return (*last, *(one for one in times if one.way not in {each.way for each in last}))
+
     def measured(self, ways: Sequence[Way]) -> tuple[Timed, ...]:
         """Medians of those that run and write what the first one does, quickest first. Collective.
 
@@ -219,19 +234,18 @@ class _Call:
         (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
         calls: dict[str, Callable[[int], torch.Tensor]] = {}
         failed: list[str] = []
-        expected: torch.Tensor | None = None
         for way in ways:
 
             def call(turn: int, way: Way = way) -> torch.Tensor:
                 self.run(way)
                 return out
 
-            why = attempt(call, expected, self)
+            why = attempt(call, self._expected, self)
             if why:
                 failed.append(f"{way}: {why}")
                 continue
             calls[str(way)] = call
-            expected = out.clone() if expected is None else expected
+            self._expected = out.clone() if self._expected is None else self._expected
         if not calls:
             asked = f"tune {self._auto.kernel.source.name}"
             raise InputError(asked, f"none of {len(failed)} ways runs; {failed[:1]}", "Call one by name to see why")

@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine, load
 from overweave.tuner.caches import cache_folders
-from overweave.tuner.compiled_space import Constants, Family, Way, families, is_member
+from overweave.tuner.compiled_space import Constants, Family, Way, families, is_member, neighbours
 from overweave.tuner.rank import MOST_GPUS, REACH, WITH_KERNELS, machine_of
 from overweave.tuner.target import Target
 
 DESCRIBED = "h200x4"  # on a CPU nothing is timed: what is simulated is this machine
 LARGEST_BYTES = 1 << 20
-MOST_MEASURED = 4
+MOST_MEASURED, MOST_AROUND, FINALISTS = 8, 4, 4
 
 Predict = Callable[[Way, Machine], float]  # microseconds; raises OverweaveError for a way that cannot be
 
@@ -94,19 +94,33 @@ def cold(judged: tuple[Judged, ...]) -> Way:
 
 
 def shortlist(judged: tuple[Judged, ...]) -> tuple[Way, ...]:
-    """What is worth measuring: the library's way, the best of each of the best few schedules, whose options the model
-    hardly tells apart, and the best of all in all other constants."""
+    """What is worth measuring first: the library's way, the best of each of the best few schedules with each back end,
+    whose options the model hardly tells apart, and the best of all in all other constants."""
     possible = [each for each in judged if not each.obstacle]
     ranked = sorted(possible, key=lambda each: each.predicted_us or 0.0)
     of_base = [each.way for each in ranked if each.way.constants == judged[0].way.constants]
     of_schedules: dict[tuple[str, ...], Way] = {}
     for way in of_base:
-        of_schedules.setdefault(tuple(how.split()[0] for _, how in way.exchanges), way)
+        of_schedules.setdefault(_kind(way), way)
     best = of_base[0].exchanges if of_base else ()
     varied = [each.way for each in possible if each.way.exchanges == best]
     return tuple(
         dict.fromkeys([*(each.way for each in possible[:1]), *list(of_schedules.values())[:MOST_MEASURED], *varied])
     )
+
+
+def around(base: Constants, times: tuple[Timed, ...], asked: Mapping[str, str]) -> tuple[Way, ...]:
+    """What is worth measuring next: the best that was measured, varied along one coordinate after the other.
+
+    times: the quickest first. The schedules that were best with the constants `base` are taken with the best few
+    constants; their options are varied one by one with the best constants.
+    """
+    best = next((one.way for one in times if one.way.constants == base), times[0].way)
+    constants = list(dict.fromkeys(one.way.constants for one in times))[:MOST_AROUND]
+    ways = [replace(best, constants=each) for each in constants]
+    ways += neighbours(replace(best, constants=constants[0]), asked)
+    measured = {one.way for one in times}
+    return tuple(way for way in dict.fromkeys(ways) if way not in measured)
 
 
 def content_key(*parts: object) -> str:
@@ -183,6 +197,13 @@ def _descend(model: _Model, family: Family, way: Way, tensor: str) -> None:
     for name, tried in values.items():
         known = [model.judged(way.with_exchange(tensor, family.member({**chosen, name: value}))) for value in tried]
         chosen[name] = min(zip(known, tried, strict=True), key=lambda one: _us(one[0]))[1]
+
+
+def _kind(way: Way) -> tuple[str, ...]:
+    """The schedule of each tensor, and who carries it."""
+    parts = ((word for word in how.split()[1:] if word.startswith("mover=")) for _, how in way.exchanges)
+    names = (how.split()[0] for _, how in way.exchanges)
+    return tuple(" ".join((name, *movers)) for name, movers in zip(names, parts, strict=True))
 
 
 def _first(known: Iterable[Family]) -> str:

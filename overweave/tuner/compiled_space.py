@@ -29,7 +29,7 @@ TRIED: dict[str, tuple[int, ...]] = {
     "copy_programs": (16, 8, 32),
 }
 UNTRIED = ("axis", "island")  # what lies where is the caller's knowledge
-ENGINE = "copy_engine"
+ENGINE, MOVER = "copy_engine", "mover"
 Constants = tuple[tuple[str, int], ...]
 Value = int | str | None
 
@@ -64,7 +64,7 @@ class Family(Struct, frozen=True):
         """The schedule with these options, as it is asked for; what is the default is left out, and what means
         nothing beside the others."""
         named = dict(chosen)
-        if named.get("mover", ENGINE) not in COPYING_KERNELS:
+        if named.get(MOVER, ENGINE) not in COPYING_KERNELS:
             named.pop("copy_programs", None)
         kept = [f"{o.name}={named[o.name]}" for o in self.options if named.get(o.name, o.default) != o.default]
         return " ".join([self.name, *kept])
@@ -74,7 +74,7 @@ class Family(Struct, frozen=True):
         values = self.values()
         for chosen in product(*values.values()):
             named = dict(zip(values, chosen, strict=True))
-            mover = cast("Mover", named.get("mover", ENGINE))
+            mover = cast("Mover", named.get(MOVER, ENGINE))
             if mover == ENGINE or not obstacle(TRANSPORTS[self.name].method, mover):
                 yield self.member(named)
 
@@ -98,6 +98,18 @@ def families(asked: str) -> tuple[Family, ...]:
     return tuple(
         Family(name, tuple(one for one in TRANSPORTS[name].options if one.name not in UNTRIED)) for name in known
     )
+
+
+def neighbours(way: Way, asked: Mapping[str, str]) -> Iterator[Way]:
+    """What differs from a way in one option of one automatic schedule; who carries it stays."""
+    for tensor, how in way.exchanges:
+        name, *pairs = how.split()
+        family = next(one for one in families(asked[tensor]) if one.name.split()[0] == name)
+        given = dict(pair.split("=") for pair in pairs)
+        values = family.values()
+        chosen = {one.name: one.parse(given[one.name]) if one.name in given else one.default for one in family.options}
+        for option in (name for name in values if name != MOVER):
+            yield from (way.with_exchange(tensor, family.member({**chosen, option: value})) for value in values[option])
 
 
 def is_auto(asked: object) -> bool:

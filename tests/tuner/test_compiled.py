@@ -13,6 +13,7 @@ from overweave.tuner.compiled import (
     Judged,
     Measured,
     Timed,
+    around,
     cold,
     content_key,
     described,
@@ -80,6 +81,25 @@ def test_the_search_goes_along_schedules_options_and_constants():
     assert chosen[0] == judged[0].way
     assert best.way in chosen
     assert len({dict(way.exchanges)["A"].split()[0] for way in chosen}) >= 4  # not one schedule four times
+
+
+def test_each_back_end_of_a_schedule_is_measured_once():
+    chosen = [dict(one.exchanges)["A"] for one in shortlist(judge(ASKED, CONFIGS, predict, MACHINE))]
+    movers = {word for how in chosen if how.startswith("all_gather.push") for word in how.split() if "mover=" in word}
+    assert len(movers) >= 2
+
+
+def test_what_was_best_is_varied_along_one_coordinate_after_the_other():
+    measured = (Timed(way("all_gather.mesh"), 50.0), Timed(way("all_gather.push pieces=4", 128), 55.0))
+    found = around(CONFIGS[0], measured, ASKED)
+    assert way("all_gather.mesh", 128) in found  # the best exchange, with constants that were good beside another
+    options = [dict(one.exchanges)["A"] for one in found]
+    assert all(how.split()[0] == "all_gather.mesh" for how in options)
+    changed = {word.split("=")[0] for how in options for word in how.split()[1:]}
+    assert changed == {"pieces", "col_pieces", "lanes"}  # one at a time
+    assert max(len(how.split()) for how in options) == 2
+    assert not set(found) & {one.way for one in measured}
+    assert all(is_member(one, ASKED, CONFIGS) for one in found)
 
 
 def test_the_librarys_way_has_a_start():
