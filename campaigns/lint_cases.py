@@ -122,17 +122,20 @@ def scaled_cases(kernel: Kernel) -> Iterator[Case]:
 
 
 def sum_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles that add what peers sent: of three peers in every shape, of one, with a trace, ragged.
+    """Tiles that add what peers sent: of three peers and of one in every shape, with a trace, ragged.
 
     The portable kernel spills a little where rows are ragged: 80 bytes, in the epilogue.
     """
     for shape in shapes("bfloat16", kernel):
         yield matmul_case("bfloat16", shape.config, SUM, addends=3)
+        yield matmul_case("bfloat16", shape.config, SUM, addends=1)
     config = shapes("bfloat16", kernel)[0].config
     yield matmul_case("float16", config, SUM, addends=1)
-    yield matmul_case("bfloat16", config, SUM._replace(traced=True), addends=3)
+    for addends in (1, 3):
+        yield matmul_case("bfloat16", config, SUM._replace(traced=True), addends=addends)
     if kernel == "hopper":
-        yield matmul_case("bfloat16", config, SUM._replace(ragged=True, is_transposed=True), addends=3)
+        for addends in (1, 3):
+            yield matmul_case("bfloat16", config, SUM._replace(ragged=True, is_transposed=True), addends=addends)
 
 
 def several_cases(kernel: Kernel) -> Iterator[Case]:
@@ -272,7 +275,11 @@ def matmul_case(
     reads = {BIAS, RESIDUAL, *SCALES}
     constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
     sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
-    constant |= dict.fromkeys({"total", "addends"} - sums.keys()) | {"ADDENDS": addends}
+    beside = {"total_tiles", "addend_tiles"} if is_hopper else set[str]()
+    sums |= dict.fromkeys(beside if addends else (), out["out"])
+    if addends > 1:
+        sums.pop("addend_tiles", None)
+    constant |= dict.fromkeys({"total", "addends", *beside} - sums.keys()) | {"ADDENDS": addends}
     columns = _names("n", weights)
     constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
     constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
@@ -291,10 +298,11 @@ def matmul_case(
         () if variant.ragged else (*columns, "k"),
     )
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
-    contract = _tiles(guarded, (*outs, *(("total",) if addends else ())), uses_tensor_cores=dtype != "float32")
+    announced = (*outs, *(name for name in sums if name.startswith("total")))
+    contract = _tiles(guarded, announced, uses_tensor_cores=dtype != "float32")
     if dtype == FLOAT8:  # each step's product is added to the sums before the next: loads alone are ahead
         contract = replace(contract, depth=0)
-    return Case(source, _with_addends(contract) if addends else contract)
+    return Case(source, _with_addends(contract, "addend_tiles" in sums) if addends else contract)
 
 
 def _names(base: str, weights: int) -> list[str]:
@@ -302,9 +310,9 @@ def _names(base: str, weights: int) -> list[str]:
     return [base, *(f"{base}_{index}" for index in range(1, weights))]
 
 
-def _with_addends(contract: Contract) -> Contract:
-    """One more wait, with its alarm's look, which guards what a table of addresses names."""
-    guarded = (*contract.guarded, Guard("signals", ("*addends",), optional=True))
+def _with_addends(contract: Contract, are_loaded: bool) -> Contract:
+    """One more wait, with its alarm's look, which guards what a table of addresses names, or what is loaded in bulk."""
+    guarded = (*contract.guarded, Guard("signals", ("addend_tiles" if are_loaded else "*addends",), optional=True))
     return replace(contract, waits=2, looks=2, guarded=guarded)
 
 

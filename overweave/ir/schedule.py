@@ -365,6 +365,11 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         read = {operation.b.buffer for operation in self.operations if isinstance(operation, Compute)}
         return tuple(buffer.name for buffer in self.buffers if buffer.name in read)
 
+    def outputs(self, rank: int, weight: str) -> tuple[str, ...]:
+        """The buffers into which a rank's products by a weight go, in the order of its Computes."""
+        computes = (operation for operation in self.of_rank(rank) if isinstance(operation, Compute))
+        return tuple(dict.fromkeys(part.buffer for each in computes if each.b.buffer == weight for part in each.out))
+
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`. Raises KeyError."""
         for buffer in self.buffers:

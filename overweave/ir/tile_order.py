@@ -27,6 +27,7 @@ class TileRow(NamedTuple):
     place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the
     result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
     weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
+    into: of the outputs of that weight, in the order of their first Computes, the one it writes: 0 or 1.
     operation: position of its operation among those of the rank and queue, for traces and reports.
     APPLY: `row` is the tile's number in the author's kernel; `col`: how many slices are to be claimed before it waits,
     `width`: 1 if it claims any, one at least. Slices are COPY rows behind all others. PART: no tile, but rows
@@ -53,6 +54,7 @@ class TileRow(NamedTuple):
     late_hi: int = 0
     late_count: int = 0
     weight: int = 0
+    into: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):

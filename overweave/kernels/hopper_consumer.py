@@ -24,6 +24,7 @@ from overweave.lang.tile_table import (
     ADDS_NOTHING,
     COL,
     FROM_OWN_SHARD,
+    INTO,
     MULTIPLIED,
     PLACE,
     ROW,
@@ -159,16 +160,21 @@ def multiply_in_steps(
 
 @gluon.jit
 def hand_over(
-    result, c_tiles, at, turn, out, out_pointer, total, addends, verdicts, received, table, tile, row, row_end, col, n,
-    ADDENDS: gl.constexpr,
+    result, c_tiles, at, turn, out, out_pointer, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
+    col, n, ADDENDS: gl.constexpr,
 ):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
     layout: gl.constexpr = result.type.layout
-    if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
+    if addend_tiles is not None:
+        if read_column(table, tile, PLACE) != ADDS_NOTHING:
+            result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
+            addend = side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False)
+            result += addend.load(layout).to(gl.float32)
+    if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
-        store_sum(result, total, addends, table, tile, row, row_end, col, n, ADDENDS)
+        store_sum(result, out_pointer, addends, table, tile, row, row_end, col, n, ADDENDS)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
@@ -184,7 +190,7 @@ def hand_over(
 def consume_tile(
     PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
     c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, verdicts, received,
+    total, addends, addend_tiles, verdicts, received,
     trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
@@ -201,6 +207,8 @@ def consume_tile(
     col = read_column(table, tile, COL) + (HALF * PART_N if IN_COLUMNS else 0)
     weight = weight_of(table, tile, WEIGHTS)
     target = of_weight(weight, out_pointer, out_pointer_1, out_pointer_2, WEIGHTS)
+    if total is not None:
+        target = gl.where(read_column(table, tile, INTO) == 0, target, total)
     cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
     if IS_FP8:
         result, others, step = multiply_in_steps(
@@ -229,12 +237,12 @@ def consume_tile(
         record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
     mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
     hand_over(
-        result, c_tiles, AT, turn, out, target, total, addends, verdicts, received, table, tile, row, row_end, col,
-        cols_end, ADDENDS,
+        result, c_tiles, AT, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
+        col, cols_end, ADDENDS,
     )  # fmt: skip
     if PARTS > WIDE:
         hand_over(
-            others, c_tiles, AT + WIDE, turn, out, target, total, addends, verdicts, received, table, tile, row,
+            others, c_tiles, AT + WIDE, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row,
             row_end, col + WIDE * PART_N, cols_end, ADDENDS,
         )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
@@ -245,7 +253,7 @@ def consume_tile(
 def consume(
     HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
     out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, verdicts, received, trace, table, n,
+    total, addends, addend_tiles, verdicts, received, trace, table, n,
     n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
@@ -258,7 +266,7 @@ def consume(
                 step = consume_tile(
                     SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
                     c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                    total, addends, verdicts,
+                    total, addends, addend_tiles, verdicts,
                     received, trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
                     WEIGHTS,
                 )  # fmt: skip
@@ -270,14 +278,14 @@ def consume(
 def consume_upper(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+    total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
     B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     consume(
         0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+        total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
         B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
     )  # fmt: skip
 
@@ -286,13 +294,13 @@ def consume_upper(
 def consume_lower(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+    total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
     B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     consume(
         1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, addends, verdicts, received, trace, table, n, n_1, n_2, k,
+        total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
         B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
     )  # fmt: skip

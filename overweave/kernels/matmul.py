@@ -4,10 +4,11 @@
     b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
     b_1 and out_1, b_2 and out_2: further weights, of other n, and their products: `TileRow.weight` says whose a tile is
     b_1 alone: the gate, of b's shape (kernels/epilogue.py)
+    total: a second output beside out; `TileRow.into` says which one a tile writes
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
-loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum in
-`total` instead (kernels/received.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
+loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
+(kernels/received.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
 automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
 (`TileRow.width`) takes as long as a whole one here.
 
@@ -26,6 +27,7 @@ from overweave.lang.tile_table import (
     CLAIMED,
     COL,
     FROM_OWN_SHARD,
+    INTO,
     MULTIPLIED,
     PLACE,
     READY,
@@ -145,6 +147,8 @@ def matmul_kernel(
                 a = a_workspace
         weight = weight_of(table, tile, WEIGHTS)
         target = of_weight(weight, out, out_1, out_2, WEIGHTS)
+        if total is not None:
+            target = tl.where(read_column(table, tile, INTO) == 0, target, total)
         cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
         if GATE & EPILOGUE:
             accumulator, gate = multiply_tile_by_both(a, b, b_1, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
@@ -167,7 +171,7 @@ def matmul_kernel(
             verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)
             record_time(trace, tile, RECEIVED, TRACED)
             accumulator += tl.where(verdict == 1, 0.0, float("nan"))
-            store_sum(accumulator, total, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
+            store_sum(accumulator, target, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
         else:
             inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
             places = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]

@@ -10,7 +10,7 @@ in hopper_consumer.py. A tile that a chunk's end cuts short is stored by the con
 bulk store would write into the next chunk.
 
 A tile with addends ends otherwise (received_hopper.py): the storer waits for them while the consumers multiply, and the
-consumers add them and store the sum, so that nothing but its signal is left to the storer.
+consumers add them. Of several, they store the sum too, so that nothing but its signal is left to the storer.
 
 A whole tile is SPLIT_N rectangles of columns, side by side, a narrow one (`TileRow.width`) as many as its columns need:
 `b` is loaded and the result stored rectangle by rectangle, and multiplied in one or two accumulators.
@@ -27,13 +27,14 @@ from overweave.kernels.hopper import load_tile, mbarrier, store_tile, wait_for_s
 from overweave.kernels.hopper_consumer import consume_lower, consume_upper
 from overweave.kernels.hopper_ring import LACKS, LAST, NUMBER, RING, VOID, lacking, pass_on, receive
 from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_tile
-from overweave.kernels.received_hopper import await_addends
+from overweave.kernels.received_hopper import await_addends, load_addend
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
     COL,
     FROM_OWN_SHARD,
+    INTO,
     PLACE,
     READY,
     RECEIVED,
@@ -108,9 +109,9 @@ def produce(
 
 @gluon.jit
 def store(
-    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, verdicts, received, table, signals,
-    words, limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
-    ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
+    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends, addend_tiles,
+    verdicts, received, table, signals, words, limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
+    IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
@@ -125,6 +126,11 @@ def store(
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
             gl.thread_barrier()
             verdict = await_addends(verdicts, received, table, tile, signals, words, limits, world_size)
+            if addend_tiles is not None:
+                load_addend(
+                    addend_tiles, c_tiles, received, addends, table, tile, lacking(message), verdict, SPLIT_N,
+                    IN_COLUMNS,
+                )  # fmt: skip
             is_sound = is_sound & (verdict == 1)
             record_time(trace, tile, RECEIVED, TRACED)
         row = read_column(table, tile, ROW)
@@ -132,10 +138,13 @@ def store(
         col = read_column(table, tile, COL)
         signal = read_column(table, tile, SIGNAL)
         target = of_weight(weight_of(table, tile, WEIGHTS), out, out_1, out_2, WEIGHTS)
+        if total_tiles is not None:
+            if read_column(table, tile, INTO) != 0:
+                target = total_tiles
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
             top, left = row + half * STEP_M, col + half * STEP_N
-            if ADDENDS == 0 or read_column(table, tile, PLACE) == ADDS_NOTHING:
+            if ADDENDS == 0 or addend_tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
                 if top + PART_M <= row_end:
                     for part in gl.static_range(SPLIT_N):
                         if part == 0 or lacking(message) < SPLIT_N - part:
@@ -171,7 +180,9 @@ def matmul_hopper_kernel(
     scales,
     scale_w,
     total,
+    total_tiles,
     addends,
+    addend_tiles,
     table,
     claims,
     signals,
@@ -222,27 +233,28 @@ def matmul_hopper_kernel(
     for half in gl.static_range(2):
         mbarrier.init(c_full.index(half), count=1)
         mbarrier.init(c_empty.index(half), count=1)
-    mbarrier.init(received.index(0), count=1)
+    mbarrier.init(received.index(0), count=1 if addend_tiles is None else 2)
     # Argument tuples stand inline: a tuple kept in a variable would turn its constants into tensors.
     gl.warp_specialize(
         [
             (consume_upper, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, addends, verdicts, received, trace, table, n, n_1,
+                total, addends, addend_tiles, verdicts, received, trace, table, n, n_1,
                 n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
             (consume_lower, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, addends, verdicts, received, trace, table, n, n_1,
+                total, addends, addend_tiles, verdicts, received, trace, table, n, n_1,
                 n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
                 claims, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES, TRACED,
                 STAGES, SPLIT_N, GATED, WEIGHTS)),
             (store, (
-                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, verdicts, received, table,
-                signals, words, limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS)),
+                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends,
+                addend_tiles, verdicts, received, table, signals, words, limits, trace, world_size, TRACED, SPLIT_N,
+                IN_COLUMNS, ADDENDS, WEIGHTS)),
         ],
         [4, 1, 1],
         [240, 24, 24],

@@ -1,4 +1,4 @@
-"""The end of a tile that adds what peers sent: `total = addends[0] + ... + product + ...` in fp32, rounded once.
+"""The end of a tile that adds what peers sent: `out = addends[0] + ... + product + ...` in fp32, rounded once.
 
 The addends lie where a table says, one row per operation and ADDENDS addresses wide: each is where row 0 of the output
 would lie, so the output's own offsets find them. `TileRow.place` of them stand before the product. They are read a few
@@ -43,17 +43,17 @@ def wait_for_addends(table, tile, signals, words, limits, world_size):
 
 @triton.jit
 def store_sum(
-    product, total, addends, table, tile, row, row_end, col, col_end, n, ADDENDS: tl.constexpr,
+    product, out, addends, table, tile, row, row_end, col, col_end, n, ADDENDS: tl.constexpr,
     PARTS: tl.constexpr = STRIPS,
 ):  # fmt: skip
-    """Adds the addends to a product, each at its place, and stores the sum in `total`, strip by strip."""
+    """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip."""
     HEIGHT: tl.constexpr = product.shape[0]
     WIDTH: tl.constexpr = product.shape[1]
     if PARTS > 1 and WIDTH > LEAST:
         HALF: tl.constexpr = WIDTH // 2
         left, right = product.reshape(HEIGHT, 2, HALF).permute(0, 2, 1).split()
-        store_sum(left, total, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, PARTS // 2)
-        store_sum(right, total, addends, table, tile, row, row_end, col + HALF, col_end, n, ADDENDS, PARTS // 2)
+        store_sum(left, out, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, PARTS // 2)
+        store_sum(right, out, addends, table, tile, row, row_end, col + HALF, col_end, n, ADDENDS, PARTS // 2)
     else:
         rows, cols = row + tl.arange(0, HEIGHT), col + tl.arange(0, WIDTH)
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < n))[None, :]
@@ -63,7 +63,7 @@ def store_sum(
         result = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
         for index in tl.static_range(ADDENDS):  # unrolled: the loads of all addends are in flight together
             result += tl.where(place == index, product, 0.0)
-            addend = tl.multiple_of(tl.load(addresses + index).to(total.dtype), 16)
+            addend = tl.multiple_of(tl.load(addresses + index).to(out.dtype), 16)
             result += tl.load(addend + offsets, mask=inside, other=0.0).to(tl.float32)
         result += tl.where(place == ADDENDS, product, 0.0)
-        tl.store(total + offsets, result.to(total.dtype.element_ty), mask=inside)
+        tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)

@@ -1,8 +1,13 @@
 """The end of a tile that adds what peers sent, in the Hopper kernel (`kernels/received.py` says what it means).
 
 The storer, which is idle during a tile's main loop, waits for the addends meanwhile, and passes its verdict on to the
-consumers through shared memory; the mbarrier carries what the acquire saw along. The consumers add and store strip by
-strip, 16 bytes a thread and four threads to a row: a strip of the product is turned to that layout by shuffles within
+consumers through shared memory; the mbarrier carries what the acquire saw along.
+
+A single addend (`addend_tiles`) it loads too, to where the consumers will leave their result: they find it there when
+their product is done, add it, and the tile ends as any other, by a bulk-tensor store. So what arrives during the main
+loop costs no more than a look into shared memory. A sum of two has one value in either order.
+
+Of several addends the consumers read all, add and store strip by strip, 16 bytes a thread and four threads to a row: a strip of the product is turned to that layout by shuffles within
 the warp. They store past shared memory, so the storer has nothing left to do but to signal.
 """
 
@@ -10,8 +15,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from overweave.kernels.hopper import load_tile
 from overweave.kernels.hopper_tiles import read_column, wait_for_addends
-from overweave.lang.tile_table import OPERATION, PLACE
+from overweave.lang.tile_table import ADDS_NOTHING, COL, OPERATION, PLACE, ROW
 
 STRIP = gl.constexpr(64)  # columns; half as many where so many addends are loaded at once that registers run out
 MOST_ADDENDS = gl.constexpr(4)
@@ -29,6 +35,36 @@ def await_addends(verdicts, received, table, tile, signals, words, limits, world
     fence_async_shared()  # nothing bulk reads it, but who stores to shared memory ahead of bulk stores owes a fence
     mbarrier.arrive(received.index(0), count=1)
     return verdict
+
+
+@gluon.jit
+def load_addend(
+    addend_tiles, c_tiles, received, addends, table, tile, lacks, verdict, SPLIT_N: gl.constexpr,
+    IN_COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """Storer: a tile's one addend, if it has any and that is there, to where the consumers leave their results.
+
+    They wait for it as for the verdict: `received` counts two arrivals, this one with the bytes. Of `addends` a row
+    says how many rows further an operation's addend lies in its buffer than the result does in its own. What the last
+    tile left there the storer has read.
+    """
+    STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
+    STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
+    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    PART_BYTES: gl.constexpr = addend_tiles.block_type.nbytes
+    is_there = (read_column(table, tile, PLACE) != ADDS_NOTHING) & (verdict == 1)
+    row = read_column(table, tile, ROW) + gl.load(addends + read_column(table, tile, OPERATION)).to(gl.int32)
+    col = read_column(table, tile, COL)
+    arrived = received.index(0)
+    mbarrier.arrive(arrived, count=1, pred=is_there == 0)
+    for short in gl.static_range(SPLIT_N):
+        mbarrier.expect(arrived, 2 * (SPLIT_N - short) * PART_BYTES, pred=is_there & (lacks == short))
+    for half in gl.static_range(2):
+        for part in gl.static_range(SPLIT_N):
+            load_tile(
+                addend_tiles, [row + half * STEP_M, col + half * STEP_N + part * PART_N], arrived,
+                c_tiles.index(SPLIT_N * half + part), pred=is_there & (lacks < SPLIT_N - part),
+            )  # fmt: skip
 
 
 @gluon.jit
@@ -71,15 +107,15 @@ def wide_layout(rows, cols):
 
 
 @gluon.jit
-def store_sum(product, total, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr):
-    """Adds the addends to a product, each at its place, and stores the sum in `total`, strip by strip."""
+def store_sum(product, out, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr):
+    """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip."""
     HEIGHT: gl.constexpr = product.shape[0]
     WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST_ADDENDS else STRIP // 2)
     STRIPS: gl.constexpr = product.shape[1] // WIDTH
     layout: gl.constexpr = wide_layout(HEIGHT, WIDTH)
     # Rows are whole 16 bytes long, and tiles begin at such. A partition knows nothing of what it is given, so: again.
     n, col = n // 8 * 8, col // 16 * 16
-    total = gl.multiple_of(total.to(gl.int64).to(total.dtype), 16)
+    out = gl.multiple_of(out.to(gl.int64).to(out.dtype), 16)
     place = read_column(table, tile, PLACE)
     addresses = addends + read_column(table, tile, OPERATION) * ADDENDS
     rows = row + gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, layout))
@@ -91,8 +127,8 @@ def store_sum(product, total, addends, table, tile, row, row_end, col, n, ADDEND
         result = gl.zeros((HEIGHT, WIDTH), gl.float32, layout)
         for index in gl.static_range(ADDENDS):  # unrolled: the loads of all addends are in flight together
             result += gl.where(place == index, own, 0.0)
-            addend = gl.multiple_of(gl.load(addresses + index).to(total.dtype), 16)
+            addend = gl.multiple_of(gl.load(addresses + index).to(out.dtype), 16)
             result += gl.load(addend + offsets, mask=inside, other=0.0).to(gl.float32)
         result += gl.where(place == ADDENDS, own, 0.0)
-        gl.store(total + offsets, result.to(total.dtype.element_ty), mask=inside)
+        gl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first

@@ -69,6 +69,7 @@ LATE_LO = tl.constexpr(TileRow._fields.index("late_lo"))
 LATE_HI = tl.constexpr(TileRow._fields.index("late_hi"))
 LATE_COUNT = tl.constexpr(TileRow._fields.index("late_count"))
 WEIGHT = tl.constexpr(TileRow._fields.index("weight"))
+INTO = tl.constexpr(TileRow._fields.index("into"))
 
 # Slices that tiles carry: columns of their tiles' rows, and of the table of addresses (memory/lower.py).
 SLICES_BEFORE, CLAIMS_SLICES = COL, WIDTH

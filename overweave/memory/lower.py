@@ -99,6 +99,21 @@ def addend_addresses(addresses: SlotAddresses, rank: int, queue: str) -> list[li
     return [_addend_row(addresses, compute, width) for compute in computes]
 
 
+def addend_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, list[int]] | None:
+    """The one buffer of the rank's in which the addends of a queue's Computes lie, and for each Compute by how many
+    rows its addend lies further there than its result in its own buffer. None without addends, or if a Compute has
+    several, or they lie in several places.
+    """
+    computes = [op for op in schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
+    places = {(addend.buffer, addend.rank) for compute in computes for addend in compute.addends}
+    if len(places) != 1 or any(len(compute.addends) > 1 or len(compute.out) != 1 for compute in computes):
+        return None
+    ((buffer, owner),) = places
+    if owner != rank:
+        return None
+    return buffer, [sum(part.rows[0] - op.out[0].rows[0] for part in op.addends) for op in computes]
+
+
 def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[int]:
     places = [addresses.place(region) for region in compute.addends]
     if any(place.tensor for place in places):

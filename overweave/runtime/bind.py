@@ -13,7 +13,7 @@ from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
-from overweave.memory.lower import SlotAddresses, addend_addresses, copy_targets, reduction_operands
+from overweave.memory.lower import SlotAddresses, addend_addresses, addend_shifts, copy_targets, reduction_operands
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.kernels import (
@@ -91,10 +91,9 @@ class SlotKernels:
         shard = next((buffer for buffer in sides if buffer.home == INPUT), None)
         gathered = next((buffer for buffer in sides if buffer.home != INPUT), None)
         weights = self._plan.schedule.weights
-        sums = {each.b.buffer: self._buffer(each.out[0].buffer) for each in computes if each.addends}
-        products = sums | {each.b.buffer: self._buffer(each.out[0].buffer) for each in computes if not each.addends}
-        out, total = products[weights[0]], sums.get(weights[0])
-        more = [(name, products[name]) for name in weights[1:]]
+        outs = {name: [self._buffer(out) for out in self._plan.schedule.outputs(self._rank, name)] for name in weights}
+        out, total = (*outs[weights[0]], None)[:2]
+        more = [(name, outs[name][0]) for name in weights[1:]]
         movers = {"b": weights[0]} | ({"a_shard": shard.name} if shard else {})
         movers |= {"out": out.name} if out.home == OUTPUT else {}
         for index, (name, product) in enumerate(more, start=1):
@@ -122,7 +121,8 @@ class SlotKernels:
             gate=self._example[GATE] if epilogue.gate else None,
             epilogue=epilogue,
             total=self._instance(total) if total else None,
-            addends=self._addends(queue) if total else None,
+            addends=self._addends(queue),
+            addend_rows=self._addend_rows(queue),
         )
         launch = matmul_launch(config, operands, self._protocol(queue, 0))
         followed = [(bases[side], name) for side, name in movers.items()]
@@ -192,9 +192,18 @@ class SlotKernels:
         """The own instance of a buffer, the caller's or the workspace's."""
         return self._example[buffer.name] if buffer.home in (INPUT, OUTPUT) else self._own(buffer)
 
-    def _addends(self, queue: str) -> torch.Tensor:
+    def _addends(self, queue: str) -> torch.Tensor | None:
         rows = addend_addresses(self._addresses, self._rank, queue)
-        return torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)
+        return torch.tensor(rows, dtype=torch.int64, device=self._workspace.device) if any(rows) else None
+
+    def _addend_rows(self, queue: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does."""
+        shifts = addend_shifts(self._plan.schedule, self._rank, queue)
+        if shifts is None:
+            return None
+        buffer, rows = shifts
+        device = self._workspace.device
+        return self._own(self._buffer(buffer)), torch.tensor(rows, dtype=torch.int64, device=device)
 
     def _own(self, buffer: Buffer) -> torch.Tensor:
         """The own instance of a workspace buffer."""

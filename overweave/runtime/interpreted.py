@@ -151,9 +151,9 @@ class InterpretedCall(HostCall):
         weights = self.plan.schedule.weights
         gate = (GATE,) if problem.epilogue.gate else ()
         factors = [self._factor(name, config) for name in (*weights, *gate)]
-        sums = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if one.addends}
-        products = {one.b.buffer: self._matrix(one.out[0].buffer) for one in computes if not one.addends}
-        outs, total = [(sums | products)[name] for name in weights], sums.get(weights[0])
+        buffers = [self.plan.schedule.outputs(self.group.rank, name) for name in weights]
+        outs = [self._matrix(of_weight[0]) for of_weight in buffers]
+        total = self._matrix(buffers[0][1]) if len(buffers[0]) > 1 else None
         addends = self._addends(computes)
         extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)] + self._scales(computes)
         arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends]

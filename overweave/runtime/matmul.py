@@ -34,8 +34,10 @@ class Operands:
     bias `[n]`, residual `[rows, n]`, scale_x and scale_w: what the epilogue reads, else None. scale_x lies beside the
     rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all. gate: a weight of
     `b`'s shape and layout; `bases` calls it `b.1`.
-    total: `[rows, n]`, where tiles with addends store, and addends: int64 `[operations, addends]`, where those lie
-    (memory/lower.addend_addresses); None if no tile has any.
+    total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
+    addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no tile
+    has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64 `[operations]`,
+    how many rows further than the result (memory/lower.addend_shifts).
     """
 
     a_shard: torch.Tensor | None
@@ -52,6 +54,7 @@ class Operands:
     epilogue: Epilogue = NO_EPILOGUE
     total: torch.Tensor | None = None
     addends: torch.Tensor | None = None
+    addend_rows: tuple[torch.Tensor, torch.Tensor] | None = None
     more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     gate: torch.Tensor | None = None
 
@@ -168,8 +171,14 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     outs = [describe(matrix, base, [part_m, part_n]) for matrix, base in operands.outs]
     tiles, k = protocol.table.shape[0], operands.b.shape[0]
     total = None if operands.total is None else operands.base("total")
+    total_tiles = None if operands.total is None else describe(operands.total, total, [part_m, part_n])
+    addends, addend_tiles = operands.addends, None
+    if operands.addend_rows is not None:
+        matrix, addends = operands.addend_rows
+        addend_tiles = describe(matrix, moving(matrix), [part_m, part_n])
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
-    arguments += [*filled([base for _, base in operands.outs]), *operands.extras, total, operands.addends]
+    arguments += [*filled([base for _, base in operands.outs]), *operands.extras]
+    arguments += [total, total_tiles, addends, addend_tiles]
     arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]

@@ -47,6 +47,7 @@ class _Context(Struct, frozen=True):
     # Signals that only the rank's own operations in these queues announce.
     announced_by: dict[tuple[str, int], set[str | None]]
     weights: tuple[str, ...]
+    outs: dict[str, tuple[str, ...]]  # of each weight
 
 
 def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
@@ -120,6 +121,7 @@ def _context(schedule: Schedule, rank: int) -> _Context:
         {buffer.name: buffer.home for buffer in schedule.buffers},
         announced_by,
         schedule.weights,
+        {weight: schedule.outputs(rank, weight) for weight in schedule.weights},
     )
 
 
@@ -169,8 +171,9 @@ def _multiply_rows(
         source = OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE
         rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
     weight = context.weights.index(compute.b.buffer)
-    if weight:
-        rows = [row._replace(weight=weight) for row in rows]
+    into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
+    if weight or into:
+        rows = [row._replace(weight=weight, into=into) for row in rows]
     if compute.addends:
         late = _late(compute, context.first_signal)
         rows = [row._replace(place=compute.place, **late) for row in rows]

@@ -27,6 +27,7 @@ from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.scales import check_places
 from overweave.ir.verify.verdict import Findings
 
+OUT = "out"
 Placed = tuple[int, int, int, int, int, int]  # row, row_end, col, source, source_row, width
 
 
@@ -55,6 +56,7 @@ class _Table:
         self.plan, self.graph, self.order, self.findings = plan, graph, order, findings
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self.weights = plan.schedule.weights
+        self.outs = {weight: plan.schedule.outputs(order.rank, weight) for weight in self.weights}
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_author = plan.realization.engine_of(order.queue) == AUTHOR_KERNEL
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
@@ -82,9 +84,12 @@ class _Table:
             weight = self.weights.index(operation.b.buffer) if isinstance(operation, Compute) else 0
             if any(row.weight != weight for row in rows):
                 self.findings.add("lowering", operation, "a tile multiplies by another weight")
+            into = self._into(operation) if isinstance(operation, Compute) else 0
+            if any(row.into != into for row in rows):
+                self.findings.add("lowering", operation, "a tile writes another output")
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
-                _note_operands(operation, self.buffers, operands, f"out of {operation.b.buffer}")
+                _note_operands(operation, self.buffers, operands, f"{OUT} of {operation.b.buffer}")
                 self._check_compute(operation, rows)
                 check_places(operation, self.buffers, self.plan.realization.dtype, self.findings)
             elif isinstance(operation, Apply):
@@ -102,9 +107,14 @@ class _Table:
                 check_copy(operation, rows, self.buffers, self.plan.realization.dtype, self.findings)
         self._check_weights(positions)
         for role, names in operands.items():
-            if len(names) > 1:
+            most = 2 if role.startswith(OUT) and len(self.weights) == 1 else 1
+            if len(names) > most:
                 said = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
-                self.findings.add("lowering", None, f"{said}; a kernel has one")
+                self.findings.add("lowering", None, f"{said}; a kernel has {'two' if most == 2 else 'one'}")
+
+    def _into(self, compute: Compute) -> int:
+        """Which of its weight's outputs a Compute writes."""
+        return self.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
 
     def _check_weights(self, positions: list[int]) -> None:
         """A kernel multiplies by so many weights at most, and adds what peers sent to the product of one alone."""
@@ -283,7 +293,7 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
         role = "own shard" if buffers[part.buffer].home == INPUT else "workspace"
         operands.setdefault(role, set()).add(part.buffer)
     for part in compute.out:
-        operands.setdefault("sum" if compute.addends else out, set()).add(part.buffer)
+        operands.setdefault(out, set()).add(part.buffer)
     for part in compute.scales:
         role = "scales of own rows" if buffers[part.buffer].home == INPUT else "scales of rows"
         operands.setdefault(role, set()).add(part.buffer)
