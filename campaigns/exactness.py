@@ -42,6 +42,7 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     (_SCATTER, {"pieces": 2}),
     (_SCATTER, {"pieces": 2, "mover": "copy_kernel"}),
     (_SCATTER, {"pieces": 2, "sums": "epilogue"}),
+    ("matmul_reduce_scatter.fused_ring", {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2, "sums": "epilogue", "sharing": "get"}),
     (f"{ALL_REDUCE}.one_shot", {}),

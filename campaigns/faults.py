@@ -37,6 +37,7 @@ SCHEDULES = (
     "all_gather_matmul.push",
     "matmul_reduce_scatter.scatter",
     "all_gather_matmul.pull",
+    "matmul_reduce_scatter.fused_ring",
     "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
     "matmul_reduce_scatter.sequential",
@@ -48,7 +49,7 @@ SCHEDULES = (
     "matmul_all_reduce.two_shot_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:3], *SCHEDULES[-5:])
+FUSED = (*SCHEDULES[:4], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ A single addend (`addend_tiles`) it loads too, to where the consumers will leave
 their product is done, add it, and the tile ends as any other, by a bulk-tensor store. So what arrives during the main
 loop costs no more than a look into shared memory. A sum of two has one value in either order.
 
-Of several addends the consumers read all, add and store strip by strip, 16 bytes a thread and four threads to a row: a strip of the product is turned to that layout by shuffles within
-the warp. They store past shared memory, so the storer has nothing left to do but to signal.
+Of several addends the consumers read all, add and store strip by strip, 16 bytes a thread and four threads to a row: a
+strip of the product is turned to that layout by shuffles within the warp. They store past shared memory, so the storer
+has nothing left to do but to signal.
 """
 
 from triton.experimental import gluon

@@ -22,7 +22,8 @@ def matmul_reduce_scatter(
 
     x: `[m, k]`, bf16, fp16 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k, n]`, in
     either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
-    Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once: the same bits every time.
+    Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once; rings sum in the order in
+    which they pass, the next rank first and the own one last, each hop rounded. The same bits every time.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`scatter pieces=2`); None: chosen, see `overweave.explain`.
 

@@ -92,7 +92,7 @@ class SlotKernels:
         gathered = next((buffer for buffer in sides if buffer.home != INPUT), None)
         weights = self._plan.schedule.weights
         outs = {name: [self._buffer(out) for out in self._plan.schedule.outputs(self._rank, name)] for name in weights}
-        out, total = (*outs[weights[0]], None)[:2]
+        out, total = outs[weights[0]][0], next(iter(outs[weights[0]][1:]), None)
         more = [(name, outs[name][0]) for name in weights[1:]]
         movers = {"b": weights[0]} | ({"a_shard": shard.name} if shard else {})
         movers |= {"out": out.name} if out.home == OUTPUT else {}

@@ -35,9 +35,9 @@ class Operands:
     rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all. gate: a weight of
     `b`'s shape and layout; `bases` calls it `b.1`.
     total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
-    addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no tile
-    has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64 `[operations]`,
-    how many rows further than the result (memory/lower.addend_shifts).
+    addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
+    tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
+    `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
     """
 
     a_shard: torch.Tensor | None
@@ -170,8 +170,10 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     factors = [describe(matrix, base, block_b) for matrix, base in operands.factors]
     outs = [describe(matrix, base, [part_m, part_n]) for matrix, base in operands.outs]
     tiles, k = protocol.table.shape[0], operands.b.shape[0]
-    total = None if operands.total is None else operands.base("total")
-    total_tiles = None if operands.total is None else describe(operands.total, total, [part_m, part_n])
+    total, total_tiles = None, None
+    if operands.total is not None:
+        total = operands.base("total")
+        total_tiles = describe(operands.total, total, [part_m, part_n])
     addends, addend_tiles = operands.addends, None
     if operands.addend_rows is not None:
         matrix, addends = operands.addend_rows

@@ -136,6 +136,13 @@ TEMPLATES: dict[str, Template] = {
     f"{_RS}.ring": Template(
         _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
     ),
+    f"{_RS}.fused_ring": Template(
+        _RS,
+        "fused_ring",
+        True,
+        "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds the last",
+        (options.PIECES, *options.TILES),
+    ),
     f"{_AR}.sequential": Template(_AR, "collective", False, "one library matmul, then library all-reduce"),
     f"{_AR}.one_shot": Template(
         _AR,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from msgspec import Struct
-
 from overweave.ir.schedule import (
     Buffer,
     Collective,
@@ -25,7 +23,6 @@ from overweave.ir.schedule import (
     Wait,
     product,
 )
-from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -49,39 +46,10 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
+from overweave.schedules.scatter_rings import fused_ring, ring
+from overweave.schedules.scattered import PARTIAL, RUNNING, SLOTS, Scatter
 
-PARTIAL, SLOTS, RUNNING = "partial", "slots", "running"
 FINISHED = "finished"  # pad: a part of the own shard is stored
-
-
-class _Scatter(Struct, frozen=True):
-    split: Split
-    partial: Buffer
-    slots: Buffer
-    running: Buffer
-    y: Buffer
-    sums: str  # the queue that sums in a scatter
-    own_pieces: int  # in how many parts a rank computes and sums its own shard
-
-    def own_parts(self, rank: int) -> list[Range]:
-        """Rows of the partial that stay here, in parts: one is summed while the next one is computed. None is empty."""
-        parts = piece_rows(self.split.shard(rank), self.own_pieces, self.split.alignment)
-        return [rows for rows in parts if not is_empty(rows)]
-
-    def chunk(self, rank: int, peer: int, piece: int, signals: bool) -> Iterator[Chunk]:
-        """The part of the partial that belongs to a peer's piece; nothing if that is empty."""
-        rows = self.split.piece(peer, piece)
-        if not is_empty(rows):
-            notifies = (Notify(COMPUTED, rank, self.split.signal(peer, piece)),) if signals else ()
-            name, part = f"multiply.{rank}-{peer}.{piece}", region(self.partial, rank, rows)
-            yield Chunk(name=name, rank=rank, rows=rows, region=part, notifies=notifies)
-
-    def slot_rows(self, slot: int, rank: int, piece: int) -> Range:
-        """Rows of `slots` where a piece of `rank`'s shard lands: each slot holds one shard."""
-        return shifted(self.split.piece(rank, piece), slot * self.split.shard_size - self.split.shard(rank)[0])
-
-    def y_rows(self, rank: int, piece: int) -> Range:
-        return shifted(self.split.piece(rank, piece), -self.split.shard(rank)[0])
 
 
 def reduce_scatter(
@@ -92,13 +60,14 @@ def reduce_scatter(
     collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
     rank order, in queue `sums` (TILES: its own tiles add what arrived to their products). ring: each part travels from
     its owner's successor round to the owner; every rank on the way adds its own partial (on the caller's stream: a rank
-    must pass on a sum before its kernel has ended). pull: owners read the partials where they lie, and sum them in rank
-    order.
+    must pass on a sum before its kernel has ended). fused_ring: the same way, but the tiles themselves add what arrived
+    to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
+    last tile. pull: owners read the partials where they lie, and sum them in rank order.
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
     ranks = range(split.world_size)
-    scatter = _Scatter(
+    scatter = Scatter(
         split,
         Buffer(PARTIAL, split.rows, cols, "symmetric" if method == "pull" else "local"),
         Buffer(SLOTS, split.world_size * split.shard_size, cols, "symmetric"),
@@ -111,7 +80,7 @@ def reduce_scatter(
     steps = [step for rank in ranks for step in of_rank(scatter, rank)]
     if split.is_by_kernel:  # it is launched behind the tiles, also where its first chunk is an empty one
         steps.sort(key=lambda step: (step.rank, not isinstance(step, Chunk)))
-    is_ring = method == "ring"
+    is_ring = method in ("ring", "fused_ring")
     return Communication(
         world_size=split.world_size,
         buffers=used((scatter.partial, scatter.slots, scatter.running, scatter.y), steps),
@@ -129,6 +98,8 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     if method == "pull":
         return (SignalPad(READY, split.world_size - 1),)
     every = split.world_size * split.pieces
+    if method == "fused_ring":
+        return SignalPad(COMPUTED, every), SignalPad(ARRIVED, every)
     if method == "ring":
         return SignalPad(COMPUTED, every), SignalPad(SUMMED, every), SignalPad(ARRIVED, every)
     arrived = SignalPad(ARRIVED, (split.world_size - 1) * split.pieces)
@@ -145,7 +116,7 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     if method == "pull":
         return (*main, Queue(SUMS, ISSUE, after=(MAIN,)))
     copies = split.copy_queues((TILES,) if split.is_one_wave else ())
-    if method == "ring" or sums != SUMS:
+    if method in ("ring", "fused_ring") or sums != SUMS:
         return main + copies
     if split.is_by_kernel:
         # Sums that wait for peers must not hold the SMs that the own pushes need.
@@ -154,21 +125,21 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     return (*copies, Queue(sums, ISSUE, after=(TILES,) if is_whole else ()))
 
 
-def _goal(scatter: _Scatter, rank: int, held: tuple[Range, ...], is_ring: bool) -> Goal:
+def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], is_ring: bool) -> Goal:
     lo, hi = scatter.split.shard(rank)
     size = scatter.split.world_size
     order = [(rank + hop) % size for hop in range(1, size + 1)] if is_ring else list(range(size))
     return Goal(region(scatter.y, rank, (0, hi - lo)), product(A, B), lo, 0, tuple(held[source] for source in order))
 
 
-def _alone(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+def _alone(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     """A group of one: the product is the result."""
     rows = scatter.split.shard(rank)
     if not is_empty(rows):
         yield Chunk(name=f"multiply.{rank}", rank=rank, rows=rows, region=region(scatter.y, rank, rows))
 
 
-def _collective(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+def _collective(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     split = scatter.split
     if split.rows == 0:
         return
@@ -187,7 +158,7 @@ def _collective(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
     )
 
 
-def _pull(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+def _pull(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     split = scatter.split
     if split.rows == 0:
         return
@@ -210,7 +181,7 @@ def _pull(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
     )
 
 
-def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+def _scatter(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     split = scatter.split
     peers, tiles = split.world_size - 1, split.put_tiles()
     for step, piece in split.steps():
@@ -242,7 +213,7 @@ def _scatter(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
         yield _idle(scatter, rank)
 
 
-def _idle(scatter: _Scatter, rank: int) -> Copy:
+def _idle(scatter: Scatter, rank: int) -> Copy:
     """A rank without a shard only takes note that its peers have sent nothing."""
     split, peers = scatter.split, scatter.split.world_size - 1
     waits = (Wait(ARRIVED, (0, split.pieces * peers), 1),)
@@ -250,7 +221,7 @@ def _idle(scatter: _Scatter, rank: int) -> Copy:
     return Copy(name=f"idle.{rank}", rank=rank, queue=queue, waits=waits, sources=(), destinations=())
 
 
-def _own_sums(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
+def _own_sums(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     """The own shard, piece by piece: each tile adds what the peers sent for its rows, in rank order, and stores `y`."""
     split, peers = scatter.split, scatter.split.world_size - 1
     lo = split.shard(rank)[0]
@@ -276,7 +247,7 @@ def _own_sums(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
         yield _idle(scatter, rank)
 
 
-def _sum(scatter: _Scatter, rank: int, index: int, rows: Range) -> Reduce:
+def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
     """The ordered sum of a part of the own shard, once the peers' pieces that it needs are here."""
     split, peers = scatter.split, scatter.split.world_size - 1
     lo, hi = split.shard(rank)
@@ -294,52 +265,10 @@ def _sum(scatter: _Scatter, rank: int, index: int, rows: Range) -> Reduce:
     )
 
 
-def _ring(scatter: _Scatter, rank: int) -> Iterator[Operation | Chunk]:
-    split = scatter.split
-    for step in range(1, split.world_size + 1):
-        for piece in range(split.pieces):
-            owner = (rank - step) % split.world_size
-            yield from scatter.chunk(rank, owner, piece, signals=step == 1)
-            yield from _hop(scatter, rank, owner, piece)
-
-
-def _hop(scatter: _Scatter, rank: int, owner: int, piece: int) -> Iterator[Operation]:
-    """Adds the own partial to what arrived and passes it on. An empty piece is passed on without a sum."""
-    split = scatter.split
-    signal, rows = split.signal(owner, piece), split.piece(owner, piece)
-    starts, ends = (rank - owner) % split.world_size == 1, rank == owner
-    slot = scatter.slot_rows(owner, owner, piece)
-    waits = () if starts else one(ARRIVED, signal)
-    source = region(scatter.partial if starts else scatter.running, rank, rows)
-    name = f"{rank}-{owner}.{piece}"
-    if is_empty(rows) and ends:
-        yield Copy(name=f"idle.{name}", rank=rank, queue=COPIES, waits=waits, sources=(), destinations=())
-    if not is_empty(rows) and not starts:
-        yield Reduce(
-            name=f"sum.{name}",
-            rank=rank,
-            queue=MAIN,
-            waits=waits,
-            notifies=() if ends else (Notify(SUMMED, rank, signal),),
-            operands=(region(scatter.slots, rank, slot), region(scatter.partial, rank, rows)),
-            out=region(scatter.y, rank, scatter.y_rows(rank, piece)) if ends else source,
-        )
-    if not ends:
-        peer = (rank + 1) % split.world_size
-        yield Put(
-            name=f"pass.{name}",
-            rank=rank,
-            queue=COPIES,
-            waits=waits if is_empty(rows) else one(COMPUTED if starts else SUMMED, signal),
-            notifies=(Notify(ARRIVED, peer, signal),),
-            sources=(source,),
-            destinations=(region(scatter.slots, peer, slot),),
-        )
-
-
-METHODS: dict[str, Callable[[_Scatter, int], Iterator[Operation | Chunk]]] = {
+METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
     "scatter": _scatter,
-    "ring": _ring,
+    "ring": ring,
+    "fused_ring": fused_ring,
     "pull": _pull,
 }

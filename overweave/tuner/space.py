@@ -32,7 +32,7 @@ from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, ti
 Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
-SEQUENTIAL = "sequential"
+SEQUENTIAL, FUSED_RING = "sequential", "fused_ring"
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
 BY_TORCH = {
@@ -115,6 +115,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("pull"),
         Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
+        Family("fused_ring", _PIECES),
         Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
     ),
     "matmul_all_reduce": (
@@ -170,6 +171,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return why
         if dict(what.options).get("kernel") == "hopper" and not (target.kind == "cuda" and target.is_hopper):
             return "the hopper kernel needs sm_90"
+    if what.plan == FUSED_RING and problem.world_size == 2:
+        return "a ring of two is scatter sums=epilogue"
     return _packed_obstacle(problem, what) or _pieces_obstacle(problem, what)
 
 

@@ -31,22 +31,23 @@ GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_
 
 
 class Case(NamedTuple):
-    """A plan of two ranks, what is special about its problem, and which rank binds it."""
+    """A plan, what is special about its problem, which rank binds it, and of how many."""
 
     operator: str
     plan: str
     special: Mapping[str, Any] = MappingProxyType({})
     rank: int = 0
+    world_size: int = 2
 
     def __str__(self) -> str:
         special = (f"{name}={value}" for name, value in self.special.items())
-        return " ".join((self.operator, self.plan, *special, f"rank={self.rank}"))
+        return " ".join((self.operator, self.plan, *special, f"rank={self.rank} of {self.world_size}"))
 
     def build(self) -> Plan:
         name, *pairs = self.plan.split()
         options = dict(pair.split("=") for pair in pairs)
         size = {"m": 512, "n": 768, "k": 256, "dtype": "bfloat16"} | dict(self.special)
-        problem = Problem(operator=self.operator, world_size=2, **size)
+        problem = Problem(operator=self.operator, world_size=self.world_size, **size)
         return build(f"{self.operator}.{name}", problem, options, rank=self.rank)
 
 
@@ -117,6 +118,7 @@ def cases_of_one_row() -> Iterator[Case]:
         yield Case(GATHER, "gather", {"returns_gathered": True, "m": 1}, rank)
         yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
+        yield Case(SCATTER, "fused_ring kernel=hopper", {"m": 1}, rank)
         yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
 
 
@@ -127,6 +129,7 @@ CASES = (
     Case(GATHER, "gather", {"columns": (512, 256)}),
     Case(SCATTER, "scatter kernel=hopper"),
     Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
+    *(Case(SCATTER, f"fused_ring kernel={kernel}", world_size=ranks) for kernel in KERNELS for ranks in (2, 3)),
     Case(REDUCE, "two_shot kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}),
     Case(REDUCE, "one_shot_pull", {"norm": Norm(eps=1e-5)}),
     *gated_cases(),
@@ -164,8 +167,10 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
     plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
     tensors = tensors_of(plan)
-    slot: Any = HostSlot(layout.size_bytes)
-    bound = launch.BoundSlot(plan, workspace(case.rank), slot, launch_order(plan, case.rank), tensors, False)
+    slot: Any = HostSlot(layout.size_bytes, case.world_size)
+    bound = launch.BoundSlot(
+        plan, workspace(case.rank, case.world_size), slot, launch_order(plan, case.rank), tensors, False
+    )
     others = tensors_of(plan)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
     bound.begin(CALLER.cuda_stream)

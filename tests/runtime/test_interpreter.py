@@ -20,6 +20,7 @@ INTERPRETED = (
     "interpreted_kernels.py",
     "interpreted_messages.py",
     "interpreted_norm.py",
+    "interpreted_sums.py",
     "interpreted_fp8.py",
     "interpreted_weights.py",
 )

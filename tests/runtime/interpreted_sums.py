@@ -1,0 +1,43 @@
+"""Reduce-scatters whose sums are made on the way, with the actual kernels, interpreted.
+
+Run by test_interpreter.py in a process of its own, as interpreted_kernels.py is.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+from campaigns.exactness import Case, compute, make_data  # noqa: E402
+from overweave.ir.plan import Problem  # noqa: E402
+from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.schedules import catalog  # noqa: E402
+
+SCATTER = "matmul_reduce_scatter"
+TILES: dict[str, int | str] = {"block_m": 16, "block_n": 64, "pieces": 2}
+HALF = {"block_n": 128, "split_n": 2, "sms": 6}
+
+
+def run_sums(plan: str, problems: list[tuple[int, dict[str, int | str]]], calls: int) -> list[str]:
+    """Empty shards, empty and short pieces, half tiles."""
+    group, wrong = resolve(None), []
+    for m, options in problems:
+        problem = Problem(operator=SCATTER, m=m, n=168, k=16, world_size=group.world_size, dtype="bfloat16")
+        case = Case(f"{SCATTER}.{plan}", problem, TILES | options, seed=m)
+        made = catalog.build(case.schedule, problem, case.options)
+        for call in range(calls):
+            data = make_data(case, group.rank, is_integer=True, call=call)
+            if not torch.equal(compute(case, made, group, data, "interpreter"), data.exact.bfloat16()):
+                wrong.append(f"{case} call {call}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_sums_that_travel_round_a_ring_are_exact(world_size: int):
+    problems = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
+    assert run_ranks(run_sums, world_size, "fused_ring", problems, 2) == [[]] * world_size
