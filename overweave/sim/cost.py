@@ -55,7 +55,7 @@ def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtyp
     return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtypes, count)))
 
 
-def addends_us(machine: Machine, operation: Compute, dtype: Dtype, count: int, kernel: str = "portable") -> float:
+def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None, dtype: Dtype, count: int) -> float:
     """What one of `count` tiles takes to add its addends to its product: to look for them, and to read them, each SM
     with its share of HBM, or of a link where they lie on peers. 0 without addends.
 
@@ -63,7 +63,7 @@ def addends_us(machine: Machine, operation: Compute, dtype: Dtype, count: int, k
     """
     if not operation.addends:
         return 0.0
-    if kernel == "hopper" and [addend.rank for addend in operation.addends] == [operation.rank]:
+    if config and config.kernel == "hopper" and [addend.rank for addend in operation.addends] == [operation.rank]:
         return machine.latency.observe.us
     own = sum(size(region) for region in operation.addends if region.rank == operation.rank)
     far = sum(size(region) for region in operation.addends) - own

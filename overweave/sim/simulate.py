@@ -147,16 +147,14 @@ class _Run:
 
     def _prepare(self, launch: Launch) -> None:
         """Makes the kernel of a launch; it starts when it is its first operation's turn."""
-        runs = []
+        runs, machine, config = [], self._machine, self._plan.realization.matmul
         for position, tiles, width in launch.runs:
             node = self._nodes[position]
             work = self._kernel_work(node, width)
-            delay = self._machine.latency.observe.us if node.step.operation.waits else 0.0
+            delay = machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
             if isinstance(node.step.operation, Compute):
-                matmul = self._plan.realization.matmul
-                kernel = matmul.kernel if matmul and node.step.engine == TILE_KERNEL else "portable"
-                run.late_us = cost.addends_us(self._machine, node.step.operation, self._dtype, node.tiles, kernel)
+                run.late_us = cost.addends_us(machine, node.step.operation, config, self._dtype, node.tiles)
                 run.is_late_open = not node.step.operation.late_waits
             elif isinstance(node.step.operation, Apply) and node.step.operation.late_waits:
                 run.tile_us, run.late_us = cost.before_and_behind_last_part(node.step.operation, work.tile_us)
