@@ -127,21 +127,23 @@ def push_work(machine: Machine, operation: Move, programs: int, dtype: Dtype, co
 
 
 def packed_us(machine: Machine, operation: Put | Reduce | Copy, peers: int, dtype: Dtype) -> float:
-    """A push in messages that carry their flag, which shares the port with those to the other peers; the launch
-    included, unless it waits inside the kernel. Or the sum of what came, or its storing: looked at once more when it is
-    there.
+    """A push in messages that carry their flag, which shares the port with those to the other peers; the launch and the
+    read of the product included, unless what it sends is still in registers. Or what waits for messages: a look more
+    when a sum's last one is there. A thread adds, sends on and stores its message while others still arrive.
+
+    MEASURED: beyond the matmul 3.5 to 36 us for 8 KiB to 8 MiB (2 x H200, captured calls,
+    benchmarks/results/packed.h200x2.2026-11-22.txt). With that both shots are predicted within 1.6 us in all 20 rows of
+    the file; to charge memory for the sums as well missed by 6 us at 8 MiB.
     """
-    share = MESSAGE_BYTES / MESSAGE_DATA_BYTES * ITEMSIZE_BYTES[dtype]
     if isinstance(operation, Reduce):
-        moved = size(operation.out) * (share * peers + 2 * ITEMSIZE_BYTES[dtype])
-        return machine.latency.observe.us + moved / machine.hbm.gb_per_s / 1e3
-    carried = sum(size(region) for region in operation.sources)
+        return machine.latency.observe.us
     if isinstance(operation, Copy):
-        moved = carried * (share + ITEMSIZE_BYTES[dtype])
-        return machine.latency.observe.us + moved / machine.hbm.gb_per_s / 1e3
+        return 0.0
+    share = MESSAGE_BYTES / MESSAGE_DATA_BYTES * ITEMSIZE_BYTES[dtype]
+    carried = sum(size(region) for region in operation.sources)
     moving = peers * share * carried / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
-    begun = 0.0 if operation.waits else machine.latency.kernel.us
-    return begun + machine.latency.copy_tile.us + moving
+    begun = 0.0 if operation.waits else machine.latency.kernel.us + machine.latency.copy_tile.us
+    return begun + moving
 
 
 def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:
