@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from overweave.ops.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
-    from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put
+    from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
 __version__ = "0.1.0"
 
@@ -45,10 +45,12 @@ _HOMES = {
     "Gather": "overweave.schedules.chunks",
     "Get": "overweave.schedules.chunks",
     "Put": "overweave.schedules.chunks",
+    "Reduction": "overweave.schedules.chunks",
     "RmsNorm": "overweave.ops.norm",
     "check": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
+    "Sum": "overweave.schedules.chunks",
     "SymmetricBuffer": "overweave.ops.tile_program",
     "TileChannel": "overweave.lang.mapping",
     "TileProgram": "overweave.ops.tile_program",
@@ -62,7 +64,9 @@ __all__ = [
     "Gather",
     "Get",
     "Put",
+    "Reduction",
     "RmsNorm",
+    "Sum",
     "SymmetricBuffer",
     "TileChannel",
     "TileProgram",

@@ -32,9 +32,9 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
+from overweave.schedules.heard import TOLD
 
 GATHERED, GATHERED_OUT = "gathered", "gathered_out"
-TOLD = "told"  # pad: a move is complete that a rank other than its destination depends on
 STAGE = -1  # stands for the copy of a rank's own shard among the moves that a move depends on
 MOST_LANES = 16
 

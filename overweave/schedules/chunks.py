@@ -1,9 +1,10 @@
-"""Schedules written by hand: which chunk of a gathered tensor each rank pushes or pulls, and in which order.
+"""Schedules written by hand: which chunk of a tensor each rank pushes or pulls, or adds up, and in which order.
 
 A `Gather` is a list of moves of chunks, any rank's unlike any other's. Ranks begin with their shards of the tensor's
 rows, as `torch.chunk` deals them, and end with all of it. What a move reads must be its rank's own or have arrived
-there by an earlier move: that dependence is found, not written. Templates write such lists too
-(schedules/gather_templates.py).
+there by an earlier move: that dependence is found, not written. A `Reduction` is such a list for what every rank's
+tiles write: ranks begin with a partial of all of it, and end with sums. Templates write such lists too
+(schedules/gather_templates.py, reduction_templates.py).
 SOURCE: AutoOverlap 5.1: chunks, P2P as push or pull, collectives, dependences as (rank, index).
 """
 
@@ -71,7 +72,20 @@ class Collective(Struct, frozen=True):
     after: After = ()
 
 
+class Sum(Struct, frozen=True):
+    """`rank` adds what has arrived for a chunk to what it has of it: from there on it has that sum, and passes it on.
+
+    Addends stand in the order of the lowest rank whose partial they hold, whatever came first. after: as in Put; it
+    counts as a move of its rank there.
+    """
+
+    rank: int
+    chunk: Chunk
+    after: After = ()
+
+
 Move = Put | Get | Collective
+Step = Put | Get | Sum  # of a Reduction
 
 
 class Gather(Struct, frozen=True):
@@ -86,20 +100,10 @@ class Gather(Struct, frozen=True):
     moves: tuple[Move, ...]
 
     def __post_init__(self) -> None:
-        moves: Iterable[object] = self.moves
-        for at, move in enumerate(moves):
-            if not isinstance(move, Put | Get | Collective):
-                found = f"it is a {type(move).__name__}"
-                raise InputError(f"move {at} of a gather by hand", found, "Pass Put, Get or Collective")
-            chunks: Iterable[object] = move.chunks if isinstance(move, Collective) else (move.chunk,)
-            for chunk in chunks:
-                if not isinstance(chunk, Chunk):
-                    found = f"its chunk is a {type(chunk).__name__}"
-                    raise InputError(f"move {at} of a gather by hand", found, "Pass Chunk((low, high))")
+        _check_moves("gather", self.moves, (Put, Get, Collective))
 
     def __str__(self) -> str:
-        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
-        return f"gather_by_hand moves={len(self.moves)} #{digest}"
+        return f"gather_by_hand moves={len(self.moves)} #{_digest(self)}"
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""
@@ -108,6 +112,53 @@ class Gather(Struct, frozen=True):
     def places(self) -> dict[tuple[int, int], int]:
         """(rank, index) -> position in `moves`."""
         return {(rank, index): at for rank in range(self.world_size) for index, at in enumerate(self.of_rank(rank))}
+
+
+class Reduction(Struct, frozen=True):
+    """Moves and sums after which every rank of `world_size` has its shard of the sum of all ranks' tensors, or, with
+    `everywhere`, all of that sum, the same bits on each.
+
+    Ranks begin with what their tiles write, a partial of the whole tensor. A Put or Get passes on what its source has
+    of a chunk at that place in the list: its own partial, or its last `Sum`. What arrives lies beside, until a Sum, or
+    the end, adds it. What holds every rank's partial is the sum, and takes the place of whatever its receiver has.
+    Tiles run in the order of the moves that send what they write. Raises InputError for what is no list of moves;
+    `compile` raises ScheduleError where something is added twice, left out, or added differently on different ranks.
+    """
+
+    world_size: int
+    moves: tuple[Step, ...]
+    everywhere: bool = False
+
+    def __post_init__(self) -> None:
+        _check_moves("reduction", self.moves, (Put, Get, Sum))
+
+    def __str__(self) -> str:
+        return f"reduction_by_hand moves={len(self.moves)} #{_digest(self)}"
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """(rank, index) -> position in `moves`."""
+        known: dict[tuple[int, int], int] = {}
+        counts: dict[int, int] = {}
+        for at, move in enumerate(self.moves):
+            index = counts.get(move.rank, 0)
+            known[move.rank, index], counts[move.rank] = at, index + 1
+        return known
+
+
+def _check_moves(what: str, moves: Iterable[object], kinds: tuple[type, ...]) -> None:
+    names = ", ".join(kind.__name__ for kind in kinds)
+    for at, move in enumerate(moves):
+        if not isinstance(move, kinds):
+            raise InputError(f"move {at} of a {what} by hand", f"it is a {type(move).__name__}", f"Pass {names}")
+        chunks: Iterable[object] = move.chunks if isinstance(move, Collective) else (move.chunk,)  # type: ignore[attr-defined]
+        for chunk in chunks:
+            if not isinstance(chunk, Chunk):
+                found = f"its chunk is a {type(chunk).__name__}"
+                raise InputError(f"move {at} of a {what} by hand", found, "Pass Chunk((low, high))")
+
+
+def _digest(written: object) -> str:
+    return blake2b(repr(written).encode(), digest_size=4).hexdigest()
 
 
 class Box(Struct, frozen=True):

@@ -20,7 +20,8 @@ from overweave.schedules.all_to_all import receive, received, send
 from overweave.schedules.back_ends import check_mover
 from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
 from overweave.schedules.chunked_gather import chunked_gather
-from overweave.schedules.chunks import Gather
+from overweave.schedules.chunked_reduction import KERNEL_COLS, chunked_reduction
+from overweave.schedules.chunks import Gather, Reduction
 from overweave.schedules.communication import (
     CARRYING_TILES,
     COPIES,
@@ -42,14 +43,15 @@ from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings, settle
 from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
+from overweave.schedules.reduction_templates import reduction_moves
 from overweave.schedules.renamed import renamed
 from overweave.schedules.spread import Spread, spread
 from overweave.schedules.stored_at_peers import stored_at_peers
-from overweave.schedules.transports import BY_HAND, GATHER, SPREAD, Asked, Side, Transport, options_of, transport_of
+from overweave.schedules.transports import GATHER, SCATTER, SPREAD, Asked, Side, Transport, options_of, transport_of
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 PUSHES = f"{COPIES}.kernel"
-KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes; other rows the library sums
+CHUNKED_SUMS = ("mesh", "ring", "double_ring", "islands")
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
@@ -115,15 +117,24 @@ def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int,
     return max(1, MOVED_TILE // max(1, operand.cols))
 
 
-def _by_hand(operand: Operand, gather: Gather, world_size: int) -> Exchange:
-    if gather.world_size != world_size:
-        found = f"the group has {world_size} ranks"
-        raise InputError(
-            f"gather {operand.tensor} on {gather.world_size} ranks", found, "Write its moves for this group"
-        )
+def _by_hand(operand: Operand, written: Gather | Reduction, world_size: int) -> Exchange:
+    if written.world_size != world_size:
+        found, asked = f"the group has {world_size} ranks", f"exchange {operand.tensor} on {written.world_size} ranks"
+        raise InputError(asked, found, "Write its moves for this group")
+    made = _gathered(written, operand) if isinstance(written, Gather) else _reduced(written, operand)
+    transport = transport_of(written)
+    return Exchange(operand=operand, method=transport.method, side=transport.side, communication=made)
+
+
+def _gathered(gather: Gather, operand: Operand) -> Communication:
     name = operand.tensor
-    made = renamed(chunked_gather(gather, operand.rows, operand.cols), name, {X: name}, {A: name})
-    return Exchange(operand=operand, method=BY_HAND.method, side=BY_HAND.side, communication=made)
+    return renamed(chunked_gather(gather, operand.rows, operand.cols), name, {X: name}, {A: name})
+
+
+def _reduced(reduction: Reduction, operand: Operand) -> Communication:
+    name, held = operand.tensor, tuple((rank, rank + 1) for rank in range(reduction.world_size))
+    made = chunked_reduction(reduction, operand.rows, operand.cols, held)
+    return renamed(made, name, {Y: name}, {product(A, B): name})
 
 
 def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
@@ -143,10 +154,10 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
         return renamed(made, name, {X: name, Y: name}, tensors)
     if transport.side == GATHER and transport.method in GATHERS:
-        made = chunked_gather(
-            gather_moves(transport.method, mesh_of(split, operand.cols, settings)), split.rows, operand.cols
-        )
-        return renamed(made, name, {X: name}, {A: name})
+        return _gathered(gather_moves(transport.method, mesh_of(split, operand.cols, settings)), operand)
+    if transport.side == SCATTER and transport.method in CHUNKED_SUMS:
+        mesh = mesh_of(split, operand.cols, settings)
+        return _reduced(reduction_moves(transport.method, mesh, transport.gathers_sums), operand)
     if transport.side == GATHER:
         made = all_gather(split, operand.cols, transport.method)
         return renamed(made, name, {X: name}, {A: name})

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.plan import DataPath
 from overweave.schedules.back_ends import check_mover
-from overweave.schedules.chunks import Gather
+from overweave.schedules.chunks import Gather, Reduction
 from overweave.schedules.communication import CARRYING_TILES, Mover
 from overweave.schedules.options import (
     ANY_MOVER,
@@ -27,7 +28,8 @@ from overweave.schedules.options import (
 )
 
 Side = Literal["gather", "scatter", "spread"]
-Asked = str | Gather  # a schedule by name and options, or written by hand
+Asked = str | Gather | Reduction  # a schedule by name and options, or written by hand
+HAND_WRITTEN = (Gather, Reduction)
 GATHER: Final = "gather"
 SCATTER: Final = "scatter"
 SPREAD: Final = "spread"
@@ -88,8 +90,23 @@ TRANSPORTS: dict[str, Transport] = {
         "pieces are put to their owner, who sums in rank order",
         (PIECES, ORDER, OWN_PIECES, ANY_MOVER),
     ),
+    "reduce_scatter.mesh": Transport(
+        SCATTER,
+        "mesh",
+        "chunks go straight to their owner, owners of one line of the mesh first",
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+    ),
     "reduce_scatter.ring": Transport(
-        SCATTER, "ring", "pieces travel round the ring, summed on the way", (PIECES, ANY_MOVER)
+        SCATTER, "ring", "chunks travel round the ring, summed on the way", (PIECES, COL_PIECES, LANES)
+    ),
+    "reduce_scatter.double_ring": Transport(
+        SCATTER, "double_ring", "two rings, one each way, take chunks by turns", (PIECES, COL_PIECES)
+    ),
+    "reduce_scatter.islands": Transport(
+        SCATTER,
+        "islands",
+        "summed inside islands, whose sums cross to the owner's once",
+        (PIECES, COL_PIECES, ISLAND),
     ),
     "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
     "all_reduce.two_shot": Transport(
@@ -101,6 +118,30 @@ TRANSPORTS: dict[str, Transport] = {
     ),
     "all_reduce.one_shot": Transport(
         SCATTER, "one_shot", "partials are put to every peer, and every rank sums them", (ORDER,), gathers_sums=True
+    ),
+    "all_reduce.mesh": Transport(
+        SCATTER,
+        "mesh",
+        "chunks go straight to their owner, whose sums go straight to all",
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+        gathers_sums=True,
+    ),
+    "all_reduce.ring": Transport(
+        SCATTER,
+        "ring",
+        "summed once round the ring, shared once round it",
+        (PIECES, COL_PIECES, LANES),
+        gathers_sums=True,
+    ),
+    "all_reduce.double_ring": Transport(
+        SCATTER, "double_ring", "the same by two rings, one each way", (PIECES, COL_PIECES), gathers_sums=True
+    ),
+    "all_reduce.islands": Transport(
+        SCATTER,
+        "islands",
+        "summed inside islands and then across, shared across and then inside",
+        (PIECES, COL_PIECES, ISLAND),
+        gathers_sums=True,
     ),
     "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
     "all_to_all.receive": Transport(
@@ -118,16 +159,20 @@ TRANSPORTS: dict[str, Transport] = {
 }
 
 
-BY_HAND = Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down")
+BY_HAND: dict[type, Transport] = {
+    Gather: Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down"),
+    Reduction: Transport(SCATTER, "by_hand", "moves and sums of chunks that the caller wrote down"),
+}
 
 
 def transport_of(words: object) -> Transport:
     """What a schedule's first word names. Raises InputError."""
-    if isinstance(words, Gather):
-        return BY_HAND
+    if isinstance(words, HAND_WRITTEN):
+        by_hand = BY_HAND[type(words)]
+        return replace(by_hand, gathers_sums=True) if isinstance(words, Reduction) and words.everywhere else by_hand
     if not isinstance(words, str):
         found = f"a {type(words).__name__}"
-        raise InputError("schedule", found, "Give a name with options, or a Gather")
+        raise InputError("schedule", found, "Give a name with options, a Gather or a Reduction")
     name = words.split(maxsplit=1)[0] if words.strip() else ""
     if name not in TRANSPORTS:
         known = f"Schedules: {', '.join(TRANSPORTS)}"
@@ -162,10 +207,10 @@ def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Map
     One schedule alone stands for the first tensor that is read, or written.
     """
     given: object = schedule
-    if not isinstance(given, str | Gather | Mapping):
-        found, cure = f"a {type(given).__name__}", "Give a name, a Gather, or a mapping of tensors to them"
+    if not isinstance(given, str | Mapping | Gather | Reduction):
+        found, cure = f"a {type(given).__name__}", "Give a name, a Gather or Reduction, or a mapping of tensors to them"
         raise InputError("schedules of a kernel", found, cure)
-    if isinstance(schedule, str | Gather):
+    if isinstance(schedule, str | Gather | Reduction):
         side = loads if transport_of(schedule).side == GATHER else stores
         if not side:
             raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")

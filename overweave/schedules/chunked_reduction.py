@@ -1,0 +1,410 @@
+"""From a list of moves and sums to a Communication: tiles announce what they write, sums wait for what arrives.
+
+Every value that is read by somebody is announced to whoever reads it, and nothing else is. Sums run in a kernel beside
+the tiles where a kernel can tell what they wait for and every rank's first one waits for tiles of its own; behind the
+tiles where not every one does; and are the library's, on the caller's stream, where they are of parts of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from msgspec import Struct
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import ReduceConfig
+from overweave.ir.schedule import (
+    Buffer,
+    Copy,
+    Get,
+    Goal,
+    Notify,
+    Operation,
+    Put,
+    Queue,
+    Range,
+    Reduce,
+    Region,
+    SignalPad,
+    Wait,
+    product,
+)
+from overweave.schedules import chunks
+from overweave.schedules.chunks import Box, Reduction
+from overweave.schedules.communication import (
+    ARRIVED,
+    COMPLETE,
+    COMPUTED,
+    COPIES,
+    ISSUE,
+    MAIN,
+    SUMMED,
+    SUMS,
+    TILES,
+    A,
+    B,
+    Chunk,
+    Communication,
+    Y,
+    is_empty,
+    shifted,
+    used,
+)
+from overweave.schedules.fewest_waits import is_tellable
+from overweave.schedules.heard import TOLD, Event, Heard
+from overweave.schedules.held_sums import (
+    OWN,
+    PARTIAL,
+    RUNNING,
+    SLOTS,
+    TOTAL,
+    Added,
+    Books,
+    Carried,
+    Part,
+    Piece,
+    keep_books,
+    partials,
+)
+
+KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
+TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
+BESIDE, BEHIND, LIBRARY = "beside", "behind", "library"  # tiles, where sums run; or whose they are
+
+
+def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Range, ...]) -> Communication:
+    """The moves of a reduction of `[rows, cols]`, with a `Chunk` where each part of a partial is written.
+
+    held: the range of the reduced axis that each rank's partial holds. Raises ScheduleError for moves that leave a
+    partial out, add one twice, or add differently on two ranks that end with the same.
+    """
+    books = keep_books(reduction, rows, cols)
+    ways = (BESIDE, BEHIND, LIBRARY) if cols % KERNEL_COLS == 0 else (LIBRARY,)
+    for way in ways:
+        made = _Lowering(books, cols, way)
+        if way == LIBRARY or made.is_for_a_kernel:
+            return made.communication(held)
+    raise AssertionError("the library adds whatever there is")
+
+
+class _Sum(Struct, frozen=True):
+    """A Reduce to be: of a Sum, the index-th; or a move of what is here to the result."""
+
+    event: int
+    rank: int
+    index: int
+    box: Box
+    parts: tuple[Part, ...]
+    kept: Part | None  # None: the result
+    waits: tuple[Wait, ...]
+
+
+class _Lowering:
+    """One way of lowering. Signals are numbered as somebody is found to wait for them, sums first."""
+
+    def __init__(self, books: Books, cols: int, way: str) -> None:
+        self.books, self.way, self.cols = books, way, cols
+        self.size, self.rows = books.reduction.world_size, books.whole.rows[1]
+        self.moves = {one.at: one for one in books.done}
+        self.carried = [one for one in books.done if isinstance(one, Carried)]
+        self.lanes = {move.lane for move in books.reduction.moves if not isinstance(move, chunks.Sum)}
+        self.holes = [_holes(self._reads(rank)) for rank in range(self.size)]
+        self.slots = _Slots.of(self.carried, self.size)
+        self.heard = Heard()
+        self.places = books.reduction.places()
+        self.sums = {one.at: list(self._split(one)) for one in books.done if isinstance(one, Added)}
+        self.sums = {at: [self._with_waits(one) for one in sums] for at, sums in self.sums.items()}
+        self.ends = [[self._with_waits(one) for one in self._moves_at_the_end(rank)] for rank in range(self.size)]
+        self.tells: list[tuple[int, Copy]] = []  # and the move in front of which one stands
+        self.waits = {one.at: self._waits_of(one) for one in self.carried}
+
+    @property
+    def is_for_a_kernel(self) -> bool:
+        """Whether the kernel that sums can be told everything, and may run where it is to run."""
+        all_sums = [one for sums in (*self.sums.values(), *self.ends) for one in sums]
+        if not all(one.box.cols == self.books.whole.cols and is_tellable(one.waits) for one in all_sums):
+            return False
+        first: dict[int, _Sum] = {}
+        for one in all_sums:
+            first.setdefault(one.rank, one)
+        return self.way == BEHIND or all(COMPUTED in {wait.pad for wait in one.waits} for one in first.values())
+
+    def communication(self, held: tuple[Range, ...]) -> Communication:
+        ranks = range(self.size)
+        steps = [step for rank in ranks for step in self._of_rank(rank)]
+        known = (
+            *(self._buffer(name, self.rows) for name in (PARTIAL, TOTAL)),
+            *(self._buffer(f"{RUNNING}.{layer}", self.rows) for layer in range(self._layers)),
+            Buffer(SLOTS, self.slots.rows, self.cols, "symmetric"),
+            Buffer(Y, self._result_rows, self.cols, "output"),
+        )
+        return Communication(
+            world_size=self.size,
+            buffers=used(known, steps),
+            pads=tuple(SignalPad(pad, size) for pad, size in self.heard.sizes()),
+            queues=tuple(self._queues(steps)),
+            given=(),
+            goal=tuple(goal for rank in ranks for goal in self._goals(rank, held)),
+            steps=tuple(steps),
+        )
+
+    @property
+    def _layers(self) -> int:
+        kept = (one.kept for one in self.books.done if isinstance(one, Added))
+        return max((part.layer + 1 for part in kept if part.buffer == RUNNING), default=0)
+
+    @property
+    def _result_rows(self) -> int:
+        return self.rows if self.books.reduction.everywhere else -(-self.rows // self.size)
+
+    def _buffer(self, name: str, rows: int) -> Buffer:
+        """What peers pull, or put to, they must reach."""
+        pulled = {
+            part.buffer if part.buffer != RUNNING else f"{RUNNING}.{part.layer}"
+            for one in self.carried
+            if self._mover(one) == one.target
+            for piece in one.pieces
+            for part in piece.parts
+        }
+        return Buffer(name, rows, self.cols, "symmetric" if name == TOTAL or name in pulled else "local")
+
+    def _mover(self, one: Carried) -> int:
+        return self.books.reduction.moves[one.at].rank
+
+    def _lane(self, at: int) -> str:
+        move = self.books.reduction.moves[at]
+        assert not isinstance(move, chunks.Sum)
+        return f"{COPIES}.{move.lane}" if len(self.lanes) > 1 else COPIES
+
+    def _reads(self, rank: int) -> list[Range]:
+        """The rows of its own partial that somebody reads, in the order of the list."""
+        found: list[Range] = []
+        for one in self.books.done:
+            if (one.source if isinstance(one, Carried) else one.rank) == rank:
+                found += [piece.box.rows for piece in one.pieces if OWN in piece.by]
+        return found
+
+    def _split(self, one: Added) -> Iterator[_Sum]:
+        """A sum of tiles that are announced apart is several."""
+        index = 0
+        kept = one.kept if one.kept.buffer == RUNNING or (one.at, one.rank) in self.books.read else None
+        wanted = self.books.wanted(one.rank)
+        for piece in one.pieces:
+            if kept is None and piece.box.common(wanted) != piece.box:
+                found = f"its sum of {piece.box} is neither rank {one.rank}'s result nor passed on"
+                raise ScheduleError(f"add on rank {one.rank}", found, "Leave it out, or pass it on")
+            for rows in self._holes_of(one.rank, piece.box.rows) if OWN in piece.by else [piece.box.rows]:
+                yield _Sum(one.at, one.rank, index, Box(rows, piece.box.cols), piece.parts, kept, ())
+                index += 1
+
+    def _holes_of(self, rank: int, rows: Range) -> list[Range]:
+        met = ((max(rows[0], lo), min(rows[1], hi)) for lo, hi in self.holes[rank])
+        return sorted(pair for pair in met if not is_empty(pair))
+
+    def _moves_at_the_end(self, rank: int) -> Iterator[_Sum]:
+        """What is a sum elsewhere than in the result, to the result."""
+        for piece in self.books.ends[rank]:
+            (part,) = piece.parts
+            written = [one for by in piece.by for one in self.sums.get(by, ()) if one.kept is None]
+            if part.buffer == TOTAL and not written:
+                yield _Sum(piece.by[0], rank, OWN, piece.box, (part,), None, ())
+
+    def _with_waits(self, one: _Sum) -> _Sum:
+        piece = Piece(one.box, one.parts, self._bringers(one))
+        events = list(self._ready(one.rank, piece))
+        move = self.moves[one.event]
+        if isinstance(move, Added) and one.index != OWN and one.event < len(self.books.reduction.moves):
+            events += self._after(one.event, one.rank, MAIN if self.way == LIBRARY else SUMS)
+        if self.way == LIBRARY:  # stands behind the tiles, and behind the sums before it
+            events = [event for event in events if not (event.rank == one.rank and event.pad in (COMPUTED, SUMMED))]
+        if self.way == BEHIND:
+            events = [event for event in events if event.pad != COMPUTED]
+        return _Sum(one.event, one.rank, one.index, one.box, one.parts, one.kept, self.heard.waits(events))
+
+    def _bringers(self, one: _Sum) -> tuple[int, ...]:
+        """The moves that bring what it adds."""
+        move = self.moves[one.event]
+        pieces = self.books.ends[one.rank] if one.index == OWN else move.pieces
+        met = (piece for piece in pieces if piece.box.common(one.box).area)
+        return tuple(sorted({by for piece in met for by in piece.by}))
+
+    def _ready(self, rank: int, piece: Piece) -> Iterator[Event]:
+        """What a rank hears when all of a piece is there, without what the order of a copy queue implies."""
+        if OWN in piece.by:
+            for rows in self._holes_of(rank, piece.box.rows):
+                hole = next(at for at, one in enumerate(self.holes[rank]) if one[0] <= rows[0] and rows[1] <= one[1])
+                yield Event(COMPUTED, rank, ("tiles", rank, hole))
+        last: dict[tuple[int, str], int] = {}
+        for by in piece.by:
+            one = self.moves.get(by)
+            if isinstance(one, Carried):
+                last[self._mover(one), self._lane(by)] = by
+            elif isinstance(one, Added):
+                met = (each for each in self.sums[by] if each.box.common(piece.box).area)
+                yield from (Event(SUMMED, rank, ("sum", by, each.index)) for each in met)
+        yield from (Event(ARRIVED, rank, ("move", by, rank)) for by in sorted(last.values()))
+
+    def _waits_of(self, one: Carried) -> tuple[Wait, ...]:
+        """What a move waits for: its sources, and whatever it is to come after."""
+        mover = self._mover(one)
+        ready = [event for piece in one.pieces for event in self._ready(one.source, piece)]
+        if mover != one.source:
+            ready = [self._told(one.at, ready, mover)]
+        return self.heard.waits([*ready, *self._after(one.at, mover, self._lane(one.at))])
+
+    def _after(self, at: int, rank: int, queue: str) -> list[Event]:
+        events: list[Event] = []
+        for named in self.books.reduction.moves[at].after:
+            place = self.places.get(named)
+            if place is None or place >= at:
+                found = "there is no such move" if place is None else "that move stands later"
+                raise ScheduleError(
+                    f"move {at} after move {named[1]} of rank {named[0]}", found, "Name an earlier move"
+                )
+            one = self.moves[place]
+            if isinstance(one, Carried):
+                if (self._mover(one), self._lane(place)) != (rank, queue):
+                    pad = ARRIVED if one.target == rank else TOLD
+                    events.append(Event(pad, rank, ("move", place, rank)))
+                continue
+            done = [Event(SUMMED, one.rank, ("sum", place, each.index)) for each in self.sums[place]]
+            events += done if one.rank == rank else [self._told(at, done, rank)]
+        return events
+
+    def _told(self, at: int, ready: list[Event], rank: int) -> Event:
+        """What a peer hears when all of it has happened: somebody waits for it there, and tells."""
+        source = ready[0].rank
+        event = Event(TOLD, rank, ("told", source, rank, *(event.what for event in ready)))
+        if event not in self.heard.signals:
+            tell = Copy(
+                name=f"tell.{source}-{rank}.{len(self.tells)}",
+                rank=source,
+                queue=TELLERS,
+                waits=self.heard.waits(ready),
+                notifies=(Notify(TOLD, rank, self.heard.number(event)),),
+                sources=(),
+                destinations=(),
+            )
+            self.tells.append((at, tell))
+        return event
+
+    def _of_rank(self, rank: int) -> Iterator[Operation | Chunk]:
+        """Its tiles in the order in which they are sent, then what it moves and adds."""
+        if self.size == 1 and self.rows:
+            whole = (0, self.rows)
+            yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=Region(Y, rank, whole, (0, self.cols)))
+        for hole, rows in enumerate(self.holes[rank]):
+            part = Region(PARTIAL, rank, rows, (0, self.cols))
+            notifies = self.heard.notifies(("tiles", rank, hole))
+            yield Chunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, notifies=notifies)
+        for one in self.books.done:
+            yield from (tell for at, tell in self.tells if at == one.at and tell.rank == rank)
+            if isinstance(one, Added):
+                yield from (self._reduce(each) for each in self.sums[one.at] if one.rank == rank)
+            elif self._mover(one) == rank:
+                yield self._carry(one)
+        yield from (self._reduce(each) for each in self.ends[rank])
+
+    def _carry(self, one: Carried) -> Put | Get:
+        mover = self._mover(one)
+        kind, peer = (Put, one.target) if mover == one.source else (Get, one.source)
+        notifies = [self.heard.notifies(("move", one.at, rank)) for rank in range(self.size)]
+        return kind(
+            name=f"{'push' if kind is Put else 'pull'}.{mover}-{peer}.{one.at}",
+            rank=mover,
+            queue=self._lane(one.at),
+            waits=self.waits[one.at],
+            notifies=tuple(notify for told in notifies for notify in told),
+            sources=tuple(self._place(part, one.source, piece.box) for piece in one.pieces for part in piece.parts),
+            destinations=tuple(self._place(one.lands, one.target, piece.box) for piece in one.pieces),
+        )
+
+    def _reduce(self, one: _Sum) -> Reduce:
+        result = self._result(one.rank, one.box)
+        notifies = self.heard.notifies(("sum", one.event, one.index)) if one.index != OWN else ()
+        blocks = ReduceConfig()
+        height, width = (hi - lo for lo, hi in (one.box.rows, one.box.cols))
+        tiles = 1 if self.way == LIBRARY else -(-height // blocks.block_m) * -(-width // blocks.block_n)
+        what = "move" if one.index == OWN else "sum"
+        return Reduce(
+            name=f"{what}.{one.rank}.{one.event}.{one.box.rows[0]}.{one.box.cols[0]}",
+            rank=one.rank,
+            queue=MAIN if self.way == LIBRARY else SUMS,
+            waits=one.waits,
+            notifies=notifies,
+            operands=tuple(self._place(part, one.rank, one.box) for part in one.parts),
+            out=self._place(one.kept, one.rank, one.box) if one.kept else result,
+            tiles=tiles if notifies else 1,
+        )
+
+    def _place(self, part: Part, rank: int, box: Box) -> Region:
+        if part.buffer == SLOTS:
+            return Region(SLOTS, rank, self.slots.place(rank, part.layer, box.rows), box.cols)
+        name = f"{RUNNING}.{part.layer}" if part.buffer == RUNNING else part.buffer
+        return Region(name, rank, box.rows, box.cols)
+
+    def _result(self, rank: int, box: Box) -> Region:
+        first = 0 if self.books.reduction.everywhere else self.books.wanted(rank).rows[0]
+        return Region(Y, rank, shifted(box.rows, -first), box.cols)
+
+    def _goals(self, rank: int, held: tuple[Range, ...]) -> Iterator[Goal]:
+        for piece in self.books.ends[rank]:
+            terms = tuple(held[one] for part in piece.parts for one in partials(part.value))
+            (row, _), (col, _) = piece.box.rows, piece.box.cols
+            yield Goal(self._result(rank, piece.box), product(A, B), row, col, terms)
+
+    def _queues(self, steps: Iterable[Operation | Chunk]) -> Iterator[Queue]:
+        for name in dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk)):
+            if name == SUMS:
+                yield Queue(SUMS, ISSUE, after=(TILES,) if self.way == BEHIND else ())
+            else:
+                yield Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ())
+
+
+class _Slots(Struct, frozen=True):
+    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
+
+    ranges: list[list[Range]]
+    layers: int
+
+    @classmethod
+    def of(cls, carried: list[Carried], ranks: int) -> _Slots:
+        beside = [one for one in carried if one.lands.buffer == SLOTS]
+        ranges = [_united(one.box.rows for one in beside if one.target == rank) for rank in range(ranks)]
+        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))
+
+    @property
+    def stride(self) -> int:
+        """Rows of a layer."""
+        return max((sum(hi - lo for lo, hi in ranges) for ranges in self.ranges), default=0)
+
+    @property
+    def rows(self) -> int:
+        return self.layers * self.stride
+
+    def place(self, rank: int, layer: int, rows: Range) -> Range:
+        first = layer * self.stride
+        for lo, hi in self.ranges[rank]:
+            if lo <= rows[0] and rows[1] <= hi:
+                return shifted(rows, first - lo)
+            first += hi - lo
+        raise AssertionError(f"nothing arrives for rows {rows} on rank {rank}")
+
+
+def _holes(reads: list[Range]) -> list[Range]:
+    """The rows between all edges of what is read, in the order of first reading."""
+    edges = sorted({edge for rows in reads for edge in rows})
+    found = list(pairwise(edges))
+    first = {hole: next((at for at, rows in enumerate(reads) if rows[0] <= hole[0] < rows[1]), -1) for hole in found}
+    return sorted((hole for hole in found if first[hole] >= 0), key=lambda hole: first[hole])
+
+
+def _united(ranges: Iterable[Range]) -> list[Range]:
+    united: list[Range] = []
+    for lo, hi in sorted(ranges):
+        if united and lo <= united[-1][1]:
+            united[-1] = (united[-1][0], max(hi, united[-1][1]))
+        else:
+            united.append((lo, hi))
+    return united
