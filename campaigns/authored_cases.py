@@ -23,6 +23,13 @@ BY_KERNEL = ("all_gather.push mover=copy_kernel", "all_gather.push mover=bulk_ke
 BY_TILES = ("all_gather.push mover=tiles", "all_gather.push mover=bulk_tiles")
 AT_PEERS = ("reduce_scatter.scatter mover=tiles pieces=2", "all_to_all.send mover=tiles", "spread.push mover=tiles")
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
+CHUNKED_SUMS = (
+    "reduce_scatter.mesh pieces=1",
+    "reduce_scatter.double_ring",
+    "reduce_scatter.islands",
+    "all_reduce.mesh",
+    "all_reduce.ring",
+)
 PROTOCOL = dict(zip(PARAMETERS, ("*i32",) * 4 + ("*i64",) + ("i32",) * 3, strict=True))
 WORLD_SIZE = 4
 

@@ -19,7 +19,16 @@ import torch.distributed as dist
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
-from campaigns.authored_cases import AT_PEERS, AUTHORS, BY_KERNEL, BY_TILES, GATHERS, KERNELS, SCATTERS
+from campaigns.authored_cases import (
+    AT_PEERS,
+    AUTHORS,
+    BY_KERNEL,
+    BY_TILES,
+    CHUNKED_SUMS,
+    GATHERS,
+    KERNELS,
+    SCATTERS,
+)
 from campaigns.gpu_ranks import integers, join, report, shard, spread_over
 from overweave.ops.compile import Fused, compile
 from overweave.schedules.transports import Asked
@@ -148,8 +157,28 @@ def by_hand() -> ow.Gather:
     return ow.Gather(ranks, tuple(moves))
 
 
+def sums_by_hand() -> ow.Reduction:
+    """Partials go down a chain in two lanes, pushed and pulled, and every rank on the way adds its own."""
+    ranks, rows = dist.get_world_size(), ROWS // dist.get_world_size()
+    moves: list[ow.Put | ow.Get | ow.Sum] = []
+    for step in range(1, ranks):
+        for rank in range(ranks):
+            owner, peer = (rank - step) % ranks, (rank + 1) % ranks
+            low, half = owner * rows, rows // 2
+            for part in (ow.Chunk((low, low + half)), ow.Chunk((low + half, low + rows))):
+                moves += [ow.Sum(rank, part)] if step > 1 else []
+                is_first = part.rows[0] == low
+                moves.append(ow.Put(rank, peer, part) if is_first else ow.Get(peer, rank, part, lane=1))
+    return ow.Reduction(ranks, tuple(moves))
+
+
 def trials() -> Iterator[Trial]:
     """Every kernel with every schedule."""
+    for how in CHUNKED_SUMS:
+        run = reduced if how.startswith("all_reduce") else matmul(False, "C")
+        yield Trial("matmul", {"C": how}, run)
+    yield Trial("matmul", {"C": sums_by_hand()}, matmul(False, "C"))
+    yield Trial("persistent", {"A": "all_gather.ring", "C": "reduce_scatter.mesh"}, matmul(True, "AC"))
     for name, is_persistent in (("matmul", False), ("persistent", True)):
         yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*GATHERS, *CHUNKED, by_hand()))
         yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)

@@ -30,6 +30,7 @@ SHORT = "-3] or (matmul and not copy_kernel)"
         ("authored_kernels", f"({CARRIED}) and -3]"),
         ("authored_kernels", f"not ({CARRIED}) and ({SHORT})"),
         ("authored_chunks", ""),
+        ("authored_sums", ""),
     ],
 )
 def test_compiled_kernels_are_right_on_ranks(file: str, chosen: str):

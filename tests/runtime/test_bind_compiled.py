@@ -89,6 +89,8 @@ CASES = (
     *(Case(file, {"C": "reduce_scatter.scatter"}) for file in GIVEN),
     Case("matmul", {"A": "all_gather.push mover=bulk_tiles", "C": "reduce_scatter.scatter mover=tiles pieces=2"}),
     Case("matmul", {"C": "all_reduce.two_shot mover=tiles"}),
+    *(Case("matmul", {"C": f"reduce_scatter.{how}"}) for how in ("mesh col_pieces=2", "double_ring", "islands")),
+    *(Case("persistent", {"C": f"all_reduce.{how}"}) for how in ("mesh", "ring lanes=2")),
     Case("matmul", {"A": "all_to_all.receive mover=tiles", "C": "all_to_all.send mover=tiles"}),
     Case("persistent", {"A": "all_gather.push mover=copy_kernel", "C": "reduce_scatter.ring"}),
 )

@@ -1,0 +1,71 @@
+"""Compiled kernels whose results are added up chunk by chunk, by template and by hand: right on CPU ranks.
+
+Run by test_authored.py in a process of its own, as authored_kernels.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+import overweave as ow  # noqa: E402
+from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.processes import run_ranks  # noqa: E402
+from tests.compiler.authored_kernels import persistent_matmul, reduced_matmul, scattered_matmul  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("template", "world_size"), [("mesh pieces=1", 3), ("ring col_pieces=2", 4), ("double_ring", 3), ("islands", 4)]
+)
+def test_a_scattered_matmul_is_right(template: str, world_size: int):
+    """Partials and sums under way are rounded to bfloat16: by 1 from 256 on."""
+    found = run_ranks(scattered_matmul, world_size, f"reduce_scatter.{template}", 32 * world_size, False)
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("template", "world_size"), [("mesh", 2), ("ring pieces=1", 3), ("double_ring", 2), ("islands", 4)]
+)
+def test_an_all_reduced_matmul_is_right_and_alike(template: str, world_size: int):
+    found = run_ranks(reduced_matmul, world_size, f"all_reduce.{template}")
+    assert len({str(errors) for errors in found}) == 1
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
+def test_sums_of_eight():
+    found = run_ranks(scattered_matmul, 8, "reduce_scatter.islands island=4", 128, False)
+    assert max(error for errors in found for error in errors) <= 4.0
+
+
+def test_a_persistent_kernel_between_two_chunk_schedules():
+    found = run_ranks(persistent_matmul, 2, "reduce_scatter.double_ring", "C", 64)
+    assert max(error for errors in found for error in errors) <= 2.0
+    found = run_ranks(scattered_matmul, 3, {"A": "all_gather.ring", "C": "reduce_scatter.ring"}, 96, True)
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
+def summed_by_hand(everywhere: bool) -> list[float]:
+    """Down a chain to rank 0 by rows, pulled by the next and pushed on; the library adds what is cut by columns."""
+    ranks = resolve(None).world_size
+    moves: list[ow.Put | ow.Get | ow.Sum] = []
+    for owner in range(ranks):
+        part, way = (32 * owner, 32 * owner + 32), [(owner + step) % ranks for step in range(ranks - 1, -1, -1)]
+        for rank, peer in zip(way, way[1:], strict=False):
+            moves += [ow.Sum(rank, ow.Chunk(part))] if rank != way[0] else []
+            cut = [(0, 8), (8, 24)] if owner == 1 else [None]
+            moves += [ow.Put(rank, peer, ow.Chunk(part, cols)) for cols in cut[:1]]
+            moves += [ow.Get(peer, rank, ow.Chunk(part, cols), lane=1) for cols in cut[1:]]
+        if everywhere:
+            moves.append(ow.Sum(owner, ow.Chunk(part)))
+            moves += [ow.Get(peer, owner, ow.Chunk(part), lane=2) for peer in range(ranks) if peer != owner]
+    run = reduced_matmul if everywhere else lambda how: scattered_matmul(how, 32 * ranks, False)
+    return run(ow.Reduction(ranks, tuple(moves), everywhere))  # type: ignore[arg-type, no-untyped-call]
+
+
+@pytest.mark.parametrize(("everywhere", "world_size"), [(False, 2), (False, 3), (True, 3)])
+def test_sums_written_by_hand(everywhere: bool, world_size: int):
+    found = run_ranks(summed_by_hand, world_size, everywhere)
+    assert max(error for errors in found for error in errors) <= 2.0

@@ -1,0 +1,219 @@
+"""Lists of moves and sums: templates and lists by hand are proven, each wait is missed, and slips are refused."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+import overweave as ow
+from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
+from campaigns.random_reductions import by_hand
+from overweave.errors import InputError, ScheduleError
+from overweave.ir.files import from_json, to_json
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Apply, Put, Reduce, Schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.author_plan import author_plan
+from overweave.schedules.gather_templates import Mesh
+from overweave.schedules.held_sums import keep_books
+from overweave.schedules.reduction_templates import TEMPLATES, reduction_moves
+from tests.schedules.test_weave import BLOCK, PUSH, matmul
+
+COLS = 48
+NAMES = ("mesh", "ring", "double_ring", "islands")
+WAYS = ("", " pieces=1", " pieces=3 col_pieces=2")
+
+
+def planned(how: str | ow.Reduction, world_size: int, rows: int = 0, cols: int = COLS) -> Plan:
+    plan = author_plan(matmul(rows or 3 * BLOCK * world_size, n=cols), {"C": how}, world_size, "bfloat16")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+    return plan
+
+
+def rows(lo: int, hi: int) -> ow.Chunk:
+    return ow.Chunk((lo, hi))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_templates_are_proven(name: str, world_size: int):
+    for collective in ("reduce_scatter", "all_reduce"):
+        for options in (*WAYS, " pieces=2 lanes=2" if name in ("mesh", "ring") else " pieces=4"):
+            plan = planned(f"{collective}.{name}{options}", world_size)
+            assert from_json(to_json(plan)) == plan
+    both = {"A": PUSH, "C": f"reduce_scatter.{name}"}
+    plan = author_plan(matmul(2 * BLOCK * world_size), both, world_size, "bfloat16")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_without_any_one_wait_a_plan_is_refuted(name: str, world_size: int):
+    for how in (f"reduce_scatter.{name} col_pieces=2", f"all_reduce.{name}"):
+        plan = planned(how, world_size, 2 * BLOCK * world_size, cols=32)
+        broken = [*without_one_wait(plan), *without_one_emitted_wait(plan)]
+        assert len(broken) > 4
+        assert not [one.name for one in broken if is_proven(one)]
+
+
+@pytest.mark.slow
+def test_lists_of_any_kind_are_proven_and_miss_every_wait():
+    rng = Random(7)
+    for turn in range(60):
+        ranks, pieces = rng.randint(2, 4), rng.randint(1, 2)
+        how = by_hand(rng, (ranks * pieces * BLOCK, COLS, ranks, pieces), everywhere=turn % 2 == 0)
+        plan = planned(how, ranks, ranks * pieces * BLOCK)
+        if turn < 12:
+            assert not any(map(is_proven, without_one_wait(plan)))
+
+
+def test_a_partial_is_sent_to_its_owner_who_adds_in_rank_order():
+    plan = planned("reduce_scatter.mesh pieces=1", 4)
+    (total,) = [one for one in plan.schedule.of_rank(2) if isinstance(one, Reduce)]
+    assert [part.buffer for part in total.operands] == ["C.slots", "C.slots", "C.partial", "C.slots"]
+    puts = [one for one in plan.schedule.of_rank(2) if isinstance(one, Put)]
+    assert [put.peer for put in puts] == [3, 0, 1]
+    tiles = [one for one in plan.schedule.of_rank(2) if isinstance(one, Apply)]
+    assert [one.makes[0].row // (3 * BLOCK) for one in tiles] == [3, 0, 1, 2]
+
+
+def test_sums_run_beside_the_tiles():
+    for name in NAMES:
+        queues = {queue.name: queue for queue in planned(f"reduce_scatter.{name}", 4).schedule.queues}
+        assert queues["sums"].after == ()
+
+
+def test_columns_that_no_kernel_adds_are_the_librarys():
+    for how in ("reduce_scatter.mesh", "all_reduce.ring"):
+        names = {queue.name for queue in planned(how, 3, cols=36).schedule.queues}
+        assert "sums" not in names
+
+
+def test_each_sum_crosses_to_another_island_once():
+    moves = reduction_moves("islands", Mesh(rows=64, cols=8, world_size=8, island=4)).moves
+    crossing = [move for move in moves if isinstance(move, ow.Put) and move.rank // 4 != move.peer // 4]
+    assert len(crossing) == 8
+    assert {move.lane for move in crossing} == {1}
+
+
+def test_a_double_ring_goes_both_ways_at_once():
+    moves = reduction_moves("double_ring", Mesh(rows=64, cols=8, world_size=4, pieces=2)).moves
+    puts = [move for move in moves if isinstance(move, ow.Put)]
+    assert {((move.peer - move.rank) % 4, move.lane) for move in puts} == {(1, 0), (3, 1)}
+
+
+def test_one_shot_sends_whole_partials_to_all():
+    moves = reduction_moves("one_shot", Mesh(rows=64, cols=8, world_size=4), everywhere=True)
+    plan = planned(moves, 4, 64)
+    assert len(TEMPLATES) == len(NAMES) + 1
+    for rank in range(4):
+        totals = [one for one in plan.schedule.of_rank(rank) if isinstance(one, Reduce)]
+        assert {len(one.operands) for one in totals} == {4}
+
+
+def tree(schedule: Schedule) -> set[str]:
+    return {operation.name.split(".")[1] for operation in schedule.operations if not isinstance(operation, Apply)}
+
+
+def test_ranks_may_do_different_things():
+    """Rank 0 pushes halves to rank 1, who adds and passes the sum on to their owner; rank 2 pulls from rank 0."""
+    moves = (
+        ow.Put(0, 1, rows(64, 80)),
+        ow.Put(0, 1, rows(80, 96), lane=1),
+        ow.Sum(1, rows(64, 80)),
+        ow.Put(1, 2, rows(64, 80)),
+        ow.Sum(1, rows(80, 96), after=((1, 1),)),
+        ow.Get(2, 1, rows(80, 96)),
+        ow.Get(0, 1, rows(0, 32)),
+        ow.Put(2, 0, rows(0, 32), after=((0, 1),)),
+        ow.Put(0, 1, ow.Chunk((32, 64), (0, 16))),
+        ow.Put(0, 1, ow.Chunk((32, 64), (16, 48))),
+        ow.Put(2, 1, rows(32, 64)),
+    )
+    plan = planned(ow.Reduction(3, moves), 3, 96)
+    assert tree(plan.schedule) == {"push", "pull", "sum", "tell"}
+    assert not any(map(is_proven, [*without_one_wait(plan), *without_one_emitted_wait(plan)]))
+
+
+def test_sums_are_shared_by_whoever_has_them():
+    moves = (ow.Put(1, 0, rows(0, 64)), ow.Put(2, 0, rows(0, 64)), ow.Sum(0, rows(0, 64)))
+    shared = (ow.Put(0, 1, rows(0, 64)), ow.Put(1, 2, rows(0, 64)))
+    plan = planned(ow.Reduction(3, (*moves, *shared), everywhere=True), 3, 64)
+    assert tree(plan.schedule) == {"push", "sum", "move"}
+
+
+@pytest.mark.parametrize(
+    ("moves", "everywhere", "found"),
+    [
+        ((ow.Put(0, 1, rows(48, 96)),), False, r"rank 0 lacks the partials of ranks \[1\] for rows \[0:48\]"),
+        ((ow.Put(0, 1, rows(48, 96)), ow.Put(0, 1, rows(48, 64))), False, "has that of rank 0 already"),
+        ((ow.Put(0, 1, rows(0, 48)), ow.Put(1, 0, rows(0, 48)), ow.Put(0, 1, rows(48, 96))), False, "never added"),
+        ((ow.Put(0, 1, rows(0, 97)),), False, "not inside"),
+        ((ow.Put(0, 1, rows(4, 4)),), False, "is empty"),
+        ((ow.Put(0, 0, rows(0, 48)),), False, "ranks 0 and 0"),
+        ((ow.Sum(2, rows(0, 48)),), False, "ranks 2 and 2"),
+        ((ow.Sum(0, rows(0, 48)),), False, "nothing has arrived"),
+        ((ow.Put(0, 1, rows(0, 48), lane=99),), False, "lane 99"),
+        ((ow.Put(1, 0, rows(0, 48)), ow.Put(0, 1, rows(48, 96), after=((0, 4),))), False, "no such move"),
+        (
+            (ow.Put(1, 0, rows(0, 48)), ow.Sum(0, rows(0, 48)), ow.Put(0, 1, rows(0, 48)), ow.Put(0, 1, rows(0, 48))),
+            True,
+            "has it already",
+        ),
+        ((ow.Put(1, 0, rows(0, 48)), ow.Sum(0, rows(0, 32)), ow.Put(0, 1, rows(0, 48))), False, "added alike"),
+        ((ow.Put(0, 1, rows(0, 48)), ow.Sum(1, rows(0, 48)), ow.Put(0, 1, rows(48, 96))), False, "lacks"),
+    ],
+)
+def test_moves_that_do_not_add_up_are_refused(moves: tuple[ow.Put, ...], everywhere: bool, found: str):
+    with pytest.raises(ScheduleError, match=found):
+        planned(ow.Reduction(2, moves, everywhere), 2, 96)
+
+
+def test_a_sum_that_is_nobodys_is_refused():
+    moves = (ow.Put(0, 1, rows(0, 48)), ow.Sum(1, rows(0, 48)), ow.Put(1, 0, rows(0, 48)), ow.Put(0, 1, rows(48, 96)))
+    planned(ow.Reduction(2, moves), 2, 96)
+    idle = (ow.Put(0, 1, rows(0, 48)), ow.Sum(1, rows(0, 48)), ow.Put(0, 1, rows(48, 96)), ow.Put(1, 0, rows(0, 48)))
+    planned(ow.Reduction(2, idle), 2, 96)
+    with pytest.raises(ScheduleError, match=r"never added|neither"):
+        planned(ow.Reduction(2, (ow.Put(1, 0, rows(0, 96)), ow.Put(0, 1, rows(48, 96)))), 2, 96)
+
+
+def test_ranks_that_would_differ_in_bits_are_refused():
+    """Rank 0 adds (0 + 1) + 2, rank 1 what it has of 0, 1 and 2 at once, and so rounds once less."""
+    whole = rows(0, 48)
+    moves = (
+        ow.Put(2, 0, whole),
+        ow.Put(0, 1, whole),
+        ow.Put(2, 1, whole),
+        ow.Put(1, 0, whole),
+        ow.Sum(0, whole),
+        ow.Put(0, 2, whole),
+    )
+    planned(ow.Reduction(3, moves, everywhere=True), 3, 48)
+    twice = (ow.Put(1, 0, whole), ow.Put(0, 1, whole), ow.Put(2, 1, whole), ow.Sum(0, whole), ow.Put(2, 0, whole))
+    shared = (ow.Sum(0, whole), ow.Put(0, 2, whole))
+    with pytest.raises(ScheduleError, match="on some ranks"):
+        keep_books(ow.Reduction(3, (*twice, *shared), everywhere=True), 48, COLS)
+
+
+def test_tiles_that_straddle_chunks_are_refused_before_anything_is_written():
+    moves = (ow.Put(0, 1, rows(50, 96)), ow.Put(0, 1, rows(48, 50)), ow.Put(1, 0, rows(0, 48)))
+    with pytest.raises(ScheduleError, match="straddle"):
+        planned(ow.Reduction(2, moves), 2, 96)
+
+
+def test_it_is_written_for_one_size_of_group_and_for_what_is_stored():
+    reduction = ow.Reduction(2, (ow.Put(0, 1, rows(48, 96)), ow.Put(1, 0, rows(0, 48))))
+    with pytest.raises(InputError, match="the group has 3 ranks"):
+        planned(reduction, 3, 96)
+    with pytest.raises(InputError, match="stores C"):
+        author_plan(matmul(96), {"A": reduction}, 2, "bfloat16")
+
+
+@pytest.mark.parametrize("moves", [(3,), (ow.Collective((rows(0, 4), rows(4, 8))),), (ow.Sum(0, (0, 4)),)])
+def test_what_is_no_move_is_refused_as_it_is_written(moves: tuple[object, ...]):
+    with pytest.raises(InputError):
+        ow.Reduction(2, moves)  # type: ignore[arg-type]
