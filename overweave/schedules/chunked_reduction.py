@@ -67,6 +67,7 @@ from overweave.schedules.held_sums import (
     keep_books,
     partials,
 )
+from overweave.schedules.landed import Slots
 
 KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
 TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
@@ -110,7 +111,7 @@ class _Lowering:
         self.carried = [one for one in books.done if isinstance(one, Carried)]
         self.lanes = {move.lane for move in books.reduction.moves if not isinstance(move, chunks.Sum)}
         self.holes = [_holes(self._reads(rank)) for rank in range(self.size)]
-        self.slots = _Slots.of(self.carried, self.size)
+        self.slots = Slots.of(self.carried, self.size)
         self.heard = Heard()
         self.places = books.reduction.places()
         self.sums = {one.at: list(self._split(one)) for one in books.done if isinstance(one, Added)}
@@ -362,49 +363,9 @@ class _Lowering:
                 yield Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ())
 
 
-class _Slots(Struct, frozen=True):
-    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
-
-    ranges: list[list[Range]]
-    layers: int
-
-    @classmethod
-    def of(cls, carried: list[Carried], ranks: int) -> _Slots:
-        beside = [one for one in carried if one.lands.buffer == SLOTS]
-        ranges = [_united(one.box.rows for one in beside if one.target == rank) for rank in range(ranks)]
-        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))
-
-    @property
-    def stride(self) -> int:
-        """Rows of a layer."""
-        return max((sum(hi - lo for lo, hi in ranges) for ranges in self.ranges), default=0)
-
-    @property
-    def rows(self) -> int:
-        return self.layers * self.stride
-
-    def place(self, rank: int, layer: int, rows: Range) -> Range:
-        first = layer * self.stride
-        for lo, hi in self.ranges[rank]:
-            if lo <= rows[0] and rows[1] <= hi:
-                return shifted(rows, first - lo)
-            first += hi - lo
-        raise AssertionError(f"nothing arrives for rows {rows} on rank {rank}")
-
-
 def _holes(reads: list[Range]) -> list[Range]:
     """The rows between all edges of what is read, in the order of first reading."""
     edges = sorted({edge for rows in reads for edge in rows})
     found = list(pairwise(edges))
     first = {hole: next((at for at, rows in enumerate(reads) if rows[0] <= hole[0] < rows[1]), -1) for hole in found}
     return sorted((hole for hole in found if first[hole] >= 0), key=lambda hole: first[hole])
-
-
-def _united(ranges: Iterable[Range]) -> list[Range]:
-    united: list[Range] = []
-    for lo, hi in sorted(ranges):
-        if united and lo <= united[-1][1]:
-            united[-1] = (united[-1][0], max(hi, united[-1][1]))
-        else:
-            united.append((lo, hi))
-    return united
