@@ -10,7 +10,7 @@ import torch
 import triton
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, Plan
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Reduce, Region
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory import driver
@@ -156,7 +156,8 @@ class AuthoredSlot:
         return enqueue
 
     def _gate(self, first: Reduce) -> list[WaitStep]:
-        """What the first sum waits for of its own rank's tiles."""
+        """What the first sum waits for of its own rank's tiles: then every block of the kernel that computes them has
+        its SM. A block of a kernel without a loop takes one tile, and gets its SM last if that is the last tile."""
         tiles = (operation for operation in self._plan.schedule.of_rank(self._rank) if isinstance(operation, Apply))
         mine = (notify for tile in tiles for notify in tile.notifies if notify.rank == self._rank)
         announced = {(notify.pad, notify.signal) for notify in mine}
@@ -164,7 +165,13 @@ class AuthoredSlot:
         if not waits:
             asked, cure = "sum beside the tiles", "Give the queue `after`, or let it wait for own tiles"
             raise ScheduleError(asked, f"{first.name} waits for none: it could take the SMs they need", cure)
-        return [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
+        gate = [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
+        if not self._kernel.is_persistent:
+            engines = {one.queue: one.engine for one in self._plan.realization.engines}
+            tables = (table for table in self._plan.tile_orders if table.rank == self._rank)
+            count = sum(tiles_and_parts(one.rows)[0] for one in tables if engines[one.queue] == AUTHOR_KERNEL)
+            gate.append(WaitStep(self._workspace.claims.data_ptr(), count))
+        return gate
 
     def _author(self, queue: str, given: Mapping[str, Any]) -> Enqueue:
         """The fused kernel, compiled for the arguments that it is bound with."""

@@ -21,6 +21,7 @@ from overweave.compiler.emit import emit
 from overweave.compiler.fuse import weaving_of
 from overweave.compiler.generated import load_generated
 from overweave.errors import ScheduleError
+from overweave.memory import driver
 from overweave.memory.layout import lay_out
 from overweave.memory.moves import BETWEEN_SHARED_BYTES
 from overweave.ops.compile import compile
@@ -30,7 +31,7 @@ from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.authored_gpu import AuthoredSlot, _check_shared, _standing
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernels import moving
-from tests.runtime.without_gpu import CALLER, SHARED_BYTES, HostSlot, launched, workspace
+from tests.runtime.without_gpu import CALLER, SHARED_BYTES, SIDE_STREAM, HostSlot, launched, workspace
 from tests.source_tree import ROOT
 
 __all__ = ["launched"]  # a fixture
@@ -128,6 +129,25 @@ def test_compiled_kernels(case: Case, launched: list[str], tmp_path: Path) -> No
     kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
     assert {kind: kind in launched for kind in kinds} == kinds, launched
     assert launched.count(name) == 1
+
+
+@pytest.mark.parametrize("file", GIVEN)
+def test_sums_that_wait_keep_no_block_from_its_tile(
+    file: str, launched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that take one tile each may start last: the sums begin when all tiles are claimed."""
+    case = Case(file, {"C": "reduce_scatter.scatter"})
+    given = GIVEN[file][1](case.exchanges)
+    waited: list[tuple[int, ...]] = []
+    slot = bound(case, tmp_path, given)
+    monkeypatch.setattr(driver, "wait_value", lambda *step: waited.append((*step, "reduction_kernel" in launched)))
+    tensor = given["c_ptr"] if file == "matmul" else given["c_desc"].base
+    for enqueue in slot.enqueue:
+        enqueue(CALLER, {"C": tensor}, given)
+    claims, tiles = slot._workspace.claims.data_ptr(), (M // 128) * (N // 128)
+    is_gated = (SIDE_STREAM.cuda_stream, claims, tiles, False) in waited
+    assert is_gated == (file == "matmul")
+    assert "reduction_kernel" in launched
 
 
 @pytest.mark.parametrize("mover", MOVERS)
