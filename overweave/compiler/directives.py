@@ -26,7 +26,7 @@ from overweave.errors import DirectiveError
 
 MARK = "@overweave."
 RESERVED = "overweave"
-LONGEST_NAME = 24
+LONGEST_NAME, MOST_CHARACTERS = 24, 1000
 _COMMENT = re.compile(r"#\s*@overweave\.([A-Za-z_]*)(?:\s+(.*))?", re.ASCII)
 _ACCESS = re.compile(r"([A-Za-z_]\w*)\s*=\s*([A-Za-z_]\w*)\s*\[(.*)\]", re.ASCII)
 _AXIS = re.compile(r"([A-Za-z_]\w*)\s*(?:=\s*(.*?))?(?:\s+block\s*=\s*(.*?))?(\s+streamed)?", re.ASCII)
@@ -102,7 +102,10 @@ def is_directive(comment: str) -> bool:
 
 def parse_directive(comment: str, file: str, line: int) -> Directive:
     """What a comment says. Raises DirectiveError."""
-    place = Place(file, line, comment.strip())
+    place = Place(file, line, "".join(one if one.isprintable() else "?" for one in comment.strip()))
+    if len(comment) > MOST_CHARACTERS:
+        found = f"{len(comment)} characters"
+        raise place.error(found, f"Say it in at most {MOST_CHARACTERS}")
     match = _COMMENT.fullmatch(comment.strip())
     if match is None or not comment.isascii():
         raise place.error("no directive has this form", f"Write `# {MARK}WORD ...`" + FORM)

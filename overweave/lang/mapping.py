@@ -31,8 +31,9 @@ class Tiles:
     shards: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.cols, self.tile_rows, self.tile_cols, self.shards) < 1:
-            raise InputError("cut a matrix into tiles", f"{self}", "Every number is at least 1")
+        numbers = (self.rows, self.cols, self.tile_rows, self.tile_cols, self.shards)
+        if any(type(number) is not int or number < 1 for number in numbers):
+            raise InputError("cut a matrix into tiles", f"{self}"[:200], "Every number is an int of at least 1")
 
     @property
     def shard_rows(self) -> int:
@@ -87,8 +88,14 @@ class TileChannel:
     has_peers: bool = False
 
     def __post_init__(self) -> None:
-        if self.channels < 1:
-            raise InputError("lay out a channel", f"{self.channels} channels for each shard", "Give it at least one")
+        if type(self.channels) is not int or self.channels < 1:
+            found = f"channels={self.channels}"[:60]
+            raise InputError("lay out a channel", found, "Give each shard an int of at least 1")
+        tiles: object = self.tiles
+        consumer: object = self.consumer
+        if not isinstance(tiles, Tiles) or not isinstance(consumer, Tiles | None):
+            found = f"got {type(tiles).__name__} and {type(consumer).__name__}"
+            raise InputError("lay out a channel between tiles", found, "Pass ow.Tiles, and ow.Tiles or None")
 
     @property
     def consumed(self) -> Tiles:

@@ -28,6 +28,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
+from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper, check_options, check_others, unusable
 from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
@@ -36,7 +37,6 @@ from overweave.schedules.communication import CARRYING_TILES
 from overweave.schedules.transports import GATHER, SPREAD, Asked, mover_of, path_of_slices, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 OPTIONS = (*LAUNCH_OPTIONS, "tile_group")
 MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
 Schedules = Asked | Mapping[str, Asked]
@@ -88,7 +88,10 @@ class Fused:
         except InputError as error:
             raise refuse(resolved, error) from None
         calls = self._calls.setdefault(resolved.process_group, OrderedDict())
-        call = calls.get(key)
+        try:
+            call = calls.get(key)
+        except TypeError:
+            raise refuse(resolved, unusable(self.kernel.source.name, given)) from None
         if call is None:
             call = calls[key] = _Call(self, resolved, given, options)
             if len(calls) > MOST_CALLS and _device(given).type == "cuda":
@@ -102,6 +105,10 @@ class Fused:
             Board.of(resolved).post(call.signature)
         call.run(given)
 
+    def __getitem__(self, grid: object) -> None:
+        """Raises InputError: how many programs run is for the schedule to say."""
+        raise InputError(f"launch {self.kernel.source.name}[...]", "a grid", "Call it as a function, without a grid")
+
     def plan(
         self,
         numbers: Mapping[str, int],
@@ -110,7 +117,11 @@ class Fused:
         rank: int | None = None,
         tile_group: int = TILE_GROUP,
     ) -> Plan:
-        """The proven plan of a call. numbers: the kernel's integer arguments by name. Raises ScheduleError."""
+        """The proven plan of a call. numbers: the kernel's integer arguments by name.
+
+        Raises InputError for what is no call, and ScheduleError.
+        """
+        check_on_paper(self.kernel.source.name, numbers, world_size, dtype)
         space = self.kernel.space(numbers)
         plan = author_plan(space, self.wanted, world_size, dtype, rank, self.chosen, tile_group)
         verify_plan(plan, MachineLimits(), rank=rank).raise_if_refused()
@@ -179,12 +190,15 @@ class _Call:
     def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
         self.group = group
         try:
+            check_options(fused.kernel.source.name, options)
             numbers = {name: value for name, value in given.items() if type(value) is int}
             space = fused.kernel.space(numbers)
             wanted = fused.wanted
             self.operands = _exchanged(space, wanted)
             rows = {one.tensor: _own_rows(one, wanted, group) for one, _ in self.operands}
             dtype = _check_tensors(fused.kernel, self.operands, given, rows)
+            others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
+            check_others(fused.kernel.source.name, others, given)
             self.plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
             weaving = weaving_of(self.plan, space, wanted)
             text = emit(fused.kernel, weaving)
@@ -267,7 +281,8 @@ def by_name(
         raise InputError(asked, f"{len(arguments)} arguments", f"Pass at most {len(names)}")
     missing = [name for name in names if name not in given and name not in kernel.source.defaults]
     if missing:
-        raise InputError(asked, f"{', '.join(missing)} is missing", "Pass every parameter that has no default")
+        cure = "Pass every parameter that has no default; overweave.compile_auto chooses those of configs"
+        raise InputError(asked, f"{', '.join(missing)} is missing", cure)
     return {name: given[name] for name in names if name in given}, options
 
 

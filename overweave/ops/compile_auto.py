@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
-from overweave.ops.compile import LAUNCH_OPTIONS, Fused, by_name, where_of
+from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper
+from overweave.ops.compile import Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.author_plan import TILE_GROUP, author_plan
@@ -72,6 +74,8 @@ def compile_auto(
     if isinstance(schedule, str):
         loads, stores = ([one.directive.tensor for one in side] for side in (read.loads, read.stores))
         schedule = dict.fromkeys((loads if side_of(schedule) == GATHER else stores)[:1], schedule)
+    if tile_us is not None and not (isinstance(tile_us, int | float) and 0 < tile_us < inf):
+        raise InputError("compile_auto: tile_us", f"got {str(tile_us)[:40]!r}", "Pass microseconds above 0, or None")
     return AutoFused(read, schedule, configs_of(kernel, configs), tile_us)
 
 
@@ -142,7 +146,8 @@ class AutoFused:
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", target: Target | None = None
     ) -> tuple[Judged, ...]:
         """What the model says of every way that it looked at, the quickest first; on paper. numbers: as `plan` takes
-        them, without those of `configs`."""
+        them, without those of `configs`. Raises InputError for what is no call."""
+        check_on_paper(self.kernel.source.name, numbers, world_size, dtype)
         machine = described(target or Target("cpu"), world_size)
         judged = judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
         return tuple(sorted(judged, key=lambda each: (each.predicted_us is None, each.predicted_us or 0.0)))
@@ -265,6 +270,10 @@ def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Const
 
     Raises InputError for configs that do not all name the same things.
     """
+    listed: object = configs
+    if not isinstance(listed, Sequence) or not all(isinstance(config, Mapping) for config in listed):
+        kind = f"got {type(listed).__name__}"
+        raise InputError("compile with configs", kind, "Pass a list of mappings, constants by name")
     found = [dict(config) for config in configs] or [_of_autotuner(one) for one in getattr(kernel, "configs", ())]
     known = tuple(dict.fromkeys(tuple(sorted(config.items())) for config in found)) or ((),)
     names = {tuple(name for name, _ in config) for config in known}

@@ -7,8 +7,10 @@ SOURCE: TileLink, sections 3.2 (host primitives) and 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -17,6 +19,8 @@ import torch
 from overweave.errors import InputError, OverweaveError
 from overweave.lang.mapping import TileChannel
 from overweave.memory.board import Board
+from overweave.memory.group import Group
+from overweave.ops.author_arguments import LAUNCH_OPTIONS
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import (
@@ -65,16 +69,16 @@ class TileProgram:
     ) -> None:
         self._group = group_of(group)
         self.rank, self.world_size = self._group.rank, self._group.world_size
-        self.declared = Declared(dict(buffers), dict(channels))
+        self.declared = Declared(_named("buffers", buffers, self._group), _named("channels", channels, self._group))
         try:
             self._check()
+            where = _checked_device(device)
             self.declared.lay_out()
         except OverweaveError as error:
             raise refuse(self._group, error) from None
         digest = blake2b(repr(self.declared).encode(), digest_size=6).hexdigest()
         self._signature = f"tile program {' '.join((*buffers, *channels))} #{digest}".encode()
         Board.of(self._group).agree(self._signature)
-        where = device or _device()
         self._run = load("gpu handwritten" if where.type == "cuda" else "host handwritten")(
             self.declared, self._group, where
         )
@@ -104,8 +108,13 @@ class TileProgram:
         for name, buffer in self.declared.buffers.items():
             if not isinstance(buffer, SymmetricBuffer):
                 raise InputError(f"symmetric buffer {name}", f"got {type(buffer).__name__}", "Pass ow.SymmetricBuffer")
-            if min(buffer.rows, buffer.cols) < 1:
-                raise InputError(f"symmetric buffer {name}", f"{buffer.rows} x {buffer.cols}", "Give it an element")
+            if any(type(extent) is not int or extent < 1 for extent in (buffer.rows, buffer.cols)):
+                found = f"{buffer.rows} x {buffer.cols}"[:60]
+                raise InputError(f"symmetric buffer {name}", found, "Give it rows and columns, ints of at least 1")
+            dtype: object = buffer.dtype
+            if not isinstance(dtype, torch.dtype):
+                found = f"dtype {dtype}"[:60]
+                raise InputError(f"symmetric buffer {name}", found, "Pass a torch.dtype")
 
 
 class TileQueue:
@@ -129,8 +138,7 @@ class TileQueue:
             if not hasattr(kernel, "configs"):
                 found = f"a {type(kernel).__name__} is no kernel"
             raise InputError(f"launch {kernel}", found, "Pass a @triton.jit function and its constants")
-        shape = (grid,) if isinstance(grid, int) else tuple(grid)
-        self._add(Launch(kernel, shape, arguments, options))
+        self._add(Launch(kernel, checked_launch(kernel, grid, arguments, options), arguments, options))
 
     def rank_copy_data(self, source: Place, target: Place, mode: Mode = "p2p") -> None:
         """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.
@@ -158,7 +166,7 @@ class TileQueue:
         """
         layout = self._call.channel_layout(channel)
         asked = f"rank_notify(channel {channel}, tile {tile}, {rank})"
-        if not 0 <= tile < layout.tiles.count:
+        if type(tile) is not int or not 0 <= tile < layout.tiles.count:
             raise InputError(asked, f"the channel has {layout.tiles.count} tiles", "Name one of them")
         counter = layout.counter_of(tile)
         if layout.count_of(counter) != 1:
@@ -210,8 +218,11 @@ class TileCall(TileQueue):
         """
         layout = self.channel_layout(name)
         for table in (producer_table, consumer_table, counts):
-            if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
-                found = f"a table of {table.dtype} {list(table.shape)}"
+            if table is None:
+                continue
+            is_tensor = isinstance(table, torch.Tensor)
+            if not is_tensor or table.dtype != torch.int32 or not table.is_contiguous():
+                found = f"a table of {table.dtype} {list(table.shape)}" if is_tensor else f"a {type(table).__name__}"
                 raise InputError(f"channel {name}", found, "Pass contiguous int32 tables")
         if consumer_table is None and not layout.is_static:
             found = "consumers cut another matrix than producers"
@@ -235,19 +246,21 @@ class TileCall(TileQueue):
 
     def channel_layout(self, name: str) -> TileChannel:
         """What was declared under a name. Raises InputError."""
-        if name not in self._declared.channels:
+        if not isinstance(name, str) or name not in self._declared.channels:
             raise InputError(f"channel {name!r}", "unknown", f"Name one of {', '.join(self._declared.channels)}")
         return self._declared.channels[name]
 
     def check_rank(self, rank: int) -> int:
         """The rank, if there is one. Raises InputError."""
-        if not 0 <= rank < self.world_size:
-            raise InputError(f"rank {rank}", f"the group has {self.world_size} ranks", "Name one of them")
+        if type(rank) is not int or not 0 <= rank < self.world_size:
+            raise InputError(f"rank {rank}"[:60], f"the group has {self.world_size} ranks", "Name one of them")
         return rank
 
     def check_move(self, queue: str, source: Place, target: Place) -> None:
         """Both sides have one shape and dtype, and a copy beside kernels is a peer copy. Raises InputError."""
         asked = f"rank_copy_data({_described(source)}, {_described(target)})"
+        if not all(isinstance(place, Part | torch.Tensor) for place in (source, target)):
+            raise InputError(asked, "that is no place for data", "Pass call.part(...) or a tensor")
         ends = [self._shape_of(asked, place) for place in (source, target)]
         if ends[0] != ends[1]:
             raise InputError(asked, "shapes or dtypes differ", "Copy between matrices of one shape and dtype")
@@ -266,7 +279,7 @@ class TileCall(TileQueue):
         return tuple(place.shape), place.dtype
 
     def _buffer(self, name: str) -> SymmetricBuffer:
-        if name not in self._declared.buffers:
+        if not isinstance(name, str) or name not in self._declared.buffers:
             raise InputError(
                 f"symmetric buffer {name!r}", "unknown", f"Name one of {', '.join(self._declared.buffers)}"
             )
@@ -276,8 +289,42 @@ class TileCall(TileQueue):
 def _described(place: Place) -> str:
     if isinstance(place, Part):
         return f"{place.buffer}@{place.rank}[{place.rows[0]}:{place.rows[1]},{place.cols[0]}:{place.cols[1]}]"
-    return f"tensor {list(place.shape)}"
+    return f"tensor {list(place.shape)}" if isinstance(place, torch.Tensor) else type(place).__name__
 
 
-def _device() -> torch.device:
+def _named(what: str, given: object, group: Group) -> dict[str, Any]:
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return dict(given)
+    found = f"got {type(given).__name__}, names {str(list(given))[:40]}" if isinstance(given, Mapping) else str(given)
+    raise refuse(group, InputError(f"{what} of a tile program", found[:80], "Pass a mapping from names to them"))
+
+
+def _checked_device(device: object) -> torch.device:
+    if isinstance(device, torch.device):
+        return device
+    if device is not None:
+        raise InputError("device of a tile program", f"got {type(device).__name__}", "Pass torch.device(...), or None")
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@lru_cache
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def checked_launch(
+    kernel: Any, grid: object, arguments: tuple[Any, ...], options: Mapping[str, object]
+) -> tuple[int, ...]:
+    """The grid of a launch whose arguments fit the kernel. Raises InputError."""
+    asked = f"launch {getattr(kernel, '__name__', kernel)}"
+    shape = (grid,) if isinstance(grid, int) else grid
+    is_grid = isinstance(shape, tuple | list) and 1 <= len(shape) <= 3
+    if not is_grid or not all(type(programs) is int and programs >= 0 for programs in shape):  # type: ignore[attr-defined]
+        raise InputError(asked, f"grid {str(grid)[:40]}", "Pass the number of programs, or up to three of them")
+    named = {name: value for name, value in options.items() if name not in LAUNCH_OPTIONS}
+    try:
+        _signature(kernel.fn).bind(*arguments, **named)
+    except TypeError as error:
+        cure = f"Pass the kernel's arguments; of a launch: {', '.join(LAUNCH_OPTIONS)}"
+        raise InputError(asked, str(error)[:200], cure) from None
+    return tuple(shape)  # type: ignore[arg-type]

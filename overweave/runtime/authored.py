@@ -125,7 +125,9 @@ def _places(apply: Apply, kernel: AuthoredKernel) -> list[Place]:
 
 def tensor_of(value: Any) -> torch.Tensor | None:
     """The tensor behind an argument: a tensor, or the base of a descriptor."""
-    base = getattr(value, "base", value)
+    if isinstance(value, torch.Tensor):
+        return value
+    base = getattr(value, "base", None) if hasattr(value, "block_shape") else None  # an array of numpy has a base too
     return base if isinstance(base, torch.Tensor) else None
 
 

@@ -131,9 +131,12 @@ class Declared:
         return list(self.channels).index(channel)
 
 
-def _within(outer: tuple[int, int], wanted: slice) -> tuple[int, int]:
+def _within(outer: tuple[int, int], wanted: object) -> tuple[int, int]:
+    if not isinstance(wanted, slice) or not all(type(end) in (int, type(None)) for end in (wanted.start, wanted.stop)):
+        found = f"got {str(wanted)[:40]}"
+        raise InputError("take a part of a symmetric buffer", found, "Take slices of rows and columns: part[0:8, 0:4]")
     size = outer[1] - outer[0]
     low, high, step = wanted.indices(size)
-    if step != 1:
+    if step != 1:  # a step of another type, indices has refused
         raise InputError("take a part of a symmetric buffer", f"step {step}", "Take rows and columns without a step")
     return outer[0] + low, outer[0] + max(low, high)

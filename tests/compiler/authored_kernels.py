@@ -329,6 +329,8 @@ def odd_one_out() -> list[str]:
         lambda: fused(a if group.rank else a.float(), b, c, *NUMBERS, **BLOCKS),
         lambda: fused(a, b, c, *NUMBERS, **BLOCKS, **({} if group.rank else {"NOTHING": 1})),
         lambda: fused(a, b, c, *NUMBERS, **{**BLOCKS, "BLOCK_M": 16 if group.rank else 0}),
+        lambda: fused(a, b, c if group.rank else c[:32], *NUMBERS, **BLOCKS),  # tiles would write past its end
+        lambda: fused(a, b if group.rank else b.float().numpy(), c, *NUMBERS, **BLOCKS),
     ]
     for attempt in attempts:
         with pytest.raises(InputError) as caught:
@@ -340,5 +342,6 @@ def odd_one_out() -> list[str]:
 
 def test_what_one_rank_gets_wrong_all_ranks_hear():
     found = run_ranks(odd_one_out, 2)
-    assert found[1] == [*["RankMismatch"] * 5, "0.0"]
-    assert found[0] == ["RankMismatch", "InputError", "RankMismatch", "InputError", "DirectiveError", "0.0"]
+    assert found[1] == [*["RankMismatch"] * 7, "0.0"]
+    own = ["RankMismatch", "InputError", "RankMismatch", "InputError", "DirectiveError", "InputError", "InputError"]
+    assert found[0] == [*own, "0.0"]

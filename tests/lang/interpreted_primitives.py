@@ -318,11 +318,31 @@ def bad_input() -> None:
         lambda call: call.launch(bad_input, 1),
         lambda call: call.channel("c", consumer_table=torch.zeros(4, 5)),
         lambda call: call.channel("c", producer_table=torch.zeros(4, 5, dtype=torch.int32)),
+        lambda call: call.channel("c", consumer_table=[[0, 8, 0, 0, 1]]),
+        lambda call: call.tensor(["b"]),
+        lambda call: call.part("b", "0"),
+        lambda call: call.part("b")[0],
+        lambda call: call.part("b")["0":4],
+        lambda call: call.rank_notify("d", "0", 0),
+        lambda call: call.rank_copy_data([[0.0]], call.part("b", 1)),
+        lambda call: call.launch(kernels.relay_kernel, "many", 0, 0, 0),
+        lambda call: call.launch(kernels.relay_kernel, (1, 1, 1, 1), 0, 0, 0),
+        lambda call: call.launch(kernels.relay_kernel, 1),
+        lambda call: call.launch(kernels.relay_kernel, 1, 0, 0, 0, no_such_option=1),
     )
     for number, offend in enumerate(offences):
         assert is_refused(program, offend), f"offence {number} was not seen"
-    with pytest.raises(InputError):
-        TileProgram({}, {"c": TileChannel(Tiles(8, 8, 4, 8, 3))})
+    for wrong_buffers, wrong_channels, device in (
+        ({}, {"c": TileChannel(Tiles(8, 8, 4, 8, 3))}, None),
+        (None, {}, None),
+        ({}, [1], None),
+        ({1: SymmetricBuffer(8, 8, torch.float32)}, {}, None),
+        ({"b": SymmetricBuffer("8", 8, torch.float32)}, {}, None),
+        ({"b": SymmetricBuffer(8, 8, "float32")}, {}, None),
+        ({"b": SymmetricBuffer(8, 8, torch.float32)}, {}, "cpu"),
+    ):
+        with pytest.raises(InputError):
+            TileProgram(wrong_buffers, wrong_channels, device=device)
     with pytest.raises(RankMismatch):
         TileProgram({"b": SymmetricBuffer(8, 8 + group.rank, torch.float32)}, channels)
     gather()
@@ -354,9 +374,15 @@ def test_peers_of_a_rank_that_refuses_hear_of_it(raised: type[Exception]):
 
 
 def test_a_mapping_that_cannot_be_is_refused():
-    for numbers in ((0, 1, 1, 1), (1, 1, 0, 1), (1, 1, 1, 1, 0)):
+    for numbers in ((0, 1, 1, 1), (1, 1, 0, 1), (1, 1, 1, 1, 0), ("1", 1, 1, 1), (1.0, 1, 1, 1)):
         with pytest.raises(InputError):
             Tiles(*numbers)
-    with pytest.raises(InputError):
-        TileChannel(Tiles(1, 1, 1, 1), channels=0)
+    for tiles, options in (
+        (Tiles(1, 1, 1, 1), {"channels": 0}),
+        (Tiles(1, 1, 1, 1), {"channels": "1"}),
+        (Tiles(1, 1, 1, 1), {"consumer": 1}),
+        (None, {}),
+    ):
+        with pytest.raises(InputError):
+            TileChannel(tiles, **options)
     assert ow.Tiles is Tiles
