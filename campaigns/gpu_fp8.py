@@ -1,11 +1,13 @@
 """Is fp8 right on GPUs, how far from the truth beside torch's scaled matmul, and how much quicker than bf16?
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_fp8
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_fp8 --operator matmul_reduce_scatter
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_fp8 --no-times      (bits and errors only)
 
 Integers first, whose every sum is exact, in every plan and with tensors that move; then random numbers against fp64;
 then MLP-5 and MLP-6 (benchmarks/shapes) beside bf16, interleaved. It fails where a bit is wrong, where the error
-is more than 1.05 of torch's, or where fp8 as overweave chooses to run it takes more than 1/1.4 of the time of bf16.
+is more than 1.05 of torch's, or where fp8 as overweave chooses to run it is not as much quicker than bf16 as it should:
+1.4 times where rows are gathered, at all where sums travel, in as many bytes as those of bf16.
 """
 
 from __future__ import annotations
@@ -29,22 +31,64 @@ from overweave.tuner.statistics import median
 from overweave.tuner.timer import Call, Effort, compare
 
 FP8 = torch.float8_e4m3fn
-SHAPES = Path(__file__).parent.parent / "benchmarks" / "shapes" / "mlp.all_gather_matmul.json"
+SHAPES = Path(__file__).parent.parent / "benchmarks" / "shapes"
 TIMED = ("MLP-5", "MLP-6")
-FUSED = ("push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")
-PLANS = ("sequential", "per_shard", "gather", "gather_pull", *FUSED, "push kernel=hopper mover=copy_kernel")
 SIZES = ((1000, 1312, 528), (3000, 2752, 1040))  # m, n, k: ragged rows, and a last step of k that is not whole
 LARGEST = 448.0  # of e4m3
-ERROR_RATIO, SPEED_RATIO = 1.05, 1.4
+ERROR_RATIO = 1.05
 CHECKED_COLUMNS = 256  # of a product that is held against fp64
+NON_ZEROS = 32  # in a row of x, about: so few that sums over ranks are exact in 16 bits, in any order
 EFFORT = Effort(rounds=20, warmup=4, host_calls=0)
 
 Sizes = tuple[int, int, int]
 
 
-class Tensors(NamedTuple):
-    """This rank's shard, its weight, and their scales: fp32 `[rows, 1]` and `[1, n]`, or one of each."""
+class Operator(NamedTuple):
+    """What is checked of an operator. fused: plans whose tiles are held against fp64, and timed. alone: on one GPU."""
 
+    plans: tuple[str, ...]
+    fused: tuple[str, ...]
+    speed_ratio: float
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        return self.plans[0], *self.fused[:2]
+
+
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+_GATHERED = ("push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")
+_SCATTERED = ("scatter kernel=hopper", "scatter kernel=portable", "scatter kernel=hopper pieces=2 sums=epilogue")
+_REDUCED = ("two_shot kernel=hopper", "two_shot kernel=portable", "two_shot kernel=hopper pieces=2 sums=epilogue")
+OPERATORS = {
+    GATHER: Operator(
+        ("sequential", "per_shard", "gather", "gather_pull", *_GATHERED, "push kernel=hopper mover=copy_kernel"),
+        _GATHERED,
+        speed_ratio=1.4,
+    ),
+    SCATTER: Operator(
+        (
+            *("sequential", "per_shard", "pull", "ring", *_SCATTERED, "scatter kernel=portable sums=epilogue"),
+            *("scatter kernel=hopper own_pieces=2", "scatter kernel=hopper mover=copy_kernel"),
+            *("fused_ring kernel=hopper", "fused_ring kernel=portable"),
+        ),
+        _SCATTERED,
+        speed_ratio=1.0,
+    ),
+    REDUCE: Operator(
+        (
+            *("sequential", "one_shot", "one_shot_pull", "one_shot mover=copy_kernel", "one_shot_packed"),
+            *("two_shot_packed", "two_shot_pull", *_REDUCED, "two_shot kernel=portable sums=epilogue sharing=get"),
+        ),
+        _REDUCED,
+        speed_ratio=1.0,
+    ),
+}
+
+
+class Tensors(NamedTuple):
+    """This rank's x, its weight, and their scales: fp32 `[rows, 1]` and `[1, n]`, or one of each."""
+
+    operator: str
     x: torch.Tensor
     w: torch.Tensor
     scale_x: torch.Tensor
@@ -52,17 +96,45 @@ class Tensors(NamedTuple):
 
     def product(self, m: int, plan: str | None, out: torch.dtype = torch.bfloat16) -> torch.Tensor:
         extras = ow.Extras(scale_x=self.scale_x, scale_w=self.scale_w, out_dtype=out)
-        return ow.all_gather_matmul(self.x, self.w, m=m, extras=extras, plan=plan)
+        return run(self.operator, self.x, self.w, m, plan, extras)
+
+    def exact(self, m: int) -> torch.Tensor:
+        """The result in the dtype of the scales."""
+        if self.operator == GATHER:
+            return reference.all_gather_scaled_matmul(self.x, self.w, self.scale_x, self.scale_w, m=m)
+        total = reference.scaled_matmul_all_reduce(self.x, self.w, self.scale_x, self.scale_w)
+        return shard(total) if self.operator == SCATTER else total
 
 
-def integers(m: int, n: int, k: int, by_rows: bool) -> Tensors:
-    """Integers that fp8 holds, and powers of two as scales."""
-    x = torch.randint(-2, 3, (m, k), device="cuda").to(FP8)
-    w = torch.randint(-2, 3, (n, k), device="cuda").to(FP8).t()
+def run(
+    operator: str, x: torch.Tensor, w: torch.Tensor, m: int, plan: str | None, extras: ow.Extras | None = None
+) -> torch.Tensor:
+    if operator == GATHER:
+        return ow.all_gather_matmul(x, w, m=m, extras=extras, plan=plan)
+    if operator == SCATTER:
+        return ow.matmul_reduce_scatter(x, w, extras=extras, plan=plan)
+    return ow.matmul_all_reduce(x, w, extras=extras, plan=plan)
+
+
+def held(operator: str, x: torch.Tensor) -> torch.Tensor:
+    """What a rank passes of the rows of x."""
+    return shard(x) if operator == GATHER else x
+
+
+def integers(operator: str, sizes: Sizes, by_rows: bool) -> Tensors:
+    """Integers that fp8 holds, and powers of two as scales: of sums, small ones, each rank's own."""
+    (m, n, k), is_sum = sizes, operator != GATHER
+    most = 1 if is_sum else 2
+    x = torch.randint(-most, most + 1, (m, k), device="cuda")
+    x *= torch.rand(m, k, device="cuda") < (NON_ZEROS / k if is_sum else 1.0)
+    w = torch.randint(-most, most + 1, (n, k), device="cuda").to(FP8).t()
+    own = held(operator, x.to(FP8))
     if not by_rows:
-        return Tensors(shard(x), w, torch.tensor([0.5], device="cuda"), torch.tensor([4.0], device="cuda"))
-    by_row, by_column = (2.0 ** torch.randint(-2, 3, shape, device="cuda") for shape in ((m, 1), (1, n)))
-    return Tensors(shard(x), w, shard(by_row), by_column)
+        by = 2.0 ** (dist.get_rank() % 2) if is_sum else 0.5
+        return Tensors(operator, own, w, torch.tensor([by], device="cuda"), torch.tensor([0.5], device="cuda"))
+    powers = (0, 2) if is_sum else (-2, 3)
+    by_row, by_column = (2.0 ** torch.randint(*powers, shape, device="cuda") for shape in ((m, 1), (1, n)))
+    return Tensors(operator, own, w, held(operator, by_row), by_column)
 
 
 def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,68 +143,69 @@ def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (rows / scales).to(FP8), scales
 
 
-def normals(m: int, n: int, k: int) -> Tensors:
+def normals(operator: str, m: int, n: int, k: int) -> Tensors:
     """Standard normal numbers, quantized by row of x and column of w."""
-    x, scale_x = quantized(shard(torch.randn(m, k, device="cuda")))
+    x, scale_x = quantized(held(operator, torch.randn(m, k, device="cuda")))
     w, scale_w = quantized(torch.randn(n, k, device="cuda"))
-    return Tensors(x, w.t(), scale_x, scale_w.t().contiguous())
+    return Tensors(operator, x, w.t(), scale_x, scale_w.t().contiguous())
 
 
-def check_exactness(plan: str, sizes: Sequence[Sizes]) -> None:
+def check_exactness(operator: str, plan: str, sizes: Sequence[Sizes]) -> None:
     """Every bit, in two sets of tensors by turns."""
     started, failures, count = time.monotonic(), [], 0
     wider = torch.float32 if plan == "sequential" else torch.float16
-    for (m, n, k), (by_rows, out) in product(sizes, ((True, torch.bfloat16), (False, torch.bfloat16), (True, wider))):
-        both = integers(m, n, k, by_rows), integers(m, n, k, by_rows)
+    for each, (by_rows, out) in product(sizes, ((True, torch.bfloat16), (False, torch.bfloat16), (True, wider))):
+        both = integers(operator, each, by_rows), integers(operator, each, by_rows)
         for turn in range(4):
             given, count = both[turn % 2], count + 1
-            exact = reference.all_gather_scaled_matmul(given.x, given.w, given.scale_x, given.scale_w, m=m)
-            if not torch.equal(given.product(m, plan, out), exact.to(out)):
-                failures.append(f"{plan} {m}x{n}x{k} by_rows={by_rows} {out} call {turn}")
+            if not torch.equal(given.product(each[0], plan, out), given.exact(each[0]).to(out)):
+                failures.append(f"{plan} {'x'.join(map(str, each))} by_rows={by_rows} {out} call {turn}")
     report.line(f"exact: {plan}", count, failures, started)
 
 
-def check_errors(m: int, n: int, k: int) -> None:
-    """Against fp64 on the same fp8 numbers, beside torch's scaled matmul on what a library gathered."""
-    started, failures, given = time.monotonic(), [], normals(m, n, k)
-    columns = given.w[:, :CHECKED_COLUMNS]
-    wide = (given.x.double(), columns.double(), given.scale_x.double(), given.scale_w[:, :CHECKED_COLUMNS].double())
-    exact = reference.all_gather_scaled_matmul(*wide, m=m)
+def check_errors(operator: str, m: int, n: int, k: int) -> None:
+    """Against fp64 on the same fp8 numbers, beside torch's scaled matmul and the library's collective."""
+    started, failures, given = time.monotonic(), [], normals(operator, m, n, k)
+    first = slice(CHECKED_COLUMNS)
+    wide = (given.x.double(), given.w[:, first].double(), given.scale_x.double(), given.scale_w[:, first].double())
+    exact = Tensors(operator, *wide).exact(m)
 
     def error(y: torch.Tensor) -> float:
-        return float((y[:, :CHECKED_COLUMNS].double() - exact).norm() / exact.norm())
+        return float((y[:, first].double() - exact).norm() / exact.norm())
 
-    torchs = error(given.product(m, "sequential"))
-    for plan in (None, *FUSED):
+    torchs, fused = error(given.product(m, "sequential")), OPERATORS[operator].fused
+    for plan in (None, *fused):
         ours = error(given.product(m, plan))
         if not ours <= ERROR_RATIO * torchs:
             failures.append(f"{plan}: error {ours:.3e}, torch's {torchs:.3e}")
         if dist.get_rank() == 0:
             print(f"    error of {plan or 'the chosen plan'}: {ours:.3e}, torch's {torchs:.3e}", flush=True)
-    report.line(f"error at {m}x{n}x{k}", 1 + len(FUSED), failures, started)
+    report.line(f"error at {m}x{n}x{k}", 1 + len(fused), failures, started)
 
 
-def check_times(name: str, m: int, n: int, k: int) -> None:
+def check_times(operator: str, name: str, m: int, n: int, k: int) -> None:
     """fp8 as it is chosen, and by plans, beside bf16 and the two matmuls alone."""
-    started, given = time.monotonic(), normals(m, n, k)
-    x, w = shard(torch.randn(m, k, device="cuda").bfloat16()), torch.randn(n, k, device="cuda").bfloat16().t()
-    whole, eights = torch.randn(m, k, device="cuda").bfloat16(), normals(m * dist.get_world_size(), n, k)
+    started, given = time.monotonic(), normals(operator, m, n, k)
+    whole, w = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16().t()
+    x, eights = held(operator, whole), normals(SCATTER, m, n, k)  # all rows, as what ends with a sum has them
     methods: dict[str, Call] = {
-        "bf16": lambda turn: ow.all_gather_matmul(x, w, m=m),
+        "bf16": lambda turn: run(operator, x, w, m, None),
         "fp8": lambda turn: given.product(m, None),
         "bf16 matmul alone": lambda turn: torch.mm(whole, w),
         "fp8 matmul alone": lambda turn: torch._scaled_mm(
             eights.x, eights.w, eights.scale_x, eights.scale_w, out_dtype=torch.bfloat16
         ),
     }
-    methods |= {f"fp8 {plan}": _planned(given, m, plan) for plan in ("per_shard", "gather", *FUSED)}
+    checked = OPERATORS[operator]
+    others = [plan for plan in checked.plans[:3] if not plan.startswith("one_shot")]
+    methods |= {f"fp8 {plan}": _planned(given, m, plan) for plan in (*others, *checked.fused)}
     for call in methods.values():
         call(0)
     times = {method: median(us) for method, us in _compared(methods).items()}
     gain = times["bf16"] / times["fp8"]
-    failures = [] if gain >= SPEED_RATIO else [f"{name}: fp8 is {gain:.3f} times as fast as bf16"]
+    failures = [] if gain >= checked.speed_ratio else [f"{name}: fp8 is {gain:.3f} times as fast as bf16"]
     if dist.get_rank() == 0:
-        print("\n".join(f"    {name} {method:36s} {us:9.1f} us" for method, us in times.items()), flush=True)
+        print("\n".join(f"    {name} {method:46s} {us:9.1f} us" for method, us in times.items()), flush=True)
     report.line(f"{name} {m}x{n}x{k}: fp8 {gain:.3f} times as fast as bf16", 1, failures, started)
 
 
@@ -145,23 +218,40 @@ def _compared(methods: dict[str, Call]) -> dict[str, tuple[float, ...]]:
     return compare(methods, device, dist.group.WORLD, EFFORT).device_us
 
 
+def local(operator: str, case: dict[str, int]) -> Sizes:
+    """One rank's matmul of a global one."""
+    ranks = dist.get_world_size()
+    if operator == GATHER:
+        return case["m"], case["n"] // ranks, case["k"]
+    return case["m"], case["n"], case["k"] // ranks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operator", choices=(*OPERATORS, "all"), default=GATHER, help="one, or all three")
     parser.add_argument("--no-times", action="store_true", help="leave out what is timed beside bf16")
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes must be exact")
     arguments = parser.parse_args()
     join(timedelta(seconds=60))
     torch.manual_seed(dist.get_rank())
-    for plan in PLANS if dist.get_world_size() > 1 else ("sequential", *FUSED[:2]):
-        check_exactness(plan, spread_over(SIZES, arguments.sizes))
-    cases = [case for case in json.loads(SHAPES.read_text())["cases"] if case["name"] in TIMED]
-    for case in cases:
-        sizes = case["m"], case["n"] // dist.get_world_size(), case["k"]
-        if case["name"] == TIMED[0]:
-            check_errors(*sizes)
-        if not arguments.no_times:
-            check_times(case["name"], *sizes)
+    for operator in OPERATORS if arguments.operator == "all" else (arguments.operator,):
+        if dist.get_rank() == 0:
+            print(operator, flush=True)
+        check(operator, spread_over(SIZES, arguments.sizes), not arguments.no_times)
     report.finish()
+
+
+def check(operator: str, sizes: Sequence[Sizes], is_timed: bool) -> None:
+    """Bits, errors and, if asked, times of an operator."""
+    checked = OPERATORS[operator]
+    for plan in checked.plans if dist.get_world_size() > 1 else checked.alone:
+        check_exactness(operator, plan, sizes)
+    cases = json.loads((SHAPES / f"mlp.{operator}.json").read_text())["cases"]
+    for case in (case for case in cases if case["name"] in TIMED):
+        if case["name"] == TIMED[0]:
+            check_errors(operator, *local(operator, case))
+        if is_timed:
+            check_times(operator, case["name"], *local(operator, case))
 
 
 if __name__ == "__main__":

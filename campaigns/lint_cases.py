@@ -119,6 +119,11 @@ def scaled_cases(kernel: Kernel) -> Iterator[Case]:
     config = shapes(FLOAT8, kernel, by_tensor)[0].config
     yield matmul_case(FLOAT8, config, SCALED, by_tensor)
     yield matmul_case(FLOAT8, config, SCALED._replace(traced=True), replace(by_tensor, scaling="rows", residual=True))
+    own = SCALED._replace(two_sources=False)
+    for shape in shapes(FLOAT8, kernel, by_rows):
+        yield matmul_case(FLOAT8, shape.config, own, by_rows, addends=3)
+    yield matmul_case(FLOAT8, config, own, Epilogue(scaling="tensor"), addends=1)
+    yield matmul_case(FLOAT8, config, own._replace(traced=True), by_rows, addends=1)
 
 
 def sum_cases(kernel: Kernel) -> Iterator[Case]:
@@ -274,7 +279,7 @@ def matmul_case(
     extras |= dict.fromkeys(("scale_x", "scales"), "*fp32") if epilogue.scaling else {}
     reads = {BIAS, RESIDUAL, *SCALES}
     constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
-    sums = {"total": f"*{DTYPES[dtype]}", "addends": "*i64"} if addends else {}
+    sums = {"total": f"*{DTYPES[kept]}", "addends": "*i64"} if addends else {}
     beside = {"total_tiles", "addend_tiles"} if is_hopper else set[str]()
     sums |= dict.fromkeys(beside if addends else (), out["out"])
     if addends > 1:

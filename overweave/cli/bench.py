@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.bench_table import print_runs
-from overweave.cli.ranks import Device, check_dtype, how_many
+from overweave.cli.ranks import Device, how_many
 from overweave.errors import InputError, MachineError
-from overweave.ops.operators import OPERATORS, operators_on
+from overweave.ops.operators import OPERATORS
 from overweave.ops.plan_words import candidate_of
 from overweave.tuner.baselines import OURS
 from overweave.tuner.bench import NO_MULTICAST, Request, Run, device_count, joined_world, run
-from overweave.tuner.shapes import DTYPES, DtypeWord, read_shapes
+from overweave.tuner.shapes import DtypeWord, read_shapes
 from overweave.tuner.summary import Spread, middle, spread
 
 
@@ -53,7 +53,6 @@ def bench(
     if operator not in OPERATORS:
         raise InputError(f"bench {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
     shape_set = read_shapes(shapes, operator)
-    check_dtype(operator, dtype)
     for words in plan or ():
         candidate_of(operator, words)
     where = device if device != "auto" else "cuda" if device_count() else "cpu"
@@ -100,7 +99,7 @@ def run_as_rank(request: Request) -> Run:
         def on_progress(case: str, part: float) -> None:
             progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
 
-        return run(request, group, operators_on(DTYPES[request.dtype]), on_progress)
+        return run(request, group, OPERATORS, on_progress)
 
 
 def without_destination(words: list[str]) -> list[str]:

@@ -12,25 +12,16 @@ from typing import Literal
 import msgspec
 import typer
 
-from overweave.errors import InputError, MachineError
+from overweave.errors import MachineError
 from overweave.ir.plan import Problem
-from overweave.ops.operators import operators_on
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
 from overweave.runtime.processes import run_ranks
 from overweave.tuner.bench import NO_MULTICAST, device_count, joined_world
-from overweave.tuner.shapes import DTYPES, DtypeWord
 
 Device = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = 4
 TIMEOUT_S = 600.0
-
-
-def check_dtype(operator: str, dtype: DtypeWord) -> None:
-    """Raises InputError if the operator does not take operands of the dtype."""
-    known = operators_on(DTYPES[dtype])
-    if operator not in known:
-        raise InputError(f"{operator} in {dtype}", "it does not take that", f"In {dtype}: {', '.join(known)}")
 
 
 def is_one_of_the_ranks() -> bool:

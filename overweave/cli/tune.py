@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from overweave.cli.ranks import Device, check_dtype, how_many, is_one_of_the_ranks, start_ranks, where
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, where
 from overweave.cli.simulate import three_numbers
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
@@ -40,7 +40,6 @@ def tune(
 ) -> None:
     """Measure the candidates for a set of shapes, keep the quickest, and print it as code."""
     cases = _cases(operator, shapes, shape)
-    check_dtype(operator, dtype)
     place = where(device)
     if not is_one_of_the_ranks():
         words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]

@@ -21,8 +21,9 @@ SCALE_DTYPE: Dtype = "float32"
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
 
-    scaling: y is multiplied by `scale_x * scale_w`, fp32. tensor: one of each, `[1, 1]`, `scale_x` alike on all ranks.
-    rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, and `scale_w [1, n]` for each column of w.
+    scaling: y is multiplied by `scale_x * scale_w`, fp32. tensor: one of each, `[1, 1]`, `scale_x` alike on all ranks
+    that gather rows of one another. rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, or `[m, 1]` where x
+    holds all rows, and `scale_w [1, n]` for each column of w. Of a sum over ranks each part is scaled by its own.
     bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
     residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
@@ -40,6 +41,11 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """What a kernel is compiled for; 0: nothing is done."""
         words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
         return sum(EPILOGUE_BITS[word] for word in words if word)
+
+    @property
+    def fits_parts(self) -> bool:
+        """Whether parts of a sum may have it, each its own: only products that are scaled are still to be added."""
+        return self == Epilogue(scaling=self.scaling)
 
     @property
     def inputs(self) -> tuple[str, ...]:

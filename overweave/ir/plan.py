@@ -45,10 +45,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     all_gather_matmul: `m` rows after the gather, `n` columns and all `k` on each rank.
     matmul_reduce_scatter: `m` rows before the scatter, `n` columns, `k` the own part of the reduced axis.
     matmul_all_reduce: `m` rows, `n` columns, `k` the own part of the reduced axis.
-    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product (all_gather_matmul).
+    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product; of the others than
+    all_gather_matmul, to each rank's part of the sum.
     columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
     norm: what happens to the rows of the sum (matmul_all_reduce).
-    out_dtype: of the result, where that is not the operands': products of fp8 are kept in 16 bits or more.
+    out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
+    of fp8 are kept in 16 bits or more.
     """
 
     operator: Name
@@ -88,6 +90,11 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def result_dtype(self) -> Dtype:
         """Of the result."""
         return self.out_dtype or self.dtype
+
+    @property
+    def moved_dtype(self) -> Dtype:
+        """Of what travels: the rows of x where they are gathered, else parts of the result."""
+        return self.dtype if self.operator == "all_gather_matmul" else self.result_dtype
 
     def operand(self, name: str) -> tuple[int, int, Dtype]:
         """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know."""
@@ -274,6 +281,10 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schedule: Schedule
     realization: Realization
     tile_orders: tuple[TileOrder, ...] = ()
+
+    def dtype_of(self, buffer: str) -> Dtype:
+        """Of the numbers in a buffer of the schedule. Raises KeyError."""
+        return self.schedule.buffer(buffer).dtype or self.realization.dtype
 
     @property
     def sms_beside(self) -> int:

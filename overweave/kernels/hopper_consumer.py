@@ -159,9 +159,22 @@ def multiply_in_steps(
 
 
 @gluon.jit
+def finish(
+    value, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr,
+):  # fmt: skip
+    """The epilogue of some columns of a tile."""
+    if EPILOGUE:
+        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
+        top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
+        beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
+        value = finished_by_parts(value, bias, residual, beside, scale_w, row, row_end, col, n, EPILOGUE)
+    return value
+
+
+@gluon.jit
 def hand_over(
     result, c_tiles, at, turn, out, out_pointer, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
-    col, n, ADDENDS: gl.constexpr,
+    col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
@@ -174,7 +187,7 @@ def hand_over(
             result += addend.load(layout).to(gl.float32)
     if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
-        store_sum(result, out_pointer, addends, table, tile, row, row_end, col, n, ADDENDS)
+        store_sum(result, out_pointer, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
@@ -223,27 +236,31 @@ def consume_tile(
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
         result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
         result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
-    if EPILOGUE:
-        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
-        top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
-        beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
-        result = finished_by_parts(result, bias, residual, beside, scale_w, row, row_end, col, n, EPILOGUE)
+    result = finish(
+        result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, EPILOGUE
+    )  # fmt: skip
     if PARTS > WIDE:
         others += gl.where(message < VOID, 0.0, float("nan"))
-        if EPILOGUE:
-            further = col + WIDE * PART_N
-            others = finished_by_parts(others, bias, residual, beside, scale_w, row, row_end, further, n, EPILOGUE)
+        further = col + WIDE * PART_N
+        if ADDENDS == 0:  # with addends, behind those of the others: both would not fit
+            others = finish(
+                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, EPILOGUE
+            )  # fmt: skip
     if HALF == 0:
         record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
     mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
     hand_over(
         result, c_tiles, AT, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
-        col, cols_end, ADDENDS,
+        col, cols_end, ADDENDS, EPILOGUE,
     )  # fmt: skip
     if PARTS > WIDE:
+        if ADDENDS > 0:
+            others = finish(
+                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, EPILOGUE
+            )  # fmt: skip
         hand_over(
             others, c_tiles, AT + WIDE, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row,
-            row_end, col + WIDE * PART_N, cols_end, ADDENDS,
+            row_end, further, cols_end, ADDENDS, EPILOGUE,
         )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
     return step

@@ -21,7 +21,7 @@ from overweave.kernels.hopper_tiles import read_column, wait_for_addends
 from overweave.lang.tile_table import ADDS_NOTHING, COL, OPERATION, PLACE, ROW
 
 STRIP = gl.constexpr(64)  # columns; half as many where so many addends are loaded at once that registers run out
-MOST_ADDENDS = gl.constexpr(4)
+MOST_ADDENDS, MOST_BESIDE_EPILOGUE = gl.constexpr(4), gl.constexpr(2)
 
 
 @gluon.jit
@@ -108,10 +108,11 @@ def wide_layout(rows, cols):
 
 
 @gluon.jit
-def store_sum(product, out, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr):
+def store_sum(product, out, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr):
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip."""
     HEIGHT: gl.constexpr = product.shape[0]
-    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST_ADDENDS else STRIP // 2)
+    MOST: gl.constexpr = MOST_BESIDE_EPILOGUE if EPILOGUE else MOST_ADDENDS
+    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST else STRIP // 2)
     STRIPS: gl.constexpr = product.shape[1] // WIDTH
     layout: gl.constexpr = wide_layout(HEIGHT, WIDTH)
     # Rows are whole 16 bytes long, and tiles begin at such. A partition knows nothing of what it is given, so: again.

@@ -49,7 +49,7 @@ class _AllReduce:
     def __init__(self, plan: str, problem: Problem, group: Group, device: torch.device) -> None:
         self._name, self._sum = group.name, _ALL_REDUCES[plan]
         self._scratch = load("gpu scratch").of(group, device)
-        self._scratch.reserve(problem.m * problem.n * ITEMSIZE_BYTES[problem.dtype])
+        self._scratch.reserve(problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype])
         self._captured: list[object] = []  # heaps whose addresses graphs of the caller's hold
 
     def __call__(self, tensors: Tensors, /) -> None:

@@ -7,23 +7,34 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group
-from overweave.ops.arguments import DTYPES, check_operands
 from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
+from overweave.ops.epilogue import Extras, told_of
+from overweave.ops.partials import problem_of_partials
 
 OPERATOR = "matmul_reduce_scatter"
 
 
 def matmul_reduce_scatter(
-    x: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, plan: str | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    extras: Extras | None = None,
+    plan: str | None = None,
 ) -> torch.Tensor:
     """y = this rank's rows of the sum over ranks of x @ w. Finished chunks travel while later tiles are computed.
 
     Plain torch:  partial = x @ w; dist.all_reduce(partial); y = torch.chunk(partial, W)[rank]
+                  of fp8:  partial = torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype); as before
 
-    x: `[m, k]`, bf16, fp16 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k, n]`, in
-    either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
-    Partials travel in the dtype of x and are summed in fp32, in rank order, rounded once; rings sum in the order in
+    x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
+    n]`, in either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
+    Partials travel in the dtype of y and are summed in fp32, in rank order, rounded once; rings sum in the order in
     which they pass, the next rank first and the own one last, each hop rounded. The same bits every time.
+    fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16, and
+    `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`: each rank's own scales, one element each, or `[m, 1]` and
+    `[1, n]`. Each partial is scaled in fp32 before it is rounded to out_dtype (bf16 if None) and sent; sums are of
+    scaled partials. So it is no further from the truth than plain torch, whose collective rounds as it adds.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`scatter pieces=2`); None: chosen, see `overweave.explain`.
 
@@ -31,29 +42,15 @@ def matmul_reduce_scatter(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     resolved = group_of(group)
-    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan})
-    tensors = {"x": x, "w": w}
-    if prepared is None:
-        prepared = prepare(key, _checked(x, w, resolved), resolved, tensors, plan)
-    prepared(tensors)
+    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, told_of(extras))
+    problem = prepared.problem if prepared else _checked(x, w, extras, resolved)
+    tensors = {"x": x, "w": w} if extras is None else {"x": x, "w": w, **extras.tensors}
+    (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
     return tensors["y"]
 
 
-def _checked(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
+def _checked(x: torch.Tensor, w: torch.Tensor, extras: Extras | None, group: Group) -> Problem:
     try:
-        return _problem(x, w, group)
+        return problem_of_partials(OPERATOR, x, w, group, extras)
     except InputError as error:
         raise refuse(group, error) from None
-
-
-def _problem(x: torch.Tensor, w: torch.Tensor, group: Group) -> Problem:
-    check_operands(OPERATOR, x, w)
-    return Problem(
-        operator=OPERATOR,
-        m=x.shape[0],
-        n=w.shape[1],
-        k=x.shape[1],
-        world_size=group.world_size,
-        dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
-        b_is_transposed=not w.is_contiguous(),
-    )

@@ -72,6 +72,22 @@ def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup
     return partial
 
 
+def scaled_matmul_all_reduce(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale_x: torch.Tensor,
+    scale_w: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """`sum over ranks of (x @ w) * scale_x * scale_w`, of each rank's own scales, in their dtype.
+
+    A reduce-scatter keeps its rows of it.
+    """
+    partial = (x.to(scale_x.dtype) @ w.to(scale_x.dtype)) * scale_x * scale_w
+    dist.all_reduce(partial, group=group)
+    return partial
+
+
 def matmul_all_reduce_norm(
     x: torch.Tensor,
     w: torch.Tensor,

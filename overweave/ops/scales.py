@@ -14,6 +14,7 @@ from overweave.ops.arguments import DTYPES
 from overweave.tuner.shapes import compared
 
 FP8 = torch.float8_e4m3fn
+TAKEN = (*DTYPES, FP8)  # by the operators
 STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled matmul and for 16-byte rows
 
 
@@ -44,9 +45,8 @@ def dtype_of(name: Dtype) -> torch.dtype:
 
 def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dtype: torch.dtype) -> Problem:
     """The problem `[m, k] @ [k, n]` that is tuned and explained; of fp8 scaled by rows, into bf16. Or InputError."""
-    known = (*DTYPES, FP8) if operator == "all_gather_matmul" else tuple(DTYPES)
-    if dtype not in known:
-        raise InputError(f"{operator} on [m, k] @ [k, n]", f"dtype {dtype}", f"Use one of {', '.join(map(str, known))}")
+    if dtype not in TAKEN:
+        raise InputError(f"{operator} on [m, k] @ [k, n]", f"dtype {dtype}", f"Use one of {', '.join(map(str, TAKEN))}")
     m, n, k = extents
     if dtype == FP8 and (k % STEP or n % STEP):
         raise _unaligned(operator, n, k)

@@ -9,7 +9,7 @@ from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
-from overweave.ops.operators import OPERATORS, operators_on
+from overweave.ops.operators import OPERATORS
 from overweave.ops.scales import problem_of
 from overweave.tuner.agreement import agreed_knowledge, learn
 from overweave.tuner.cache import fingerprint, keep
@@ -59,7 +59,7 @@ def tune_and_learn(
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
     target = target_of(device)
     agreed_knowledge(group, target)
-    setting = Setting(group, device, getattr(torch, problem.dtype), operators_on(problem.dtype)[problem.operator])
+    setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator])
     tuned = tune_problem(problem, setting, target, effort, on_round)
     learn(group, target, (tuned.entry,))
     forget_choices(group, problem.operator)

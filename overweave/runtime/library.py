@@ -103,10 +103,14 @@ def _multiply(compute: Compute, view: View) -> None:
 
 def _multiply_and_sum(compute: Compute, view: View) -> None:
     """The product stays fp32 until the sum is rounded, as in the kernels."""
-    if compute.out[0].is_empty:
-        return
-    with full_precision(torch.float32):
-        product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
+    if not compute.out[0].is_empty:
+        with full_precision(torch.float32):
+            product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
+        add_addends(compute, product, view)
+
+
+def add_addends(compute: Compute, product: torch.Tensor, view: View) -> None:
+    """The product, fp32, among a Compute's addends, in order, into its one output."""
     operands = [view(addend) for addend in compute.addends]
     operands.insert(compute.place, product)
     total = operands[0].to(torch.float32, copy=True)

@@ -11,8 +11,8 @@ from overweave.ir.schedule import INPUT, OUTPUT
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
+from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.kernels import Launch, moving, packed_launch
-from overweave.runtime.library import run_operation
 from overweave.runtime.views import Views
 
 Tensors = Mapping[str, torch.Tensor]
@@ -28,7 +28,7 @@ class PackedRun(CallFrame):
         super().__init__(workspace)
         self._plan = plan
         self._layout = lay_out_packed(plan)
-        self._dtype = getattr(torch, plan.realization.dtype)
+        self._dtype = getattr(torch, self._layout.dtype)
         self._space = workspace.packed_space(self._layout.half_bytes)
         engines, operations = plan.realization, tuple(plan.schedule.of_rank(workspace.group.rank))
         self._library = [each for each in operations if engines.engine_of(each.queue) == LIBRARY]
@@ -45,7 +45,7 @@ class PackedRun(CallFrame):
     def _enqueue(self, stream: torch.cuda.Stream, tensors: Tensors) -> None:
         view = self._views.of({**tensors, **self._own})
         for operation in self._library:
-            run_operation(operation, view, self._workspace.group)
+            run_with_epilogue(operation, self._plan.problem, view, (tensors, self._workspace.group))
         if self._launch is not None:
             self._out.address = tensors["y"].data_ptr()
             self._launch(stream.cuda_stream)

@@ -8,18 +8,28 @@ import torch
 
 from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
-from overweave.runtime.library import View, full_precision
+from overweave.runtime.library import View, add_addends, full_precision
 
 Tensors = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 
 
 def multiply_scaled(compute: Compute, view: View, tensors: Tensors) -> None:
-    """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns."""
+    """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
+
+    With addends the scaled product stays fp32 until the sum is rounded.
+    """
     own = [tensors[SCALE_X]] * len(compute.a) if not compute.scales else [view(region) for region in compute.scales]
     for a, scale_x, out in zip(compute.a, own, compute.out, strict=True):
-        if not out.is_empty:
-            scaled_matmul(view(a), view(compute.b), (scale_x, tensors[SCALE_W]), view(out))
+        if out.is_empty:
+            continue
+        scales, target = (scale_x, tensors[SCALE_W]), view(out)
+        if compute.addends:
+            product = target.new_empty(target.shape, dtype=torch.float32)
+            scaled_matmul(view(a), view(compute.b), scales, product)
+            add_addends(compute, product, view)
+        else:
+            scaled_matmul(view(a), view(compute.b), scales, target)
 
 
 def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:

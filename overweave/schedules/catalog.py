@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
@@ -30,6 +31,7 @@ from overweave.schedules.communication import (
     TILES,
     A,
     B,
+    Communication,
     Split,
     W,
     X,
@@ -43,7 +45,7 @@ from overweave.schedules.mover import carried
 from overweave.schedules.options import Option, Settings, settle
 from overweave.schedules.realized import realized
 from overweave.schedules.reduced import Summing, norm_obstacle
-from overweave.schedules.scales import with_row_scales
+from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
 
@@ -348,7 +350,7 @@ def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how:
     communication = reduce_scatter.reduce_scatter(
         split, problem.n, template.method, _held(problem), sums, how[0].own_pieces
     )
-    return compose(name, communication, _partials(problem, how))
+    return compose(name, _kept(communication, problem), _partials(problem, how))
 
 
 def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
@@ -358,7 +360,16 @@ def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _Ho
     split = _split(problem, how[0], how[1])
     summing = Summing(how[0].sums, how[0].sharing, _sums(problem, template, how[0]))
     communication = all_reduce.all_reduce(split, problem.n, template.method, _held(problem), summing)
-    return compose(name, communication, _partials(problem, how))
+    return compose(name, _kept(communication, problem), _partials(problem, how))
+
+
+def _kept(communication: Communication, problem: Problem) -> Communication:
+    """Partials and their sums in the dtype of the result; and the scales of the products, if rows have any."""
+    in_result = (replace(buffer, dtype=buffer.dtype or problem.out_dtype) for buffer in communication.buffers)
+    communication = replace(communication, buffers=tuple(in_result))
+    if problem.epilogue.scaling != "rows":
+        return communication
+    return of_partials(communication, problem.m, tuple(first for first, _ in _held(problem)))
 
 
 def _held(problem: Problem) -> tuple[Range, ...]:

@@ -12,7 +12,7 @@ ALL_GATHER_MATMUL = "all_gather_matmul"
 def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
     """is_fused: whether a tile kernel computes. Raises InputError for a form that the operator has not."""
     gathers = problem.operator == ALL_GATHER_MATMUL
-    if problem.epilogue.bits and not gathers:
+    if not gathers and not problem.epilogue.fits_parts:
         raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
     if problem.epilogue.gate and (problem.epilogue.bias or problem.epilogue.scaling):
         raise InputError(asked, f"epilogue {problem.epilogue}", "What is gated has neither bias nor scales")
@@ -20,8 +20,6 @@ def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
         _check_columns(asked, problem, is_fused)
     if problem.dtype == FLOAT8:
         _check_fp8(asked, problem)
-    if problem.out_dtype and not gathers:
-        raise InputError(asked, f"out_dtype {problem.out_dtype}", "Only all_gather_matmul keeps its result in another")
     if problem.returns_gathered and not gathers:
         raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
 
@@ -41,8 +39,6 @@ def _check_columns(asked: str, problem: Problem, is_fused: bool) -> None:
 
 
 def _check_fp8(asked: str, problem: Problem) -> None:
-    if problem.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, f"dtype {problem.dtype}", "Only all_gather_matmul takes it")
     if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
         found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
         raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")

@@ -20,7 +20,7 @@ def carried(split: Split, problem: Problem, cols: int, settings: Settings, confi
     """The split as `settings.mover` carries it. cols: of the rows that move."""
     if settings.mover == "copy_engine":
         return split
-    row_bytes = cols * ITEMSIZE_BYTES[problem.dtype]
+    row_bytes = cols * ITEMSIZE_BYTES[problem.moved_dtype]
     moved_bytes = (split.world_size - 1) * split.shard_size * row_bytes
     tile_bytes = moved_bytes // (TILES_PER_PROGRAM * settings.copy_programs)
     tile_bytes = min(max(tile_bytes, LEAST_TILE_BYTES), MOST_TILE_BYTES)

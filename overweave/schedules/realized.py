@@ -55,7 +55,7 @@ def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
     sums = [each.out.shape for each in schedule.operations if isinstance(each, Reduce) and each.queue == PACKED]
     is_shared = any(isinstance(each, Copy) and each.queue == PACKED for each in schedule.operations)
     elements = max((rows * cols for rows, cols in sums), default=0)
-    return packed_shape(elements, problem.dtype, sms, 2 if is_shared else 1)
+    return packed_shape(elements, problem.result_dtype, sms, 2 if is_shared else 1)
 
 
 def _engine(queue: Queue) -> Engine:

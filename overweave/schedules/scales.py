@@ -1,7 +1,8 @@
-"""The scales of the rows of a gathered matrix: they travel beside it, as a small gather of their own.
+"""The scales of the rows of a matrix that is multiplied: of a gathered one they travel beside it.
 
-Each rank puts the scales of its shard to every peer at the head of the call, by the copy engine, whoever moves the
-rows; what multiplies the rows of a peer waits for that peer's scales too. The own ones are read where they lie.
+That is a small gather of their own: each rank puts the scales of its shard to every peer at the head of the call, by
+the copy engine, whoever moves the rows; what multiplies the rows of a peer waits for that peer's scales too. The own
+ones are read where they lie; so are all of them where products are summed over ranks, and nothing but sums travels.
 """
 
 from __future__ import annotations
@@ -41,6 +42,25 @@ from overweave.schedules.communication import (
 )
 
 SCALED = "scaled"
+
+
+def of_partials(communication: Communication, rows: int, firsts: tuple[int, ...]) -> Communication:
+    """A sum of partials over ranks, the `rows` rows of each product multiplied by their own scales.
+
+    firsts: where in the reduced axis the part of each rank begins.
+    """
+    own = Buffer(SCALE_X, rows, 1, "input", SCALE_DTYPE)
+    scaled = (
+        replace(step, scales=(region(own, step.rank, step.rows),)) if isinstance(step, Chunk) else step
+        for step in communication.steps
+    )
+    given = (Given(region(own, rank, (0, rows)), scale_of(A), 0, first) for rank, first in enumerate(firsts) if rows)
+    return replace(
+        communication,
+        buffers=(*communication.buffers, own),
+        given=(*communication.given, *given),
+        steps=tuple(scaled),
+    )
 
 
 class _Scales(Struct, frozen=True):

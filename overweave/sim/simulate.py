@@ -14,7 +14,7 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut
+from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Operation, Put, Reduce, ReducePut
 from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
@@ -75,8 +75,7 @@ class _Run:
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
         self._ports = Ports(self._clock, machine, ranks, self._hear_traffic)
-        self._traffic = [0.0] * ranks
-        self._in_collective = [0] * ranks
+        self._traffic, self._in_collective = [0.0] * ranks, [0] * ranks
         self._gathered: dict[str, list[_Node]] = {}
         self._after = {queue.name: queue.after for queue in plan.schedule.queues}
         steps = steps_of(plan)
@@ -154,7 +153,8 @@ class _Run:
             delay = machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
             if isinstance(node.step.operation, Compute):
-                run.late_us = cost.addends_us(machine, node.step.operation, config, self._dtype, node.tiles)
+                kept = self._moved(node.step.operation)
+                run.late_us = cost.addends_us(machine, node.step.operation, config, kept, node.tiles)
                 run.is_late_open = not node.step.operation.late_waits
             elif isinstance(node.step.operation, Apply) and node.step.operation.late_waits:
                 run.tile_us, run.late_us = cost.before_and_behind_last_part(node.step.operation, work.tile_us)
@@ -203,14 +203,14 @@ class _Run:
             if (wait.pad, signal) in own
         ]
 
-    def _moved(self, operation: cost.Move | Collective) -> Dtype:
-        """Of what an operation moves."""
-        return self._dtypes[operation.sources[0].buffer] if operation.sources else self._dtype
+    def _moved(self, operation: Operation) -> Dtype:
+        """Of what an operation moves, adds or stores."""
+        return self._dtypes[operation.writes[0].buffer] if operation.writes else self._dtype
 
     def _kernel_work(self, node: _Node, width: int) -> Work:
         operation, config = node.step.operation, self._plan.realization.matmul
         if isinstance(operation, Reduce):
-            return cost.reduce_work(self._machine, operation, self._dtype, node.tiles)
+            return cost.reduce_work(self._machine, operation, self._moved(operation), node.tiles)
         copy, sms = self._plan.realization.copy, self._machine.processor.sms
         if isinstance(operation, Put) and node.step.engine == AUTHOR_KERNEL:
             return cost.push_work(self._machine, operation, sms, self._moved(operation), node.tiles)
@@ -287,7 +287,7 @@ class _Run:
                 dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
                 self._launch(node, cost.library_work(self._machine, self._as_multiplied(operation), dtypes))
             case Reduce():
-                self._launch(node, *cost.library_sum_works(self._machine, operation, self._dtype))
+                self._launch(node, *cost.library_sum_works(self._machine, operation, self._moved(operation)))
             case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):
                 node.begin_us = self._clock.now
                 self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._moved(operation))))
@@ -300,7 +300,7 @@ class _Run:
         assert isinstance(operation, Put | Reduce | Copy)
         # A thread that has added knows it.
         signal_us = self._machine.latency.signal.us if isinstance(operation, Put) else 0.0
-        took = cost.packed_us(self._machine, operation, self._schedule.world_size - 1, self._dtype)
+        took = cost.packed_us(self._machine, operation, self._schedule.world_size - 1, self._moved(operation))
         node.begin_us = self._clock.now
         self._clock.after(took, partial(self._end_timed, node, signal_us))
 

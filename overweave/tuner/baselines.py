@@ -45,7 +45,7 @@ def _torch_fused(setting: Setting, m: int) -> str:
 def _torch_all_reduce(setting: Setting, m: int) -> str:
     if setting.device.type != "cuda":
         return "needs CUDA"
-    return "" if setting.dtype in (torch.bfloat16, torch.float32) else "needs bf16 or fp32"
+    return "" if setting.dtype != torch.float16 else "needs bf16 or fp32"
 
 
 def _copies(side: Side) -> Call:

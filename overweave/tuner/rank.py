@@ -108,7 +108,7 @@ def cold_choice(weighed: tuple[Weighed, ...], operator: str) -> Weighed:
 def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machine) -> float:
     """The time of a call, simulated; for torch's all-reduces, a library matmul and what was measured of them."""
     if what.is_by_torch:
-        size_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.dtype]
+        size_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype]
         matmul_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
         sum_us = machine.collective_us(TORCHS[what.plan], problem.world_size, size_bytes)
         return matmul_us + sum_us - machine.latency.call.us

@@ -23,6 +23,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exceed it, so none is found there
 MOST_INPUT_SETS = 4
+FP8 = torch.float8_e4m3fn
 
 Call = Callable[[int], torch.Tensor]
 
@@ -48,6 +49,7 @@ class Side:
     """One operator on one case, on this rank. Calls take the number of the sample and return a result to compare.
 
     lefts, rights: the factors of the matmul alone. sent: what the copy engine pushes to peers, by sample number.
+    kept: the dtype of products. scales: of rows and of columns, for fp8.
     """
 
     def __init__(self, m: int, setting: Setting) -> None:
@@ -59,9 +61,29 @@ class Side:
         self.xs: list[torch.Tensor] = []
         self.sent: list[torch.Tensor] = []
         self.copies: PeerCopies | None = None
+        self.kept = torch.bfloat16 if setting.dtype == FP8 else setting.dtype
+        self.scales: list[torch.Tensor] = []
+
+    def weights(self, extents: tuple[int, int], seeds: range) -> list[torch.Tensor]:
+        """Weights `[k, n]`, of fp8 stored as `[n, k]`; and the scales of their columns, beside those of any rows."""
+        made = [_random(extents, seed, self.setting) for seed in seeds]
+        if self.setting.dtype != FP8:
+            return made
+        shapes = (max(self.m, 1), 1), (1, extents[1])
+        self.scales = [torch.ones(shape, device=self.setting.device) for shape in shapes]
+        return [w.t().contiguous().t() for w in made]
 
     def matmul(self, turn: int) -> torch.Tensor:
-        return torch.mm(_of(self.lefts, turn), _of(self.rights, turn))
+        return self.multiply(_of(self.lefts, turn), turn)
+
+    def multiply(self, x: torch.Tensor, turn: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The library's product by the weight of a sample: of fp8 scaled by rows, with ones, into bf16."""
+        w = _of(self.rights, turn)
+        if not self.scales:
+            return torch.mm(x, w) if out is None else torch.mm(x, w, out=out)
+        y = torch.empty(x.shape[0], w.shape[1], dtype=self.kept, device=x.device) if out is None else out
+        scaled_matmul(x, w, (self.scales[0][: x.shape[0]], self.scales[1]), y)
+        return y
 
     def start_copies(self, turn: int) -> torch.Tensor:
         assert self.copies is not None
@@ -104,10 +126,10 @@ class AllGatherMatmul(Side):
         sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
         (lo, hi), row_bytes = self.rows, k * setting.dtype.itemsize
         self.lefts = [_random((m, k), seed, setting) for seed in range(sets)]
-        self.rights = [_random((k, n), _own_seed(seed, setting), setting) for seed in range(sets)]
+        self.rights = self.weights((k, n), _own_seeds(sets, setting))
         self.xs = self.sent = [whole[lo:hi].clone() for whole in self.lefts]
         self._padded = [torch.nn.functional.pad(movable(x), (0, 0, 0, self.shard - (hi - lo))) for x in self.xs]
-        self._gathered = _empty(self.shard * setting.group.world_size, k, setting)
+        self._gathered = _empty(self.shard * setting.group.world_size, k, setting, setting.dtype)
         if has_copies(setting):
             piece = (0, lo * row_bytes, (hi - lo) * row_bytes)
             self.copies = PeerCopies(setting.group, setting.device, self._gathered.nbytes, lambda peer: piece)
@@ -117,40 +139,18 @@ class AllGatherMatmul(Side):
         return self._gathered[: self.m]
 
     def sequential(self, turn: int) -> torch.Tensor:
-        return torch.mm(self.communicate(turn), _of(self.rights, turn))
+        return self.multiply(self.communicate(turn), turn)
 
     def torch_fused(self, turn: int) -> torch.Tensor:
         x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
-        result: torch.Tensor = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
+        result: torch.Tensor
+        if self.scales:
+            own, by_column, out = self.scales[0][: x.shape[0]], [self.scales[1]], [self.kept]
+            fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+            result = fused(x, [w], own, by_column, 0, name, [None], [None], out, [False])[1][0]
+        else:
+            result = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
         return result
-
-
-class ScaledAllGatherMatmul(AllGatherMatmul):
-    """The same with operands in fp8, w stored as `[n, k]`, scaled by rows (with ones), into bf16."""
-
-    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
-        super().__init__(m, n, k, setting)
-        self.rights = [w.t().contiguous().t() for w in self.rights]
-        self._by_row = torch.ones(m, 1, device=setting.device)
-        self._by_column = torch.ones(1, self.rights[0].shape[1], device=setting.device)
-
-    def matmul(self, turn: int) -> torch.Tensor:
-        return self._multiply(_of(self.lefts, turn), turn)
-
-    def sequential(self, turn: int) -> torch.Tensor:
-        return self._multiply(self.communicate(turn), turn)
-
-    def torch_fused(self, turn: int) -> torch.Tensor:
-        x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
-        own, by_column, out = self._by_row[: x.shape[0]], [self._by_column], [torch.bfloat16]
-        fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
-        result: torch.Tensor = fused(x, [w], own, by_column, 0, name, [None], [None], out, [False])[1][0]
-        return result
-
-    def _multiply(self, x: torch.Tensor, turn: int) -> torch.Tensor:
-        y = torch.empty(self.m, self._by_column.shape[1], dtype=torch.bfloat16, device=x.device)
-        scaled_matmul(x, _of(self.rights, turn), (self._by_row, self._by_column), y)
-        return y
 
 
 class _Partials(Side):
@@ -160,8 +160,8 @@ class _Partials(Side):
         super().__init__(m, setting)
         k = -(-k // setting.group.world_size)
         sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
-        self.lefts = self.xs = [_random((m, k), _own_seed(seed, setting), setting) for seed in range(sets)]
-        self.rights = [_random((k, n), _own_seed(seed, setting) + MOST_INPUT_SETS, setting) for seed in range(sets)]
+        self.lefts = self.xs = [_random((m, k), seed, setting) for seed in _own_seeds(sets, setting)]
+        self.rights = self.weights((k, n), _own_seeds(sets, setting, MOST_INPUT_SETS))
 
     def pieces(self, row_bytes: int) -> Callable[[int], tuple[int, int, int]]:
         """For PeerCopies: each peer's rows of the partial, to this rank's place among what lands there."""
@@ -183,12 +183,12 @@ class MatmulReduceScatter(_Partials):
     def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
         super().__init__(m, n, k, setting)
         group = setting.group
-        self._partial = _empty(self.shard * group.world_size, n, setting)
+        self._partial = _empty(self.shard * group.world_size, n, setting, self.kept)
         self._partial.zero_()
-        self._sum = _empty(self.shard, n, setting)
+        self._sum = _empty(self.shard, n, setting, self.kept)
         self.sent = [self._partial]
         if has_copies(setting):
-            row_bytes = n * setting.dtype.itemsize
+            row_bytes = n * self.kept.itemsize
             self.copies = PeerCopies(group, setting.device, self._partial.nbytes, self.pieces(row_bytes))
 
     def communicate(self, turn: int) -> torch.Tensor:
@@ -196,12 +196,18 @@ class MatmulReduceScatter(_Partials):
         return self._sum[: self.rows[1] - self.rows[0]]
 
     def sequential(self, turn: int) -> torch.Tensor:
-        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._partial[: self.m])
+        self.multiply(_of(self.lefts, turn), turn, self._partial[: self.m])
         return self.communicate(turn)
 
     def torch_fused(self, turn: int) -> torch.Tensor:
         x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
-        result: torch.Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
+        result: torch.Tensor
+        if self.scales:
+            fused = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
+            shape = [self.m, w.shape[1]]
+            result = fused(x, w, *self.scales, "sum", 0, 0, name, shape, out_dtype=self.kept)
+        else:
+            result = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
         return result
 
 
@@ -214,8 +220,8 @@ class MatmulAllReduce(_Partials):
 
     def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
         super().__init__(m, n, k, setting)
-        group, dtype = setting.group, setting.dtype
-        self._partial, self._alone = _empty(m, n, setting), _empty(m, n, setting)
+        group, dtype = setting.group, self.kept
+        self._partial, self._alone = _empty(m, n, setting, dtype), _empty(m, n, setting, dtype)
         self._alone.zero_()  # summed again and again: it must not grow
         self.sent = [self._partial]
         if setting.device.type == "cuda" and m:
@@ -231,18 +237,18 @@ class MatmulAllReduce(_Partials):
         return self._alone
 
     def sequential(self, turn: int) -> torch.Tensor:
-        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._partial)
+        self.multiply(_of(self.lefts, turn), turn, self._partial)
         dist.all_reduce(self._partial, group=self.setting.group.process_group)
         return self._partial
 
     def torch_one_shot(self, turn: int) -> torch.Tensor:
-        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._symmetric)
+        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
         name = self.setting.group.name
         result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(self._symmetric, "sum", name)
         return result
 
     def torch_two_shot(self, turn: int) -> torch.Tensor:
-        torch.mm(_of(self.lefts, turn), _of(self.rights, turn), out=self._symmetric)
+        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
         name = self.setting.group.name
         result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(self._symmetric, "sum", name)
         return result
@@ -259,8 +265,6 @@ def side(operator: str, m: int, n: int, k: int, setting: Setting) -> Side:
     """One operator on one global matmul. Collective. Raises InputError for an operator without baselines."""
     if operator not in SIDES:
         raise InputError(f"bench {operator}", "there is no such operator", f"Choose one of {', '.join(SIDES)}")
-    if setting.dtype.itemsize == 1:
-        return ScaledAllGatherMatmul(m, n, k, setting)
     return SIDES[operator](m, n, k, setting)
 
 
@@ -273,8 +277,9 @@ def _of(sets: list[torch.Tensor], turn: int) -> torch.Tensor:
     return sets[turn % len(sets)]
 
 
-def _own_seed(seed: int, setting: Setting) -> int:
-    return seed + 1000 * (setting.group.rank + 1)
+def _own_seeds(sets: int, setting: Setting, beyond: int = 0) -> range:
+    first = 1000 * (setting.group.rank + 1) + beyond
+    return range(first, first + sets)
 
 
 def _input_sets(bytes_per_set: int) -> int:
@@ -284,9 +289,9 @@ def _input_sets(bytes_per_set: int) -> int:
 def _random(shape: tuple[int, int], seed: int, setting: Setting) -> torch.Tensor:
     """Standard normal: a matmul of zeros draws less power, and so runs faster, than any real one."""
     generator = torch.Generator(setting.device).manual_seed(seed)
-    dtype = torch.bfloat16 if setting.dtype.itemsize == 1 else setting.dtype
+    dtype = torch.bfloat16 if setting.dtype == FP8 else setting.dtype
     return torch.randn(shape, generator=generator, dtype=dtype, device=setting.device).to(setting.dtype)
 
 
-def _empty(rows: int, cols: int, setting: Setting) -> torch.Tensor:
-    return torch.empty(rows, cols, dtype=setting.dtype, device=setting.device)
+def _empty(rows: int, cols: int, setting: Setting, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(rows, cols, dtype=dtype, device=setting.device)

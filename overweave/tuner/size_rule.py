@@ -71,7 +71,7 @@ def wire_bytes(problem: Problem) -> int:
     """
     columns = problem.k if problem.operator == "all_gather_matmul" else problem.n
     rows = problem.m * (2 if problem.operator == "matmul_all_reduce" else 1)
-    return rows * columns * ITEMSIZE_BYTES[problem.dtype] * (problem.world_size - 1) // problem.world_size
+    return rows * columns * ITEMSIZE_BYTES[problem.moved_dtype] * (problem.world_size - 1) // problem.world_size
 
 
 def _too_small(problem: Problem, rule: SizeRule) -> str:

@@ -217,7 +217,7 @@ def _packed_obstacle(problem: Problem, what: Candidate) -> str:
         return ""
     if problem.world_size > MOST_PACKED_RANKS:
         return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
-    sent_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.dtype]
+    sent_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.moved_dtype]
     if sent_bytes > MOST_PACKED_BYTES:
         return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
     return ""

@@ -62,7 +62,6 @@ def test_under_torchrun(shapes):
         (["ring_attention"], "no such operator"),
         (["all_gather_matmul", "--shapes", "nowhere"], "no such file or set"),
         (["all_gather_matmul", "--device", "cuda", "--world", "31"], "GPUs"),
-        (["matmul_reduce_scatter", "--dtype", "fp8"], "does not take that"),
         (["all_gather_matmul", "--plan", "scatter"], "Schedules: all_gather_matmul.sequential"),
         (["all_gather_matmul", "--plan", "push", "--plan", "push pieces=0"], "Give one of 1..64"),
     ],

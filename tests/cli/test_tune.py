@@ -62,7 +62,6 @@ def test_a_rank_that_cannot_is_told_by_the_exit_code():
         ("all_gather_matmul", "--shape=8,8,2147483648"),
         ("all_gather_matmul", "--shapes=no_such_set"),
         ("all_gather_matmul", "--shape=8,8,8", "--dtype=int8"),
-        ("matmul_all_reduce", "--shape=32,32,32", "--dtype=fp8"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):

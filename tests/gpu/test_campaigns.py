@@ -27,7 +27,7 @@ CAMPAIGNS = {
     "authored": ["gpu_authored", "--calls", "2", "--trials", "30"],
     "norms": ["gpu_norms", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
-    "fp8": ["gpu_fp8", "--no-times", "--sizes", "1"],
+    "fp8": ["gpu_fp8", "--operator", "all", "--no-times", "--sizes", "1"],
 }
 LANES = 3
 Done = subprocess.CompletedProcess[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from msgspec.structs import replace
@@ -18,9 +19,14 @@ H200 = MachineLimits()
 SMALL = {"block_m": 16, "block_n": 32, "pieces": 2}
 
 
-def problem_of(m: int, world_size: int, scaling: str = "rows", returns_gathered: bool = False) -> Problem:
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+
+
+def problem_of(
+    m: int, world_size: int, scaling: str = "rows", returns_gathered: bool = False, operator: str = GATHER
+) -> Problem:
     return Problem(
-        operator="all_gather_matmul",
+        operator=operator,
         m=m,
         n=64,
         k=32,
@@ -33,9 +39,10 @@ def problem_of(m: int, world_size: int, scaling: str = "rows", returns_gathered:
     )
 
 
-def changed(change: Callable[[Operation], Operation], m: int = 100) -> Plan:
-    """The plan that pushes, each operation changed."""
-    plan = build("all_gather_matmul.push", problem_of(m, 3), SMALL)
+def changed(change: Callable[[Operation], Operation], name: str = f"{GATHER}.push") -> Plan:
+    """A plan of three ranks, each operation changed."""
+    operator = name.partition(".")[0]
+    plan = build(name, problem_of(100, 3, operator=operator), SMALL if operator == GATHER else {})
     operations = tuple(map(change, plan.schedule.operations))
     return replace(plan, schedule=replace(plan.schedule, operations=operations))
 
@@ -63,19 +70,34 @@ def assert_all_proven(world_size: int, rows: tuple[int, ...]) -> None:
         for gathered in (False, True)
     ):
         plan = build(name, problem_of(m, world_size, scaling, gathered), {})
-        verdict = verify_plan(plan, H200)
-        assert verdict.ok, (name, m, scaling, [str(refusal) for refusal in verdict.refusals[:3]])
-        assert from_text(to_text(plan.schedule)) == plan.schedule
+        assert_proven(plan)
+
+
+def assert_proven(plan: Plan) -> None:
+    verdict = verify_plan(plan, H200)
+    assert verdict.ok, (plan.name, plan.problem, [str(refusal) for refusal in verdict.refusals[:3]])
+    assert from_text(to_text(plan.schedule)) == plan.schedule
+
+
+def assert_sums_proven(world_size: int, rows: tuple[int, ...]) -> None:
+    for operator, m, scaling in product((SCATTER, REDUCE), rows, ("rows", "tensor")):
+        problem = problem_of(m, world_size, scaling, operator=operator)
+        for name in names(operator):
+            assert_proven(build(name, problem, {}))
+        fused = {SCATTER: "scatter", REDUCE: "two_shot"}[operator]
+        assert_proven(build(f"{operator}.{fused}", problem, {"sums": "epilogue"}))
 
 
 def test_every_schedule_is_proven():
     assert_all_proven(3, (7,))
+    assert_sums_proven(3, (7,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_every_schedule_is_proven_at_any_size(world_size: int):
     assert_all_proven(world_size, (0, 1, 3, 100, 256))
+    assert_sums_proven(world_size, (0, 1, 3, 100, 256))
 
 
 def test_scales_of_other_rows_are_refused():
@@ -141,3 +163,28 @@ def test_bytes_of_another_dtype_are_not_moved():
 
     buffers = tuple(map(of, plan.schedule.buffers))
     refused(replace(plan, schedule=replace(plan.schedule, buffers=buffers)), "form", "another dtype")
+
+
+def test_scales_of_another_part_of_the_reduced_axis_are_refused():
+    plan = changed(lambda operation: operation, f"{SCATTER}.scatter")
+    given = tuple(replace(one, col=0) if one.tensor == "a.scale" else one for one in plan.schedule.given)
+    refused(replace(plan, schedule=replace(plan.schedule, given=given)), "value", "where it needs a.scale[34,32]")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        (f"{SCATTER}.scatter", {}, "dtype of sums"),
+        (f"{SCATTER}.scatter", {"sums": "epilogue"}, "dtype of sums"),
+        (f"{REDUCE}.one_shot_packed", {}, "numbers of one dtype"),
+        (f"{REDUCE}.two_shot_packed", {}, "numbers of one dtype"),
+    ],
+)
+def test_a_kernel_adds_numbers_of_one_dtype(name: str, options: dict[str, str | int], word: str):
+    plan = build(name, problem_of(100, 3, operator=name.partition(".")[0]), options)
+
+    def of(buffer: Buffer) -> Buffer:
+        return replace(buffer, dtype="float16") if buffer.name in ("y", "total") else buffer
+
+    buffers = tuple(map(of, plan.schedule.buffers))
+    refused(replace(plan, schedule=replace(plan.schedule, buffers=buffers)), "lowering", word)

@@ -19,11 +19,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.ops import reference  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
 from tests.runtime.interpreted_kernels import convert_kernel  # noqa: E402
+
+TILES: dict[str, str | int] = {"block_m": 16, "block_n": 32, "block_k": 32, "pieces": 2}
 
 
 def test_every_fp8_number_widens_exactly():
@@ -69,13 +73,12 @@ def wrong_fp8_plans() -> list[str]:
     whole, w = (torch.randint(-2, 3, (rows, k), generator=generator).float() for rows in (m, n))
     by_row, by_column = (2.0 ** torch.randint(-2, 3, shape, generator=generator) for shape in ((m, 1), (1, n)))
     own = slice(rank * -(-m // ranks), min((rank + 1) * -(-m // ranks), m))
-    tiles = {"block_m": 16, "block_n": 32, "block_k": 32, "pieces": 2}
     for scaling, plan, options in (
-        ("rows", "push", tiles),
-        ("rows", "push", tiles | {"mover": "copy_kernel", "copy_programs": 2}),
-        ("rows", "pull", tiles),
+        ("rows", "push", TILES),
+        ("rows", "push", TILES | {"mover": "copy_kernel", "copy_programs": 2}),
+        ("rows", "pull", TILES),
         ("rows", "gather_pull", {}),
-        ("tensor", "push", tiles),
+        ("tensor", "push", TILES),
     ):
         problem = Problem(
             operator="all_gather_matmul",
@@ -103,3 +106,55 @@ def wrong_fp8_plans() -> list[str]:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_fp8_operands_and_their_scales(world_size: int):
     assert run_ranks(wrong_fp8_plans, world_size) == [[]] * world_size
+
+
+SUMMED: tuple[tuple[str, str, dict[str, str | int]], ...] = (
+    ("rows", "matmul_reduce_scatter.scatter", TILES),
+    ("rows", "matmul_reduce_scatter.scatter", TILES | {"sums": "epilogue"}),
+    ("rows", "matmul_reduce_scatter.scatter", TILES | {"mover": "copy_kernel", "copy_programs": 2}),
+    ("rows", "matmul_reduce_scatter.fused_ring", TILES),
+    ("rows", "matmul_reduce_scatter.pull", {}),
+    ("tensor", "matmul_reduce_scatter.scatter", TILES | {"sums": "epilogue"}),
+    ("rows", "matmul_all_reduce.one_shot", {"mover": "copy_kernel", "copy_programs": 2}),
+    ("rows", "matmul_all_reduce.one_shot_packed", {}),
+    ("rows", "matmul_all_reduce.two_shot_packed", {}),
+    ("rows", "matmul_all_reduce.two_shot", TILES),
+    ("tensor", "matmul_all_reduce.two_shot", TILES | {"sums": "epilogue"}),
+)
+
+
+def wrong_fp8_sums() -> list[str]:
+    """The same where products are summed over ranks, each scaled by its own rank's scales."""
+    rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
+    m, n, k = 37, 48, 64
+    generator = torch.Generator().manual_seed(rank)
+    x, w = (torch.randint(-1, 2, (rows, k), generator=generator).float() for rows in (m, n))
+    by_row, by_column = (2.0 ** torch.randint(-1, 1, shape, generator=generator) for shape in ((m, 1), (1, n)))
+    own = slice(*shard_rows(m, ranks, rank))
+    for scaling, name, options in SUMMED:
+        problem = Problem(
+            operator=name.partition(".")[0],
+            m=m,
+            n=n,
+            k=k,
+            world_size=ranks,
+            dtype="float8_e4m3fn",
+            b_is_transposed=True,
+            epilogue=Epilogue(scaling=scaling),  # type: ignore[arg-type]
+            out_dtype="bfloat16",
+        )
+        scales = (by_row, by_column) if scaling == "rows" else (torch.full((1, 1), 2.0 - rank), torch.ones(1, 1))
+        inputs = {"x": x.to(torch.float8_e4m3fn), "w": w.to(torch.float8_e4m3fn).t()}
+        inputs |= {"scale_x": scales[0], "scale_w": scales[1]}
+        exact = reference.scaled_matmul_all_reduce(x, w.t(), *scales)
+        exact = exact[own] if name.startswith("matmul_reduce_scatter") else exact
+        y = torch.full(exact.shape, torch.nan, dtype=torch.bfloat16)
+        run_on_host(catalog.build(name, problem, options), resolve(None), inputs, {"y": y}, depth="interpreter")
+        if not torch.equal(y, exact.bfloat16()):
+            wrong.append(f"{scaling} {name} {options}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sums_of_fp8_products(world_size: int):
+    assert run_ranks(wrong_fp8_sums, world_size) == [[]] * world_size

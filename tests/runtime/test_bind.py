@@ -104,10 +104,37 @@ def fp8_cases() -> Iterator[Case]:
         yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500})
 
 
+SUMMED = (
+    (SCATTER, "per_shard"),
+    (SCATTER, "pull"),
+    (SCATTER, "ring pieces=2"),
+    (SCATTER, "scatter kernel=hopper pieces=2"),
+    (SCATTER, "scatter kernel=portable sums=epilogue"),
+    (SCATTER, "scatter kernel=hopper mover=copy_kernel"),
+    (SCATTER, "fused_ring kernel=hopper"),
+    (REDUCE, "one_shot"),
+    (REDUCE, "one_shot_pull"),
+    (REDUCE, "two_shot kernel=hopper"),
+    (REDUCE, "two_shot kernel=portable sums=epilogue"),
+)
+
+
+def fp8_sum_cases() -> Iterator[Case]:
+    """Products that are scaled before they are summed over ranks; the tile shapes of tiles that add what arrived."""
+    for (operator, plan), scaling in product(SUMMED, ("rows", "tensor")):
+        yield Case(operator, plan, FP8 | {"epilogue": Epilogue(scaling=scaling)})  # type: ignore[arg-type]
+    by_rows = FP8 | {"epilogue": Epilogue(scaling="rows"), "m": 500}
+    for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
+        yield Case(SCATTER, f"scatter sums=epilogue {pinned(shape)}", by_rows)
+    yield Case(REDUCE, "two_shot kernel=hopper", by_rows | {"norm": Norm(eps=1e-5, residual=True)})
+    yield Case(SCATTER, "scatter kernel=hopper", by_rows | {"m": 1}, rank=1)
+
+
 def packed_cases() -> Iterator[Case]:
     for special in ({}, {"m": 1, "n": 8}, {"dtype": "float16", "m": 4000, "n": 1000}, {"dtype": "float32"}):
         yield from (Case(REDUCE, plan, special) for plan in PACKED)
     yield from (Case(REDUCE, plan, {"m": 3}, rank=1) for plan in PACKED)
+    yield from (Case(REDUCE, plan, FP8 | {"epilogue": Epilogue(scaling="rows")}) for plan in PACKED)
 
 
 def cases_of_one_row() -> Iterator[Case]:
@@ -135,6 +162,7 @@ CASES = (
     *gated_cases(),
     *norm_cases(),
     *fp8_cases(),
+    *fp8_sum_cases(),
     *cases_of_one_row(),
 )
 

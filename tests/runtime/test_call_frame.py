@@ -99,7 +99,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(authored_gpu, "AuthoredSlot", lambda plan, workspace, slot, *rest: Recorded(log, slot))
     monkeypatch.setattr(handwritten_gpu, "_BoundSlot", lambda declared, layout, space, slot: RecordedSteps(log, slot))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
-    monkeypatch.setattr(packed, "run_operation", lambda operation, *rest: log.append(operation.name))
+    monkeypatch.setattr(packed, "run_with_epilogue", lambda operation, *rest: log.append(operation.name))
     monkeypatch.setattr(packed.PackedRun, "_bound", lambda self: lambda stream: log.append(f"sum on {stream}"))
 
     def captured(enqueue: Any) -> Any:

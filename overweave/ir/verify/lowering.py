@@ -90,6 +90,7 @@ class _Table:
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands, f"{OUT} of {operation.b.buffer}")
+                self._note_summed(operands, (*operation.addends, *operation.out) if operation.addends else ())
                 self._check_compute(operation, rows)
                 check_places(operation, self.buffers, self.plan.realization.dtype, self.findings)
             elif isinstance(operation, Apply):
@@ -97,6 +98,7 @@ class _Table:
                 note_places(operation, self.buffers, operands)
                 check_parts(operation, parts, self.graph, self.findings)
             elif isinstance(operation, Reduce):
+                self._note_summed(operands, (*operation.operands, operation.out))
                 self._check_reduce(operation, rows)
             elif isinstance(operation, Put | Copy):
                 role, homes = "source", () if not self.is_author else (INPUT, OUTPUT)  # elsewhere a table says where
@@ -235,6 +237,11 @@ class _Table:
         if any(self.buffers[part.buffer].home in (INPUT, OUTPUT) for part in reduce.operands):
             self.findings.add("lowering", reduce, "the kernel adds what lies in the workspace")
         self._check_rows(reduce, REDUCE, rows, [(WORKSPACE, 0, reduce.out)])
+
+    def _note_summed(self, operands: dict[str, set[str]], parts: tuple[Region, ...]) -> None:
+        """A kernel reads what it adds as numbers of the dtype that it stores."""
+        known = (self.plan.dtype_of(part.buffer) for part in parts)
+        operands.setdefault("dtype of sums", set()).update(known)
 
     def _tiles(self, source: int, source_row: int, out: Region) -> Iterator[Placed]:
         """The tiles of a rectangle, none cut."""

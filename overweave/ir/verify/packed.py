@@ -74,7 +74,10 @@ class _Rank:
         yield from self._not_whole(total, own, LOCAL)
         yield from self._not_whole(total, total.out, OUTPUT)
         rows, cols = own.shape
-        if total.out.shape != own.shape or rows * cols * ITEMSIZE_BYTES[self.plan.realization.dtype] % INT32_BYTES:
+        dtypes = {self.plan.dtype_of(part.buffer) for part in (*total.operands, total.out)}
+        if len(dtypes) > 1:
+            yield total, f"the kernel adds numbers of one dtype, not of {', '.join(sorted(dtypes))}"
+        elif total.out.shape != own.shape or rows * cols * ITEMSIZE_BYTES[dtypes.pop()] % INT32_BYTES:
             yield total, f"the kernel adds words of {INT32_BYTES} bytes, as many as it stores"
         elif rows * cols > LIMIT:
             yield total, "it adds more numbers than 31 bits count"

@@ -67,18 +67,21 @@ class _Rank:
 
     def __init__(self, plan: Plan, rank: int, queues: dict[int, Queue], example: Reduce) -> None:
         self.rank, self.queues, self.own = rank, queues, queues[rank]
-        self.size, self.itemsize = plan.schedule.world_size, ITEMSIZE_BYTES[plan.realization.dtype]
+        self.size = plan.schedule.world_size
         self.peers = [peer for peer in range(self.size) if peer != rank]
         self.example = example
         partial = example.operands[example.rank].buffer if len(example.operands) == self.size else example.out.buffer
         self.partial, self.out = plan.schedule.buffer(partial), plan.schedule.buffer(example.out.buffer)
+        self.dtypes = {plan.dtype_of(part.buffer) for part in (*example.operands, example.out)}
 
     def faults(self) -> Iterator[Fault]:
         partial, out = self.partial, self.out
         if (partial.home, out.home) != (LOCAL, OUTPUT) or (partial.rows, partial.cols) != (out.rows, out.cols):
             yield self.example, "the kernel adds a local partial, and stores into an output as large"
             return
-        if out.cols * self.itemsize % INT32_BYTES:
+        if len(self.dtypes) > 1:
+            yield self.example, f"the kernel adds numbers of one dtype, not of {', '.join(sorted(self.dtypes))}"
+        elif out.cols * max(ITEMSIZE_BYTES[dtype] for dtype in self.dtypes) % INT32_BYTES:
             yield self.example, f"rows of {out.cols} do not begin at words of {INT32_BYTES} bytes"
         if out.rows * out.cols > LIMIT:
             yield self.example, "it adds more numbers than 31 bits count"

@@ -114,7 +114,7 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     schedule, realization = plan.schedule, plan.realization
     if (schedule.world_size, realization.dtype) != (plan.problem.world_size, plan.problem.dtype):
         findings.add("form", None, f"the problem has {plan.problem.world_size} ranks and {plan.problem.dtype}")
-    if plan.problem.epilogue.bits and any(len(goal.terms) > 1 for goal in schedule.goal):
+    if not plan.problem.epilogue.fits_parts and any(len(goal.terms) > 1 for goal in schedule.goal):
         findings.add("form", None, f"epilogue {plan.problem.epilogue} of a sum that no single Compute holds")
     if graph.signals_per_rank * SIGNAL_STRIDE_WORDS > LIMIT:
         findings.add("width", None, f"{graph.signals_per_rank} signals need more than 31 bits")

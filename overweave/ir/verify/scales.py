@@ -26,15 +26,18 @@ def check_shapes(compute: Compute, findings: Findings) -> None:
 
 
 def mismatch(a: Value, scales: Value) -> str:
-    """Why a column does not hold the scales of the rows of `a`; empty if it does, or if either is unknown."""
+    """Why a column does not hold the scales of the rows of `a`; empty if it does, or if either is unknown.
+
+    Who has a range of `a`'s columns has scales of its own: element `[i, j]` of them is of row i, from column j on.
+    """
     if any(piece.tensor == UNKNOWN for piece in (*a, *scales)):
         return ""
     for piece in a:
         for held in clipped(scales, (piece.lo_i, piece.hi_i), (0, 1)):
-            wanted = (scale_of(piece.tensor), piece.row + held.lo_i, 0, ())
+            wanted = (scale_of(piece.tensor), piece.row + held.lo_i, piece.col - piece.lo_j, ())
             if (held.tensor, held.row, held.col, held.terms) != wanted:
                 found = f"{'a sum of ' if held.terms else ''}{held.tensor}[{held.row},{held.col}]"
-                return f"scales by {found} where it needs {wanted[0]}[{wanted[1]},0]"
+                return f"scales by {found} where it needs {wanted[0]}[{wanted[1]},{wanted[2]}]"
     return ""
 
 
