@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -24,69 +23,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-import overweave as ow
 from campaigns import no_gpu
+from campaigns.host_cases import CASES, Case, Sizes, call_of
 from campaigns.no_gpu import Graph, group_without_gpus
 from overweave.memory.records import ENTRIES
 from overweave.ops import dispatch
 
-RANKS, M, N, K = 4, 512, 256, 128
-KERNEL = "kernel=hopper"
-
-
-class Case(NamedTuple):
-    """A call of an operator, by name, and its plan."""
-
-    operator: str
-    plan: str
-    extras: str = ""
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (self.operator, self.extras, self.plan)))
-
-
-GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
-# The default plans and those of the shipped tables; torch's own operators take what torch takes.
-CASES = (
-    Case(GATHER, "sequential"),
-    Case(SCATTER, "sequential"),
-    Case(REDUCE, "sequential"),
-    Case(GATHER, f"push {KERNEL}"),
-    Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
-    Case(GATHER, "gather order=ring"),
-    Case(GATHER, "gather_pull"),
-    Case(GATHER, f"push {KERNEL}", "three weights"),
-    Case(GATHER, f"push {KERNEL}", "bias silu"),
-    Case(GATHER, f"push {KERNEL}", "gate"),
-    Case(GATHER, f"push {KERNEL}", "fp8"),
-    Case(SCATTER, f"scatter {KERNEL} own_pieces=4"),
-    Case(REDUCE, f"two_shot {KERNEL}"),
-    Case(REDUCE, f"two_shot {KERNEL}", "norm"),
-    Case(REDUCE, "one_shot_packed"),
-    Case(REDUCE, "two_shot_packed"),
-)
-
-
-def call_of(case: Case, group: dist.ProcessGroup) -> Callable[[], object]:
-    """The call, as a user makes it, with tensors that are the same every time."""
-    dtype = torch.float8_e4m3fn if case.extras == "fp8" else torch.bfloat16
-    rows = M // RANKS if case.operator == GATHER else M
-    x, w = torch.zeros(rows, K).to(dtype), torch.zeros(N, K).to(dtype).t()
-    if case.operator == SCATTER:
-        return partial(ow.matmul_reduce_scatter, x, w, group, plan=case.plan)
-    if case.operator == REDUCE:
-        norm = ow.RmsNorm(torch.zeros(N, dtype=dtype), torch.zeros(M, N, dtype=dtype)) if case.extras else None
-        return partial(ow.matmul_all_reduce, x, w, group, norm=norm, plan=case.plan)
-    extras = {
-        "bias silu": lambda: ow.Extras(bias=torch.zeros(N, dtype=dtype), activation="silu"),
-        "gate": lambda: ow.Extras(gate=w.clone(memory_format=torch.preserve_format), activation="silu"),
-        "fp8": lambda: ow.Extras(scale_x=torch.ones(rows, 1), scale_w=torch.ones(1, N)),
-    }
-    if case.extras == "three weights":
-        weights = [w[:, :128], w[:, 128:192], w[:, 192:]]
-        return partial(ow.all_gather_matmul, x, weights, group, plan=case.plan)
-    chosen = extras[case.extras]() if case.extras else None
-    return partial(ow.all_gather_matmul, x, w, group, extras=chosen, plan=case.plan)
+SIZES = Sizes(ranks=4, m=512, n=256, k=128)
 
 
 class Count(NamedTuple):
@@ -152,7 +95,7 @@ MOST_WARM = 100  # calls until the tensors of one lie where others did, in both 
 
 def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[Cost]:
     """Every way of a call. calls: over how many its time is the mean; 0: it is not asked for."""
-    call = call_of(case, process_group)
+    call = call_of(case, process_group, SIZES)
     for _ in range(ENTRIES):  # until every entry of the board says what this call is
         call()
     bound: Any = next(reversed(dispatch._PREPARED[process_group]._calls.values())).bound
@@ -168,7 +111,7 @@ def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[
 
 
 @contextmanager
-def ready(ranks: int = RANKS) -> Iterator[dist.ProcessGroup]:
+def ready(ranks: int = SIZES.ranks) -> Iterator[dist.ProcessGroup]:
     """A process group of this process alone that the operators take for one of several GPUs."""
     with TemporaryDirectory() as folder:
         store = dist.FileStore(f"{folder}/store", 1)

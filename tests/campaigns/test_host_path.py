@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from campaigns.host_path import CASES, Case, call_of, costs, counted, ready
+from campaigns.host_cases import CASES, Case, call_of
+from campaigns.host_path import SIZES, costs, counted, ready
 from overweave.errors import InputError
 from overweave.memory.board import Board
 
@@ -37,14 +38,14 @@ def test_a_call_that_is_known_enters_few_functions(case: Case, group: dist.Proce
 
 
 def test_what_is_entered_is_counted(group: dist.ProcessGroup):
-    names = {name.split(":")[1] for name in counted(call_of(CASES[3], group)).python}
+    names = {name.split(":")[1] for name in counted(call_of(CASES[3], group, SIZES)).python}
     assert {"all_gather_matmul", "look_up", "Board.post", "SlotCalls.run_in_turn"} <= names
 
 
 def test_a_known_call_is_still_announced_and_a_wrong_one_refused(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ):
-    call = call_of(CASES[3], group)
+    call = call_of(CASES[3], group, SIZES)
     call()
     posted: list[bytes] = []
     monkeypatch.setattr(Board, "post", lambda self, signature: posted.append(signature))
