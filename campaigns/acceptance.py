@@ -3,8 +3,10 @@
     python -m campaigns.acceptance FILE ...
 
 Of each file the middle run is read. A row is a case of an operator on a number of ranks, with the baselines of its own
-run: nothing of different runs is put into one ratio. The promises are for four ranks; of other numbers the same lines
+run: nothing of different runs is put into one ratio. The promises are for four ranks and bf16; of others the same lines
 are told and not judged, but for "never slower", which holds everywhere. Exit code 1 if a promise is broken.
+A file may also be a table that `overweave tune --json` wrote: there the model's choice is held against the tuned one.
+What no such file can show is named at the end, with the command that judges it.
 
 Never slower: no row whose 95 % upper bound of (best baseline's time / ours), over at least five interleaved rounds,
 lies below 0.98. The best baseline is the quicker one of the library and of what torch ships. Where the link is the
@@ -24,15 +26,28 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from campaigns import cold_choice
 from overweave.errors import InputError
 from overweave.tuner.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.bench import CaseRows, MethodRow, Run
 from overweave.tuner.shapes import Case
 from overweave.tuner.statistics import Ratio, geometric_mean
+from overweave.tuner.target import Target
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 FEWEST_ROUNDS, NOT_SLOWER, JUDGED_RANKS = 5, 0.98, 4
 HOST_US, BEHIND_CEILING_US = 30.0, 12.0
+WHOLE_RUNS, REPLAYED_ROWS, FP8_RATIO = 3, 512, 1.4
+# What result files cannot show, and which command does.
+ELSEWHERE = {
+    "tile kernels alone against cuBLAS": "campaigns.gpu_tile_choice",
+    "fp8 against bf16 and its error, of one run": "campaigns.gpu_fp8",
+    "a replay beyond its kernels; the host, plan by plan": "campaigns.gpu_host_cost",
+    "exactness, repeats with late ranks": "campaigns.gpu_exactness",
+    "beside another library's collective": "campaigns.gpu_beside",
+    "absent and late ranks": "campaigns.gpu_faults",
+    "caches that differ or are broken": "tests/ops/test_tune.py, tests/tuner/test_cache.py",
+}
 LAYERS = re.compile(r"Llama-3-(8B|70B)\.(o|down)\.")  # where an all-reduce follows a matmul
 
 
@@ -44,12 +59,14 @@ class Report(Struct):
 
 
 class Row(Struct, frozen=True):
-    """One case as one run measured it. operator and ranks: of the run."""
+    """One case as one run measured it. operator, ranks and dtype: of the run. runs: of which it is the middle one."""
 
     operator: str
     ranks: int
     rounds: int
     rows: CaseRows
+    dtype: str = "bf16"
+    runs: int = 1
 
     @property
     def case(self) -> Case:
@@ -201,17 +218,62 @@ def of_reduce(what: str, rows: list[Row]) -> list[Verdict]:
 def verdicts(rows: list[Row]) -> list[Verdict]:
     """All promises over all rows, by operator and number of ranks."""
     found: list[Verdict] = []
-    for (operator, ranks), group in groupby(sorted(rows, key=_kind), key=_kind):
-        own, what = list(group), f"{operator} W={ranks}"
+    for (operator, ranks, dtype), group in groupby(sorted(rows, key=_kind), key=_kind):
+        own, what = list(group), f"{operator} {'' if dtype == 'bf16' else dtype + ' '}W={ranks}"
         absent = [row.case.name for row in own if row.ours is None]
         told = f"absent from {len(absent)} of {len(own)} rows {', '.join(absent[:8])}".rstrip()
         found += [Verdict(f"{what}: ours ran", told, not absent), *never_slower(f"{what}: never slower", own)]
+        found += as_captured(what, own)
         lines = {GATHER: (of_gather, of_sharded), SCATTER: (of_scatter, of_sharded), REDUCE: (of_reduce,)}
         promised = [verdict for line in lines.get(operator, ()) for verdict in line(what, own)]
+        promised += as_repeated(what, own)
         promised += bounded(f"{what}: us of the host for an eager call", own, _host, Bound(each=HOST_US))
-        judged = ranks == JUDGED_RANKS
+        judged = ranks == JUDGED_RANKS and dtype == "bf16"
         found += promised if judged else [msgspec.structs.replace(verdict, holds=None) for verdict in promised]
-    return found or [Verdict("rows to judge", "none", False)]
+    return (found + of_fp8(rows)) or [Verdict("rows to judge", "none", False)]
+
+
+def as_captured(what: str, rows: list[Row]) -> list[Verdict]:
+    """Whether decoding sizes were timed as they run."""
+    few = [row for row in rows if row.case.m <= REPLAYED_ROWS]
+    eager = [row.case.name for row in few if not row.rows.is_replayed]
+    promise = f"{what}, up to {REPLAYED_ROWS} rows: all methods as captured graphs"
+    return [Verdict(promise, f"{len(few) - len(eager)} of {len(few)} rows", not eager)] if few else []
+
+
+def as_repeated(what: str, rows: list[Row]) -> list[Verdict]:
+    """Whether the mlp set was run often enough for its middle run to mean something."""
+    mlp = [row for row in rows if row.is_mlp]
+    often = [row for row in mlp if row.runs >= WHOLE_RUNS]
+    told = f"{len(often)} of {len(mlp)} rows are of {WHOLE_RUNS} whole runs or more"
+    return [Verdict(f"{what}, mlp: the middle of several runs", told, often == mlp)] if mlp else []
+
+
+def of_fp8(rows: list[Row]) -> list[Verdict]:
+    """How much quicker fp8 is than bf16, told only: they are of different runs (campaigns/gpu_fp8.py takes one)."""
+    by_case = {(row.operator, row.ranks, row.case, row.dtype): row.ours for row in rows}
+    found = []
+    for (operator, ranks, case, dtype), ours in by_case.items():
+        other = by_case.get((operator, ranks, case, "bf16"))
+        if dtype == "fp8" and ours is not None and other is not None:
+            told = (
+                f"{other.median_us / ours.median_us:.3f} times as fast as in bf16 (at least {FP8_RATIO}), another run"
+            )
+            found.append(Verdict(f"{operator} W={ranks}, {case.name} in fp8", told, None))
+    return found
+
+
+def of_table(path: Path) -> list[Verdict]:
+    """How quick what the model chooses unmeasured is, beside what tuning found. Raises InputError."""
+    table = cold_choice.read(path)
+    name, ranks = path.name, table.fingerprint.world_size
+    speeds = [share.share for share in cold_choice.shares(table, Target("cuda", name=table.fingerprint.device))]
+    promise = f"{name} W={ranks}: the model's choice, of the tuned speed"
+    if not speeds:
+        return [Verdict(promise, "none of its choices was measured", False)]
+    mean = sum(speeds) / len(speeds)
+    told = f"mean {mean:.3f} (at least {cold_choice.LEAST_MEAN}), worst {min(speeds):.3f}, {len(speeds)} problems"
+    return [Verdict(promise, f"{told} of {len(table.entries)}", mean >= cold_choice.LEAST_MEAN)]
 
 
 def read(path: Path) -> list[Row]:
@@ -221,11 +283,19 @@ def read(path: Path) -> list[Row]:
         run = report.runs[report.middle]
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
         raise InputError(f"results {path}", str(error), "Give files that `overweave bench --json` wrote") from error
-    return [Row(run.operator, run.world_size, run.effort.rounds, case) for case in run.cases]
+    told = run.effort.rounds, run.dtype, len(report.runs)
+    return [Row(run.operator, run.world_size, told[0], case, *told[1:]) for case in run.cases]
 
 
-def _kind(row: Row) -> tuple[str, int]:
-    return row.operator, row.ranks
+def _is_table(path: Path) -> bool:
+    try:
+        return b'"fingerprint"' in path.read_bytes()[:4096]
+    except OSError:
+        return False
+
+
+def _kind(row: Row) -> tuple[str, int, str]:
+    return row.operator, row.ranks, row.dtype
 
 
 def _parted(rows: list[Row]) -> tuple[list[Row], list[Row]]:
@@ -262,13 +332,16 @@ def _against_best(row: Row) -> float | None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    files = parser.parse_args(arguments).files
+    tables = [path for path in files if _is_table(path)]
     try:
-        rows = [row for path in parser.parse_args(arguments).files for row in read(path)]
+        rows = [row for path in files if path not in tables for row in read(path)]
+        found = [verdict for path in tables for verdict in of_table(path)]
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    found = verdicts(rows)
-    print(*found, sep="\n")
+    found = (verdicts(rows) if rows or not tables else []) + found
+    print(*found, *(f"else  {promise}: {command}" for promise, command in ELSEWHERE.items()), sep="\n")
     return int(any(verdict.holds is False for verdict in found))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from campaigns.acceptance import Verdict, main, read, verdicts
+from campaigns.acceptance import ELSEWHERE, Verdict, main, read, verdicts
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 # Microseconds; every promise that a row of its kind is held to holds of these.
@@ -36,10 +36,13 @@ def case(name: str, m: int, times: dict[str, float], host_us: float = 20.0, widt
     return {"case": shape, "methods": rows, "left_out": {}, "is_replayed": m <= 512}
 
 
-def written(path: Path, operator: str, *cases: dict[str, object], ranks: int = 4, rounds: int = 30) -> Path:
-    run = {"operator": operator, "world_size": ranks, "device": "cuda", "dtype": "bf16", "effort": {"rounds": rounds},
+def written(
+    path: Path, operator: str, *cases: dict[str, object], ranks: int = 4, rounds: int = 30, runs: int = 3,
+    dtype: str = "bf16",
+) -> Path:  # fmt: skip
+    run = {"operator": operator, "world_size": ranks, "device": "cuda", "dtype": dtype, "effort": {"rounds": rounds},
            "date": "", "versions": {}, "devices": ["a GPU"], "cases": cases}  # fmt: skip
-    path.write_bytes(msgspec.json.encode({"command": "", "runs": [run], "middle": 0, "spread": {}}))
+    path.write_bytes(msgspec.json.encode({"command": "", "runs": [run] * runs, "middle": 0, "spread": {}}))
     return path
 
 
@@ -56,8 +59,10 @@ def test_good_rows_keep_every_promise(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     assert main(list(map(str, files))) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("PASS") for line in lines)
-    assert len(lines) == 10 + 7 + 5
+    judged = [line for line in lines if not line.startswith("else")]
+    assert all(line.startswith("PASS") for line in judged)
+    assert len(judged) == 11 + 8 + 6
+    assert len(lines) - len(judged) == len(ELSEWHERE)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,36 @@ def test_other_numbers_of_ranks_are_told_and_only_never_slower_is_judged(tmp_pat
     found = verdicts(read(written(tmp_path / "a.json", GATHER, bad, ranks=2)))
     assert broken(found) == ["2: never slower"]
     assert {verdict.holds for verdict in found} == {True, False, None}
+
+
+def test_mlp_is_the_middle_of_three_runs_and_decoding_is_captured(tmp_path: Path):
+    once = read(written(tmp_path / "a.json", GATHER, case("MLP-1", 8192, GOOD), runs=2))
+    assert broken(verdicts(once)) == ["4, mlp: the middle of several runs"]
+    eager = case("Llama-3-8B.o.m=16", 16, FEW) | {"is_replayed": False}
+    found = verdicts(read(written(tmp_path / "b.json", REDUCE, eager, runs=1)))
+    assert broken(found) == ["4, up to 512 rows: all methods as captured graphs"]
+
+
+def test_fp8_has_lines_of_its_own_and_is_told_beside_bf16(tmp_path: Path):
+    quick = {name: us / 1.5 for name, us in GOOD.items()}
+    rows = read(written(tmp_path / "a.json", GATHER, case("MLP-5", 8192, GOOD)))
+    rows += read(written(tmp_path / "b.json", GATHER, case("MLP-5", 8192, quick | {"overweave": 400.0}), dtype="fp8"))
+    found = verdicts(rows)
+    assert broken(found) == ["4: never slower"]
+    (lost,) = (verdict for verdict in found if verdict.holds is False)
+    assert lost.promise.startswith(f"{GATHER} fp8 ")
+    assert "0.780 times as fast as bf16 (at least 1.4)" in found[-1].found
+    assert found[-1].holds is None
+
+
+@pytest.mark.slow
+def test_tables_hold_the_model_against_what_was_tuned(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    table = next((Path(__file__).parents[2] / "overweave" / "tuner" / "tables").glob("h200x2.json"))
+    assert main([str(table)]) == 0
+    assert "PASS  h200x2.json W=2: the model's choice, of the tuned speed: mean 0.9" in capsys.readouterr().out
+    empty = msgspec.json.decode(table.read_bytes()) | {"entries": []}
+    (tmp_path / "empty.json").write_bytes(msgspec.json.encode(empty))
+    assert main([str(tmp_path / "empty.json")]) == 1
 
 
 def test_nothing_to_judge_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
