@@ -256,9 +256,7 @@ def of_fp8(rows: list[Row]) -> list[Verdict]:
     for (operator, ranks, case, dtype), ours in by_case.items():
         other = by_case.get((operator, ranks, case, "bf16"))
         if dtype == "fp8" and ours is not None and other is not None:
-            told = (
-                f"{other.median_us / ours.median_us:.3f} times as fast as in bf16 (at least {FP8_RATIO}), another run"
-            )
+            told = f"{other.median_us / ours.median_us:.3f} times as fast as bf16 (at least {FP8_RATIO}), another run"
             found.append(Verdict(f"{operator} W={ranks}, {case.name} in fp8", told, None))
     return found
 
