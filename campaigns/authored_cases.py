@@ -113,6 +113,17 @@ AUTHORS: dict[str, Author] = {
         0,
         {"num_warps": 8},
     ),
+    "layer_norm": Author(
+        "layer_norm_kernel",
+        {"row_stride": 4096, "M": 1024, "N": 4096},
+        {"BLOCK_SIZE": 1024},
+        dict.fromkeys(("x_ptr", "y_ptr", "weight_ptr", "bias_ptr"), "*bf16")
+        | dict.fromkeys(("mean_ptr", "rstd_ptr"), "*fp32")
+        | {"eps": "fp32"},
+        (*({"X": how} for how in (*GATHERS, *BY_TILES)), {"Y": "spread.push pieces=2"}, {"Y": AT_PEERS[2]}),
+        0,
+        {"num_warps": 8},
+    ),
     "attention": Author(
         "attention_kernel",
         {"Q": 1024, "S": 4096, "H": 16, "q_start": 1024},

@@ -125,6 +125,20 @@ def norm(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     return out, whole * torch.rsqrt(whole.square().mean(1, keepdim=True) + 1e-5) * weight.float(), 0.05
 
 
+def layer_norm(tensor: str) -> Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]:
+    """Of gathered rows X, or of own rows whose Y is pushed to all."""
+
+    def run(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        cols, ranks = 4096, dist.get_world_size()
+        x, weight, bias = integers(ROWS, cols, seed=seed), integers(cols, seed=seed + 1), integers(cols, seed=seed + 2)
+        rows, y = ROWS if tensor == "X" else ROWS // ranks, empty(ROWS, cols)
+        mean, rstd = (torch.empty(rows, device="cuda") for _ in range(2))
+        fused(shard(x), y, weight, bias, mean, rstd, cols, rows, cols, 1e-5, BLOCK_SIZE=1024, num_warps=8)
+        return y, torch.nn.functional.layer_norm(x.float(), (cols,), weight.float(), bias.float()), 0.05
+
+    return run
+
+
 def attention(is_causal: bool) -> Callable[[Fused, int], tuple[torch.Tensor, torch.Tensor, float]]:
     heads, dim = 8, 128
 
@@ -195,6 +209,8 @@ def trials() -> Iterator[Trial]:
     yield from (Trial("gate_up", {"X": how}, gate_up) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
     yield from (Trial("batched", {"A": how}, batched) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
     yield from (Trial("norm", {"OUT": how}, norm) for how in ("spread.push", "spread.push pieces=4", AT_PEERS[2]))
+    yield from (Trial("layer_norm", {"X": how}, layer_norm("X")) for how in (*GATHERS, *BY_KERNEL, *BY_TILES))
+    yield from (Trial("layer_norm", {"Y": how}, layer_norm("Y")) for how in ("spread.push pieces=2", AT_PEERS[2]))
     for is_causal in (False, True):
         yield from (Trial("attention", {"K": how, "V": how}, attention(is_causal)) for how in (*GATHERS, *BY_TILES))
 

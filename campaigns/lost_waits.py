@@ -35,6 +35,7 @@ SMALL: dict[str, Mapping[str, int]] = {
     "gate_up": {"N": 128, "K": 64},
     "batched": {"M": 128, "N": 128, "K": 64},
     "norm": {"ROWS": 4, "COLS": 64},
+    "layer_norm": {"N": 64},
     "attention": {"Q": 128, "H": 1, "q_start": 0},
 }
 CUT = {
@@ -42,6 +43,7 @@ CUT = {
     "persistent": ("M", 256),
     "gate_up": ("M", 256),
     "batched": ("Z", 2),
+    "layer_norm": ("M", 4),
     "attention": ("S", 128),
 }
 MORE = (

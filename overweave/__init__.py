@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from overweave.errors import package_error
+
 if TYPE_CHECKING:
     from overweave.lang.mapping import TileChannel, Tiles
     from overweave.ops.all_gather_matmul import all_gather_matmul
@@ -87,7 +89,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'overweave' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise package_error(f"load overweave.{name}", error) from error
     globals()[name] = value
     return value
 

@@ -65,6 +65,21 @@ class MachineError(OverweaveError, RuntimeError):
     """This machine, or its software, cannot do what was asked."""
 
 
+# What a part of the library needs beside the packages that it always has, and where it comes from.
+PACKAGES = {
+    "libcst": "pip install 'libcst>=1.8'",
+    "triton": "Install the triton that your torch names; for its CPU build, pip install triton==3.6.0 'numpy<2.4'",
+    "torch": "pip install 'torch>=2.10'",
+}
+
+
+def package_error(asked: str, error: ModuleNotFoundError) -> Exception:
+    """What to raise where loading `asked` failed: with a cure if a package is missing that we know of."""
+    if error.name not in PACKAGES:
+        return error
+    return MachineError(asked, f"{error.name} is not installed", PACKAGES[error.name])
+
+
 class PeerError(OverweaveError, RuntimeError):
     """A peer did not do its part. Results of the call are void and its workspace refuses calls until it is reset."""
 

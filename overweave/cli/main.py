@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from overweave.errors import InputError, OverweaveError, ScheduleError
+from overweave.errors import InputError, OverweaveError, ScheduleError, package_error
 
 COMMANDS = {
     "doctor": "Look at this machine: versions, devices, links, memory; a cure for each check that fails.",
@@ -37,7 +37,11 @@ class _Later(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         single = typer.Typer(add_completion=False)
-        single.command(self.name, help=self.help)(resolve_name(f"overweave.cli.{self.name}:{self.name}"))
+        try:
+            function = resolve_name(f"overweave.cli.{self.name}:{self.name}")
+        except ModuleNotFoundError as error:
+            raise package_error(f"load the command {self.name}", error) from error
+        single.command(self.name, help=self.help)(function)
         return get_command(single).make_context(info_name, args, parent=parent, **extra)
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.errors import MachineError
+from overweave.errors import PACKAGES, MachineError
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import resolve
 
@@ -93,6 +93,13 @@ def _triton() -> Finding:
                        "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
     if _numbers(found) <= (3, 6) and _numbers(numpy) >= (2, 4):
         return Finding("failed", f"{found} with numpy {numpy}: its interpreter breaks there", "pip install 'numpy<2.4'")
+    return Finding("ok", found)
+
+
+def _libcst() -> Finding:
+    found = installed("libcst")
+    if not found:
+        return Finding("note", "not installed: annotated kernels cannot be compiled", PACKAGES["libcst"])
     return Finding("ok", found)
 
 
@@ -189,6 +196,7 @@ CHECKS: tuple[Check, ...] = (
     Check("python", _python),
     Check("torch", _torch),
     Check("triton", _triton),
+    Check("libcst", _libcst),
     Check("process groups", _process_group),
     Check("shared memory", _shared_memory),
     Check("driver", _driver),

@@ -81,6 +81,14 @@ def test_triton_with_a_numpy_that_breaks_its_interpreter(monkeypatch):
     assert diagnosis._triton().status == "note"
 
 
+def test_what_compiles_annotated_kernels_may_be_missing(monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", lambda package: "")
+    finding = diagnosis._libcst()
+    assert (finding.status, "pip install" in finding.cure) == ("note", True)
+    monkeypatch.setattr(diagnosis, "installed", {"libcst": "1.8.0"}.get)
+    assert diagnosis._libcst().status == "ok"
+
+
 def test_little_shared_memory(monkeypatch):
     monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda path: type("", (), {"free": 64 << 20}))
     assert "--shm-size" in diagnosis._shared_memory().cure

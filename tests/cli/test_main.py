@@ -50,6 +50,23 @@ def test_reading_and_thinking_needs_no_torch():
     assert result.stdout.startswith("schedule all_gather_matmul.push world_size=2")
 
 
+@pytest.mark.slow  # torch is loaded
+@pytest.mark.parametrize(
+    ("act", "package"),
+    [
+        ("import overweave; overweave.compile", "libcst"),
+        ("from overweave.cli.main import app; app(['compile', 'f.py:k', '--schedule', 'all_gather.push'])", "libcst"),
+        ("import overweave; overweave.all_gather_matmul", "torch"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_cure(act: str, package: str):
+    code = f"import sys\nsys.modules[{package!r}] = None\n{act}\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert f"{package} is not installed" in result.stderr
+    assert "pip install" in result.stderr
+
+
 @pytest.mark.slow  # for some of them torch is loaded
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_every_command_that_is_there_explains_itself(name: str):

@@ -30,6 +30,7 @@ SHORT = "-3] or (matmul and not copy_kernel)"
         ("authored_kernels", f"({CARRIED}) and -3]"),
         ("authored_kernels", f"not ({CARRIED}) and ({SHORT})"),
         ("authored_chunks", ""),
+        ("authored_layer_norm", "-3] and (pull or tiles or spread)"),
         ("authored_sums", ""),
     ],
 )

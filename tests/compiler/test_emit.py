@@ -33,6 +33,7 @@ FUSED = {
     "gate_up.gathered": ("gate_up.py:gate_up_kernel", PUSH),
     "batched.gathered": ("batched.py:batched_kernel", {"B": PUSH}),
     "norm.spread": ("norm.py:rms_norm_kernel", "spread.push"),
+    "layer_norm.gathered": ("layer_norm.py:layer_norm_kernel", PUSH),
     "attention.gathered": ("attention.py:attention_kernel", {"K": PUSH, "V": PUSH}),
 }
 
