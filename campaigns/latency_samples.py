@@ -82,7 +82,7 @@ class Bench:
         for slot in workspace.lease(layout):
             signals = slot.view(0, (16 * SIGNAL_STRIDE_WORDS,), torch.int32)
             words = [workspace.state, signals, workspace.claims, self.limits[0], workspace.limits]
-            launches.append(begin_launch(words, [slot.number, 16, self.rank, self.world_size]))
+            launches.append(begin_launch(words, [16, self.rank, self.world_size]))
         return launches
 
 

@@ -170,7 +170,7 @@ def begin_case() -> Case:
 
     Three releases: the credit, and of the alarm its report and the peers' abort words.
     """
-    numbers = dict.fromkeys(("slot", "signal_count", "rank", "world_size"), "i32")
+    numbers = dict.fromkeys(("signal_count", "rank", "world_size"), "i32")
     contract = Contract(
         waits=1,
         looks=2,

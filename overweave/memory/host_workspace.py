@@ -1,8 +1,8 @@
 """The workspace of CPU ranks: two slots of a symmetric heap in turn, and the protocol that makes their reuse safe.
 
 The protocol is that of memory/protocol.py, run by the host. At the head of call e a rank has finished all calls before
-it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them
-have finished the call that used this slot last, the one before the last. Nothing trails a call.
+it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them have told the same.
+Nothing trails a call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class HostWorkspace:
         self._packed: HostPacked | None = None
         self._calls = 0
         self._used: memoryview | None = None
-        self._last_use = [0] * SLOTS
 
     @staticmethod
     def of(group: Group) -> HostWorkspace:
@@ -78,8 +77,7 @@ class HostWorkspace:
         for peer in range(self.world_size):
             heap.word_lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
         self._used = heap.signal_lines(self.rank, index)[: layout.signals * SIGNAL_STRIDE_WORDS].cast("B")
-        previous, self._last_use[index] = self._last_use[index], call
-        self._await_credits(heap.word_lines(self.rank), previous, index, timeout_s)
+        self._await_credits(heap.word_lines(self.rank), call - 1, timeout_s)
         return heap, index
 
     def packed(self, half_bytes: int, timeout_s: float) -> HostPacked:
@@ -100,7 +98,7 @@ class HostWorkspace:
         self.agreed.clear()
 
     def _take(self, heap: HostHeap | None) -> None:
-        self._heap, self._calls, self._used, self._last_use = heap, 0, None, [0] * SLOTS
+        self._heap, self._calls, self._used = heap, 0, None
 
     def _heap_for(self, layout: SlotLayout, timeout_s: float) -> HostHeap:
         heap = self._heap
@@ -113,15 +111,16 @@ class HostWorkspace:
             self._take(heap)
         return heap
 
-    def _await_credits(self, words: memoryview, previous: int, slot: int, timeout_s: float) -> None:
-        """From every peer, whatever this schedule needs: the one that used the slot last may have been another."""
+    def _await_credits(self, words: memoryview, previous: int, timeout_s: float) -> None:
+        """From every peer: it has finished the call before, and begun this one."""
         pause, start_s = Pause(), time.monotonic()
         for giver in range(self.world_size):
             while (seen := words[(COMPLETED + giver) * SIGNAL_STRIDE_WORDS]) < previous:
                 pause()
                 self.board.check_now_and_then()
                 if time.monotonic() - start_s > timeout_s:
-                    raise self.board.alarm(Alarm("timeout", "credit of the slot", giver, slot, previous, seen))
+                    late = Alarm("timeout", "begin: it has not begun this call", giver, expected=previous, seen=seen)
+                    raise self.board.alarm(late)
         self.fence()
 
 

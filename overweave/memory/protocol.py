@@ -3,14 +3,15 @@
 All words only grow and live in device memory, so a captured graph replays as well as it runs eagerly:
 
     epoch             calls begun on this rank so far
-    last_use[slot]    epoch of the last call that used a slot
     completed[peer]   calls that a peer has finished (written by the peer, into our symmetric memory)
 
 Calls of one workspace follow each other in stream order on every rank, in the same sequence. So at the head of call e
 this rank has finished all calls before e: it zeroes the signals it has read, then tells every peer `completed = e - 1`
-(the credit). Then it waits until every peer has finished the call that used this slot last: only then may this call
-write there. With two slots that is the call before the last one, and the wait is over before it begins; with one slot,
-as a replayed graph may have it, the same two lines act as a barrier. Nothing trails a call.
+(the credit). Then it waits until every peer has told the same: it has finished the call before, so what that used may
+be written, and it has begun this one, so its host owes this call nothing any more. Only then may kernels fill the SMs
+and wait for peers. Without that, a host could stand still for another library's kernel (a driver that needs memory for
+a graph waits until all kernels of its GPU have ended), which waits for the SMs of a peer, whose kernel of ours waits
+for this host. One block that waits leaves the SMs to everybody. Nothing trails a call.
 """
 
 import triton
@@ -22,25 +23,22 @@ from overweave.memory.device import COMPLETED, PEER_ADDRESSES, STRIDE, sound_ala
 EPOCH = tl.constexpr(0)
 USED_ADDRESS = tl.constexpr(1)
 USED_SIGNALS = tl.constexpr(2)
-LAST_USE = tl.constexpr(3)
+STATE_WORDS = 3
 
 BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a credit did not come
 
 
 @triton.jit
-def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank, world_size, BLOCK: tl.constexpr):
+def begin_kernel(state, signals, claims, words, limits, signal_count, rank, world_size, BLOCK: tl.constexpr):
     """See the module. `signals`: those of this call's slot. `claims`: [4] tile counters. At most BLOCK ranks."""
     # All that is read comes first, so that the loads are under way together: a head is a chain of memory latencies.
     peers = tl.arange(0, BLOCK)
     is_peer = peers < world_size
     epoch = tl.load(state + EPOCH) + 1
-    previous = tl.load(state + LAST_USE + slot).to(tl.int32)
+    previous = (epoch - 1).to(tl.int32)
     used = tl.load(state + USED_ADDRESS).to(tl.pointer_type(tl.int32))
     used_count = tl.load(state + USED_SIGNALS)
     addresses = tl.load(limits + PEER_ADDRESSES + peers, mask=is_peer, other=0)
-    # One look at all peers' credits; only those that are late are waited for.
-    received = words + (COMPLETED + peers) * STRIDE
-    seen = tl.atomic_add(received, tl.zeros([BLOCK], tl.int32), mask=is_peer, sem="acquire", scope="sys")
 
     # The signals that the last call used have all been waited for: nobody will add to them before our credit.
     for start in range(0, used_count, BLOCK):
@@ -54,15 +52,17 @@ def begin_kernel(state, signals, claims, words, limits, slot, signal_count, rank
 
     # One lane per peer: the credits leave together, each released by its own lane behind the block's barrier.
     credits = addresses.to(tl.pointer_type(tl.int32)) + (COMPLETED + rank) * STRIDE
-    completed = tl.zeros([BLOCK], tl.int32) + (epoch - 1).to(tl.int32)
+    completed = tl.zeros([BLOCK], tl.int32) + previous
     tl.atomic_xchg(credits, completed, mask=is_peer, sem="release", scope="sys")
 
     tl.store(state + EPOCH, epoch)
-    tl.store(state + LAST_USE + slot, epoch)
     tl.store(state + USED_ADDRESS, signals.to(tl.int64))
     # Added to a tensor: a count of one arrives as a plain number.
     tl.store(state + USED_SIGNALS, tl.zeros([], tl.int64) + signal_count)
 
+    # One look at all peers' credits; only those that are late are waited for.
+    received = words + (COMPLETED + peers) * STRIDE
+    seen = tl.atomic_add(received, tl.zeros([BLOCK], tl.int32), mask=is_peer, sem="acquire", scope="sys")
     late = tl.sum(((seen - previous < 0) & is_peer).to(tl.int32), 0)
     verdict = 1
     if late > 0:

@@ -31,7 +31,7 @@ from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL
 from overweave.memory.packed import PACKED_OPERATION
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
-from overweave.memory.protocol import BEGIN_OPERATION, LAST_USE
+from overweave.memory.protocol import BEGIN_OPERATION, STATE_WORDS
 from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
@@ -75,7 +75,7 @@ class Workspace:
         self.calls = 0
         self.captures = Captures(device)
         self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
-        self.state = torch.zeros(LAST_USE.value + SLOTS, dtype=torch.int64, device=device)
+        self.state = torch.zeros(STATE_WORDS, dtype=torch.int64, device=device)
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)
         self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32).pin_memory()
         self._report: memoryview[int] = memoryview(self.report.numpy())  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ class Workspace:
             int(self._report[field.value]) for field in (REPORT_OPERATION, REPORT_SIGNAL, REPORT_EXPECTED, REPORT_SEEN)
         )
         if operation == BEGIN_OPERATION.value:
-            return Alarm("timeout", "begin: its credit did not come", peer=signal, expected=expected, seen=seen)
+            return Alarm("timeout", "begin: it has not begun this call", peer=signal, expected=expected, seen=seen)
         if operation == PACKED_OPERATION.value:
             return Alarm("timeout", f"its messages of packed call {expected} did not come", peer=signal)
         return Alarm("timeout", f"operation {operation} waits for signal {signal}", expected=expected, seen=seen)

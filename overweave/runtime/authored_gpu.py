@@ -75,7 +75,7 @@ class AuthoredSlot:
         self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
         self.begin = begin_launch(
             [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
-            [slot.number, self._layout.signals, self._rank, workspace.group.world_size],
+            [self._layout.signals, self._rank, workspace.group.world_size],
         )
         self.replays = Replays()
         self._queues: list[tuple[int, CopyQueue]] = []

@@ -50,7 +50,7 @@ class SlotKernels:
         self.traces: dict[str, torch.Tensor] = {}
         self.begin = begin_launch(
             [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
-            [slot.number, addresses.layout.signals, self._rank, workspace.group.world_size],
+            [addresses.layout.signals, self._rank, workspace.group.world_size],
         )
         self.copies_started: WaitStep | None = None
         self.multiply = self._bound("tile_kernel", self._multiply)

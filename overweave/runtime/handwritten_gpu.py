@@ -79,7 +79,7 @@ class _BoundSlot:
         abort = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
         self.begin = begin_launch(
             [workspace.state, signals, workspace.claims, abort, workspace.limits],
-            [slot.number, layout.signals, self._rank, workspace.group.world_size],
+            [layout.signals, self._rank, workspace.group.world_size],
         )
         self._channels = {
             name: Channel(

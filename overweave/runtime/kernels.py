@@ -60,7 +60,7 @@ class Launch:
 
 
 def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
-    """The head of a call. words: state, signals, claims, words, limits. numbers: slot, signals, rank, world_size."""
+    """The head of a call. words: state, signals, claims, words, limits. numbers: signals, rank, world_size."""
     return Launch(begin_kernel, 1, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
 
 

@@ -45,7 +45,7 @@ class Replays:
         """The graph of a call with tensors at these places, captured now if it is the second one; None for the first.
 
         capture: makes it (memory/captures.py). A graph is made before its call begins: the driver may wait for running
-        kernels until it has memory for one.
+        kernels until it has memory for one, and no peer's kernel may then wait for this call on all its SMs.
         """
         found = self.find(places)
         return self.add(places, capture) if found is None else found
