@@ -64,7 +64,8 @@ class Workspace:
     """See the module. Built collectively; `Workspace.of` keeps one per group and device.
 
     words, state, limits, claims, report: the protocol's words (memory/device.py, memory/protocol.py).
-    calls: how many calls this rank has launched eagerly. captures: makes the graphs of its calls.
+    calls: how many calls this rank has launched eagerly. captures: makes the graphs of its calls. captured: what graphs
+    of callers replay, which nobody may drop.
     """
 
     _open: ClassVar[dict[tuple[ProcessGroup, torch.device], Workspace]] = {}
@@ -74,6 +75,7 @@ class Workspace:
         self.timeout_s = group.timeout_s
         self.calls = 0
         self.captures = Captures(device)
+        self.captured: list[object] = []
         self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int64, device=device)
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)

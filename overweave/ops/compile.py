@@ -50,7 +50,7 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension. In place of
     a name, a `Gather` lists the moves of a tensor's chunks by hand, and a `Reduction` those of sums.
 
-    Returns a callable with the kernel's own parameters, and `group`; keep it as long as graphs that captured its calls.
+    Returns a callable with the kernel's own parameters, and `group`.
     A call takes Triton's options of a launch by name, and `tile_group`: how many blocks of rows run together, column by
     column (by default 8); the order of tiles in the kernel's own text is not kept.
     Its numbers are those of the whole problem; an exchanged tensor is this rank's shard of rows, as torch.chunk deals
@@ -73,7 +73,6 @@ class Fused:
         path_of_slices(self.wanted.values())
         self._away  # noqa: B018 - refuses what cannot be
         self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
-        self._held: list[_Call] = []  # forgotten, but replayed by graphs of the caller's
         _FUSED.add(self)
 
     def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
@@ -97,9 +96,7 @@ class Fused:
             if len(calls) > MOST_CALLS and _device(given).type == "cuda":
                 torch.cuda.synchronize()  # what is forgotten must not be under way
             while len(calls) > MOST_CALLS:
-                _, forgotten = calls.popitem(last=False)
-                if forgotten.was_captured:
-                    self._held.append(forgotten)
+                calls.popitem(last=False)
         else:
             calls.move_to_end(key)
             Board.of(resolved).post(call.signature)
@@ -181,7 +178,6 @@ def _forget_calls() -> None:
     """A process group must not outlive the interpreter, and calls hold theirs."""
     for fused in list(_FUSED):
         fused._calls.clear()
-        fused._held.clear()
 
 
 class _Call:
@@ -216,11 +212,6 @@ class _Call:
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
         self._bound = make.bind(self.plan, group, kernel, given)
-
-    @property
-    def was_captured(self) -> bool:
-        """Whether a graph of the caller's holds what this call owns."""
-        return bool(self._bound.was_captured)
 
     def run(self, given: Mapping[str, Any]) -> None:
         """Runs it. Exchanged tensors go by their names, as the matrices that the schedule knows."""

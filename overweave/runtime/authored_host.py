@@ -23,14 +23,13 @@ from overweave.runtime.authored import (
     tensor_of,
     tiles_and_parts,
 )
-from overweave.runtime.emulate import IsDone, Tensors
+from overweave.runtime.beside import IsDone
+from overweave.runtime.emulate import Tensors
 from overweave.runtime.interpreted import PROGRAMS, InterpretedCall
 
 
 class AuthoredRun:
     """A plan and its kernel, bound to this rank's group. Calls follow each other in the same sequence on all ranks."""
-
-    was_captured = False  # there are no graphs here
 
     def __init__(self, plan: Plan, group: Group, kernel: AuthoredKernel) -> None:
         self._plan, self._group, self._kernel = plan, group, kernel

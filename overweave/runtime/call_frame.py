@@ -20,7 +20,8 @@ Stream = torch.cuda.Stream
 class CallFrame:
     """Calls on a workspace.
 
-    was_captured: a graph of the caller's holds what this owns, and replays it as long as it lives.
+    was_captured: a graph of the caller's holds what this owns, and replays it as long as it lives: so the workspace
+    keeps it, whoever made it and drops it.
     """
 
     was_captured = False
@@ -35,12 +36,17 @@ class CallFrame:
         workspace = self._workspace
         stream, is_captured = workspace.current_stream(), torch.cuda.is_current_stream_capturing()
         if is_captured:
-            self.was_captured = True
+            self._keep()
             work(stream, True)
             return
         workspace.enter(stream)
         work(stream, False)
         workspace.leave(stream)
+
+    def _keep(self) -> None:
+        if not self.was_captured:
+            self.was_captured = True
+            self._workspace.captured.append(self)
 
     def run_beside(
         self,
@@ -107,7 +113,7 @@ class SlotCalls(CallFrame, Generic[Slot]):
         workspace = self._workspace
         stream = workspace.current_stream()
         if torch.cuda.is_current_stream_capturing():
-            self.was_captured = True
+            self._keep()
             slot = self.slot = self._slots[workspace.take_turn()]
             self._enqueue(slot, given, stream)
             return

@@ -33,12 +33,12 @@ from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.records import Pause
 from overweave.runtime.agenda import Agenda, Step
+from overweave.runtime.beside import IsDone
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.library import View, movable
 from overweave.runtime.norm import finish_sum
 from overweave.runtime.trace import Stopwatch
 
-IsDone = Callable[[], bool]
 Tensors = Mapping[str, Tensor]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.records import Pause
 from overweave.runtime import interpreter
+from overweave.runtime.beside import Beside, IsDone
 from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
@@ -33,7 +33,6 @@ from overweave.runtime.handwritten import (
 interpreter.repair()
 
 _REPORT_WORDS = 8
-IsDone = Callable[[], bool]
 
 
 class HandwrittenRun:
@@ -103,7 +102,7 @@ class _Call:
 
     def __init__(self, declared: Declared, view: _SlotView, workspace: HostWorkspace) -> None:
         self._declared, self._view, self._workspace = declared, view, workspace
-        self._threads: list[threading.Thread] = []
+        self._launched = Beside()
         self._raised = 0
 
     def work_off(self, steps: list[Step]) -> None:
@@ -126,8 +125,7 @@ class _Call:
     def give_up(self) -> None:
         """The call is void: sets the abort word, which every wait polls, and waits for the kernels to end."""
         self._view.abort()
-        for thread in self._threads:
-            thread.join()
+        self._launched.join()
 
     def _advance(self, lines: dict[str, list[Any]], running: dict[str, IsDone]) -> bool:
         moved = False
@@ -160,27 +158,10 @@ class _Call:
         return full
 
     def _beside(self, launch: Launch) -> IsDone:
-        """Interprets a kernel in a thread of its own; what it raises is raised by whoever asks whether it is done."""
-        errors: list[BaseException] = []
+        """Interprets a kernel in a thread of its own."""
         arguments = [self._argument(argument) for argument in launch.arguments]
         options = {name: self._argument(value) for name, value in launch.options.items()}
-
-        def run() -> None:
-            try:
-                launch.kernel[launch.grid](*arguments, **options)
-            except BaseException as error:  # noqa: BLE001 - raised by the loop
-                errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-        def is_done() -> bool:
-            if errors:
-                raise errors[0]
-            return not thread.is_alive()
-
-        return is_done
+        return self._launched.start(lambda: launch.kernel[launch.grid](*arguments, **options))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, ChannelArgument):

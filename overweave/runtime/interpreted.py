@@ -7,7 +7,6 @@ set, which is this loop's to do: the interpreter has no device clock to bound it
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,8 @@ from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime import interpreter
 from overweave.runtime.agenda import Agenda, Step
-from overweave.runtime.emulate import HostCall, IsDone
+from overweave.runtime.beside import Beside, IsDone
+from overweave.runtime.emulate import HostCall
 
 interpreter.repair()
 
@@ -77,7 +77,7 @@ class InterpretedCall(HostCall):
         self._limits = torch.tensor([0, self._report.data_ptr(), *peers])
         self._claims = torch.zeros(len(_CLAIMS) + 1, dtype=torch.int32)
         self._claimed = 0
-        self._threads: list[threading.Thread] = []
+        self._launched = Beside()
         lines = max(slot.layout.signals, 1) * SIGNAL_STRIDE_WORDS
         # A view of the own signals as a tensor; a plan without signals gets a line that nobody reads.
         signals = slot.heap.signal_lines(rank, slot.index)[:lines] if slot.layout.signals else None
@@ -106,24 +106,7 @@ class InterpretedCall(HostCall):
 
     def beside(self, work: Callable[[], None]) -> IsDone:
         """Runs a launch in a thread of its own; what it raises is raised by whoever asks whether it is done."""
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 - raised by the loop
-                errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-        def is_done() -> bool:
-            if errors:
-                raise errors[0]
-            return not thread.is_alive()
-
-        return is_done
+        return self._launched.start(work)
 
     def has_moved(self) -> bool:
         """Whether a kernel has claimed another tile."""
@@ -134,8 +117,7 @@ class InterpretedCall(HostCall):
         """Sets the abort word, which every wait of our kernels polls, and waits for the kernels to end."""
         if hasattr(self, "_words"):
             self._words[ABORT] = 1
-            for thread in self._threads:
-                thread.join()
+            self._launched.join()
 
     def _multiply(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
         problem, config = self.plan.problem, self.plan.realization.matmul

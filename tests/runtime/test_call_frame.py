@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -42,6 +42,7 @@ class Workspace:
 
     device = torch.device("cpu")
     group = SimpleNamespace(rank=0, world_size=RANKS)
+    captured: ClassVar[list[object]] = []
 
     def __init__(self, log: Log) -> None:
         self.log, self.turn = log, 0
@@ -109,6 +110,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         return SimpleNamespace(replay=lambda: log.append("replay"))
 
     monkeypatch.setattr(Workspace, "captures", SimpleNamespace(graph=captured), raising=False)
+    monkeypatch.setattr(Workspace, "captured", [])
     return log
 
 
@@ -202,3 +204,18 @@ def test_packed_messages_have_no_head(log: Log, monkeypatch: pytest.MonkeyPatch)
     assert (found[0], found[-2:]) == ("enter caller", ["sum on caller", "leave caller"])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert eager(run, log) == found[1:-1]
+
+
+@pytest.mark.parametrize("make", [plan_run, compiled_run, steps_run, packed_run])
+def test_what_a_graph_of_the_callers_replays_outlives_who_made_it(
+    log: Log, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(log)
+    eager(run, log)
+    assert Workspace.captured == []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(3):
+        eager(run, log)
+    made = run.__closure__
+    kept = [cell.cell_contents for cell in made if cell.cell_contents in Workspace.captured]
+    assert len(kept) == len(Workspace.captured) == 1
