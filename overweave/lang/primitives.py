@@ -144,12 +144,7 @@ def tile_pull_data(channel, tensor, tile, MODE: tl.constexpr, rank=None):
 def producer_rows(channel, tile):
     """f_S of producers: the rows `[low, high)` of a tile."""
     tiles: tl.constexpr = channel.layout.tiles
-    if channel.producer_table is None:
-        low, high = _static_rows(tiles, tile)
-    else:
-        low = _entry(channel.producer_table, tiles, tile, LOW)
-        high = _entry(channel.producer_table, tiles, tile, HIGH)
-    return low, high
+    return _rows(channel.producer_table, tiles, tile)
 
 
 @triton.jit
@@ -174,12 +169,7 @@ def producer_rank(channel, tile):
 def consumer_rows(channel, tile):
     """f_S of consumers: the rows `[low, high)` of a tile."""
     tiles: tl.constexpr = channel.layout.consumed
-    if channel.consumer_table is None:
-        low, high = _static_rows(tiles, tile)
-    else:
-        low = _entry(channel.consumer_table, tiles, tile, LOW)
-        high = _entry(channel.consumer_table, tiles, tile, HIGH)
-    return low, high
+    return _rows(channel.consumer_table, tiles, tile)
 
 
 @triton.jit
@@ -237,6 +227,17 @@ def _counted(channel, counter):
         is_one = (counter >= 0) & (counter < channel.layout.counters)
         count = tl.load(channel.counts + counter, mask=is_one, other=0)
     return count
+
+
+@triton.jit
+def _rows(table, tiles: tl.constexpr, tile):
+    """The rows `[low, high)` of a tile, by a dynamic mapping or, where there is none, by the static one."""
+    if table is None:
+        low, high = _static_rows(tiles, tile)
+    else:
+        low = _entry(table, tiles, tile, LOW)
+        high = _entry(table, tiles, tile, HIGH)
+    return low, high
 
 
 @triton.jit
