@@ -131,7 +131,7 @@ class AuthoredSlot:
 
     def _pushes(self, action: Action) -> Enqueue:
         """Puts by a kernel, on a stream of its own. Tiles wait for peers, and peers for these: so they have their SMs
-        first."""
+        first. Those of what tiles store follow the first of these tiles."""
         config, workspace = self._plan.realization.copy, self._workspace
         assert config is not None
         rows = self._plan.tile_order(self._rank, action.queue).rows
@@ -142,31 +142,39 @@ class AuthoredSlot:
         targets = torch.tensor(addresses, dtype=torch.int64, device=workspace.device)
         source, cols = Moving(0, torch.int32), self._plan.schedule.buffer(read).cols
         claims = workspace.claims[2:]
-        self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
+        first = next((operation for operation in action.operations if operation.waits), None)
+        gate = self._gate(first) if first else []
+        if not first:
+            self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
         arrays = [table_tensor(rows, workspace.device), claims, self._signals, self._words, workspace.limits]
         trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
         words = cols * self._dtype.itemsize // COPY_WORD_BYTES
         arguments = [targets, source, *arrays, trace, len(rows), words, workspace.group.world_size]
         launch, side = copy_launch(config, arguments, len(rows), False), workspace.stream(action.queue).cuda_stream
 
+        own = self._own(read).data_ptr() if read in self._layout.buffers else None
+
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
-            source.address = tensors[read].data_ptr()
+            source.address = tensors[read].data_ptr() if own is None else own
+            for step in gate:
+                driver.wait_value(side, step.address, step.value)
             launch(side)
 
         return enqueue
 
-    def _gate(self, first: Reduce) -> list[WaitStep]:
-        """What the first sum waits for of its own rank's tiles: then every block of the kernel that computes them has
-        its SM. A block of a kernel without a loop takes one tile, and gets its SM last if that is the last tile."""
+    def _gate(self, first: Operation, blocks: int) -> list[WaitStep]:
+        """What the first sum, or push, waits for of its own rank's tiles: then every block of the kernel that computes
+        them has its SM. A block of a kernel without a loop takes one tile, and gets its SM last if that is the last
+        tile; blocks that are too few to take every SM need not wait for it."""
         tiles = (operation for operation in self._plan.schedule.of_rank(self._rank) if isinstance(operation, Apply))
         mine = (notify for tile in tiles for notify in tile.notifies if notify.rank == self._rank)
         announced = {(notify.pad, notify.signal) for notify in mine}
         waits = [wait for wait in first.waits if (wait.pad, wait.signals[0]) in announced]
         if not waits:
-            asked, cure = "sum beside the tiles", "Give the queue `after`, or let it wait for own tiles"
+            asked, cure = "run beside the tiles", "Give the queue `after`, or let it wait for own tiles"
             raise ScheduleError(asked, f"{first.name} waits for none: it could take the SMs they need", cure)
         gate = [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
-        if not self._kernel.is_persistent:
+        if not self._kernel.is_persistent and blocks > SPINNING:
             engines = {one.queue: one.engine for one in self._plan.realization.engines}
             tables = (table for table in self._plan.tile_orders if table.rank == self._rank)
             count = sum(tiles_and_parts(one.rows)[0] for one in tables if engines[one.queue] == AUTHOR_KERNEL)

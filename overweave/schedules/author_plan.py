@@ -36,6 +36,8 @@ from overweave.schedules.tile_order import copy_rows, tile_order
 from overweave.schedules.transports import Asked, path_of_slices
 from overweave.schedules.weave import Bound, bound, is_streamed, weave
 
+# Blocks that wait beside a kernel of one tile for each program must leave SMs to tiles that have none yet.
+SPINNING = 64
 TILE_GROUP = 8  # blocks of the last but one axis that run together, unless a call names another number
 
 Waits = tuple[tuple[int, int, int], tuple[int, int]]  # a range with its count, one more signal with its own
@@ -73,7 +75,7 @@ def author_plan(
     realization = Realization(
         dtype=dtype,
         engines=engines,
-        reduction=ReduceConfig() if sums else None,
+        reduction=ReduceConfig(programs=SPINNING) if sums else None,
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
     )

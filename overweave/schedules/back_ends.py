@@ -16,7 +16,6 @@ GATHERS = ("push", "receive")
 
 _PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
 _SUMS = "what travels on are sums, which no tile stores"
-_NO_SMS = "it would wait for tiles that hold the SMs it needs"
 _REGISTERS = "a tile is stored from registers, and its rows are no longer than it is wide: too short for bulk copies"
 
 
@@ -28,8 +27,6 @@ def obstacle(method: str, mover: Mover) -> str:
         return _PULLS
     if method == "ring":
         return _SUMS
-    if mover in COPYING_KERNELS:
-        return _NO_SMS
     return _REGISTERS if mover == "bulk_tiles" else ""
 
 

@@ -18,6 +18,7 @@ from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send
 from overweave.schedules.back_ends import check_mover
+from overweave.schedules.behind_tiles import PUSHES, carried_behind_tiles
 from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunked_reduction import KERNEL_COLS, chunked_reduction
@@ -50,7 +51,6 @@ from overweave.schedules.stored_at_peers import stored_at_peers
 from overweave.schedules.transports import GATHER, SCATTER, SPREAD, Asked, Side, Transport, options_of, transport_of
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
-PUSHES = f"{COPIES}.kernel"
 CHUNKED_SUMS = ("mesh", "ring", "double_ring", "islands")
 
 
@@ -103,7 +103,9 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         operand=operand,
         method=transport.method,
         side=transport.side,
-        communication=_carried(_communication(split, operand, transport, settings), transport.side, settings.mover),
+        communication=_carried(
+            _communication(split, operand, transport, settings), transport.side, settings.mover, split.tile_rows
+        ),
         mover=settings.mover,
         copy=copy_config(settings),
     )
@@ -180,12 +182,12 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
     return renamed(made, name, {Y: name}, {product(A, B): name})
 
 
-def _carried(made: Communication, side: Side, mover: Mover) -> Communication:
+def _carried(made: Communication, side: Side, mover: Mover, tile_rows: int) -> Communication:
     """What a kernel carries has a queue of its own, beside those of the copy engine; what tiles store has none."""
     if mover == "copy_engine":
         return made
     if side != GATHER:
-        return stored_at_peers(made)
+        return stored_at_peers(made) if mover in CARRYING_TILES else carried_behind_tiles(made, tile_rows)
     if mover in CARRYING_TILES:
         return carried_by_tiles(made)
     return replace(

@@ -88,7 +88,7 @@ TRANSPORTS: dict[str, Transport] = {
         SCATTER,
         "scatter",
         "pieces are put to their owner, who sums in rank order",
-        (PIECES, ORDER, OWN_PIECES, ANY_MOVER),
+        (PIECES, ORDER, OWN_PIECES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "reduce_scatter.mesh": Transport(
         SCATTER,
@@ -113,7 +113,7 @@ TRANSPORTS: dict[str, Transport] = {
         SCATTER,
         "two_shot",
         "owners sum pieces in rank order and put them to all",
-        (PIECES, ANY_MOVER),
+        (PIECES, ANY_MOVER, COPY_PROGRAMS),
         gathers_sums=True,
     ),
     "all_reduce.one_shot": Transport(
@@ -150,11 +150,11 @@ TRANSPORTS: dict[str, Transport] = {
         "block p of each rank is put to rank p, piece by piece",
         (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
     ),
-    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER)),
+    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
     "all_to_all.receive_collective": Transport(GATHER, "receive_collective", "the library's, before the kernel"),
     "all_to_all.send_collective": Transport(SPREAD, "send_collective", "the library's, behind the kernel"),
     "spread.push": Transport(
-        SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER)
+        SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER, COPY_PROGRAMS)
     ),
 }
 

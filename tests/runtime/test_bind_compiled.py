@@ -92,6 +92,15 @@ CASES = (
     Case("matmul", {"C": "all_reduce.two_shot mover=tiles"}),
     *(Case("matmul", {"C": f"reduce_scatter.{how}"}) for how in ("mesh col_pieces=2", "double_ring", "islands")),
     *(Case("persistent", {"C": f"all_reduce.{how}"}) for how in ("mesh", "ring lanes=2")),
+    *(
+        Case(file, {"C": f"{how} mover=bulk_kernel"})
+        for file, how in (
+            ("matmul", "reduce_scatter.scatter"),
+            ("persistent", "all_reduce.two_shot"),
+            ("matmul", "all_to_all.send"),
+        )
+    ),
+    Case("matmul", {"A": "all_gather.push mover=tiles", "C": "reduce_scatter.scatter mover=copy_kernel"}),
     Case("matmul", {"A": "all_to_all.receive mover=tiles", "C": "all_to_all.send mover=tiles"}),
     Case("persistent", {"A": "all_gather.push mover=copy_kernel", "C": "reduce_scatter.ring"}),
 )

@@ -1,0 +1,39 @@
+"""Puts of finished tiles that a kernel carries: on SMs of its own, beside the tiles that come after them.
+
+The kernel has one source, what tiles write; sums that travel on stay with the copy engine. It is launched behind the
+tiles' kernel once the first of them are stored, and its Puts stand in front of whatever waits for peers.
+SOURCE: AutoOverlap 5 (communication on dedicated SMs, for producers as well as for consumers).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from overweave.errors import ScheduleError
+from overweave.ir.schedule import Operation, Put, Queue
+from overweave.schedules.communication import COPIES, ISSUE, Chunk, Communication
+
+PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
+
+
+def carried_behind_tiles(made: Communication, tile_rows: int) -> Communication:
+    """The same, what tiles write put by a kernel, `tile_rows` rows at a time. Raises ScheduleError where nothing is."""
+    if made.world_size == 1:
+        return made
+    written = {step.region.buffer for step in made.steps if isinstance(step, Chunk)}
+    puts = [step for step in made.steps if isinstance(step, Put) and {one.buffer for one in step.sources} <= written]
+    if not puts:
+        found = "what goes to peers is not what tiles store, but sums of it, or nothing"
+        raise ScheduleError("let a kernel push what tiles store", found, "Use mover=copy_engine")
+    rows = max(part.shape[0] for put in puts for part in put.sources)
+    tiles = max(1, -(-rows // tile_rows))
+    moved = {put.name: replace(put, queue=PUSHES, tiles=tiles) for put in puts}
+    steps = [moved.get(step.name, step) for step in made.steps]
+    steps.sort(key=lambda step: (step.rank, _turn(step)))
+    left = {step.queue for step in steps if not isinstance(step, Chunk)}
+    queues = tuple(queue for queue in made.queues if queue.name in left)
+    return replace(made, queues=(*queues, Queue(PUSHES, ISSUE)), steps=tuple(steps))
+
+
+def _turn(step: Operation | Chunk) -> int:
+    return 0 if isinstance(step, Chunk) else 1 if step.queue == PUSHES else 2
