@@ -34,7 +34,7 @@ from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.author_plan import TILE_GROUP, author_plan
 from overweave.schedules.communication import CARRYING_TILES
-from overweave.schedules.transports import GATHER, SPREAD, Asked, mover_of, path_of_slices, transport_of, wanted_of
+from overweave.schedules.transports import GATHER, SPREAD, Asked, movers_of, path_of_slices, transport_of, wanted_of
 from overweave.tuner.caches import cache_folders
 
 OPTIONS = (*LAUNCH_OPTIONS, "tile_group")
@@ -140,7 +140,7 @@ class Fused:
         found = [
             tensor
             for tensor, words in self.wanted.items()
-            if transport_of(words).side != GATHER and mover_of(words) in CARRYING_TILES
+            if transport_of(words).side != GATHER and movers_of(words).intersection(CARRYING_TILES)
         ]
         if len(found) > 1:
             raise InputError(f"store {' and '.join(found)} at peers", "a tile tells one place", "Let tiles store one")

@@ -7,27 +7,35 @@ residency and races, by the proof of the plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from overweave.errors import InputError
-from overweave.schedules.communication import CARRYING_TILES, COPYING_KERNELS, Mover
+from overweave.schedules.chunks import AUTO, Box, Get, Put
+from overweave.schedules.communication import CARRYING_TILES, COPIES, COPYING_KERNELS, TILES, Mover
 
 MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)  # type: ignore[assignment]
 GATHERS = ("push", "receive")
 
+ENGINE: Final = "copy_engine"
+PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
 _PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
 _SUMS = "what travels on are sums, which no tile stores"
-_REGISTERS = "a tile is stored from registers, and its rows are no longer than it is wide: too short for bulk copies"
+REGISTERS = "a tile is stored from registers, and its rows are no longer than it is wide: too short for bulk copies"
+_OPEN = "it is left open, and only compile_auto chooses"
+_COLUMNS = "kernels move whole rows"
+_TRAVELS = "it has to arrive first, and what kernels carry waits for nothing but tiles of its own rank"
+_AFTER = "it comes after another move, and what kernels carry waits for nothing but tiles of its own rank"
 
 
 def obstacle(method: str, mover: Mover) -> str:
     """Why a back end cannot carry an exchange; empty if it can. method: the second word of a schedule's name."""
-    if mover == "copy_engine" or method in GATHERS:
+    if mover == ENGINE or method in GATHERS:
         return ""
     if method == "pull":
         return _PULLS
     if method == "ring":
         return _SUMS
-    return _REGISTERS if mover == "bulk_tiles" else ""
+    return REGISTERS if mover == "bulk_tiles" else ""
 
 
 def check_mover(name: str, method: str, mover: Mover) -> None:
@@ -39,3 +47,27 @@ def check_mover(name: str, method: str, mover: Mover) -> None:
 def legal(method: str) -> Iterator[Mover]:
     """The back ends that can."""
     return (mover for mover in MOVERS if not obstacle(method, mover))
+
+
+def queue_of(move: Put | Get, has_lanes: bool) -> str:
+    """Where a move of a list stands. has_lanes: whether those of the copy engine are in several lanes."""
+    if move.mover in COPYING_KERNELS:
+        return PUSHES
+    if move.mover in CARRYING_TILES:
+        return TILES
+    return f"{COPIES}.{move.lane}" if has_lanes else COPIES
+
+
+def move_obstacle(move: Put | Get, box: Box, whole: Box, is_own: bool) -> str:
+    """Why its back end cannot carry a move of a list; empty if it can. is_own: nothing of it has come from a peer."""
+    if move.mover == AUTO:
+        return _OPEN
+    if move.mover == ENGINE:
+        return ""
+    if isinstance(move, Get):
+        return _PULLS
+    if box.cols != whole.cols:
+        return _COLUMNS
+    if not is_own:
+        return _TRAVELS
+    return _AFTER if move.after else ""

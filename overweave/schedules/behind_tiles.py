@@ -7,13 +7,14 @@ SOURCE: AutoOverlap 5 (communication on dedicated SMs, for producers as well as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Operation, Put, Queue
-from overweave.schedules.communication import COPIES, ISSUE, Chunk, Communication
-
-PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
+from overweave.schedules.back_ends import PUSHES
+from overweave.schedules.communication import ISSUE, Chunk, Communication
 
 
 def carried_behind_tiles(made: Communication, tile_rows: int) -> Communication:
@@ -33,6 +34,17 @@ def carried_behind_tiles(made: Communication, tile_rows: int) -> Communication:
     left = {step.queue for step in steps if not isinstance(step, Chunk)}
     queues = tuple(queue for queue in made.queues if queue.name in left)
     return replace(made, queues=(*queues, Queue(PUSHES, ISSUE)), steps=tuple(steps))
+
+
+def in_parts(made: Communication, rows_of: Mapping[str, int]) -> Communication:
+    """The same, the Puts of some queues in as many parts each as the longest needs. rows_of: the rows of a part."""
+    puts = [step for step in made.steps if isinstance(step, Put) and step.queue in rows_of]
+    moved: dict[str, Put] = {}
+    for queue, rows in rows_of.items():
+        ours = [put for put in puts if put.queue == queue]
+        longest = max((part.shape[0] for put in ours for part in put.sources), default=0)
+        moved |= {put.name: replace(put, tiles=max(1, -(-longest // rows))) for put in ours}
+    return replace(made, steps=tuple(moved.get(step.name, step) for step in made.steps))
 
 
 def _turn(step: Operation | Chunk) -> int:

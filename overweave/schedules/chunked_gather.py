@@ -16,11 +16,12 @@ from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Notify, Put, Q
 from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import shard_rows
 from overweave.schedules import chunks
+from overweave.schedules.back_ends import ENGINE, PUSHES, move_obstacle, queue_of
 from overweave.schedules.chunks import Box, Gather, Held, Move
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
-    COPIES,
+    ISSUE,
     MAIN,
     TILES,
     A,
@@ -83,8 +84,8 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
         steps += _moves(plan, buffers, rank)
         steps += _uses(plan, buffers, rank)
         steps += [_collect(plan, buffers, rank)] if returns_gathered and rows else []
-    lanes = dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk))
-    queues = [Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ()) for name in lanes]
+    names = dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk) and step.queue != TILES)
+    queues = [Queue(PUSHES, ISSUE) if name == PUSHES else _stream(name) for name in names]
     kept = (buffers.x, buffers.gathered, *((buffers.out,) if returns_gathered else ()))
     return Communication(
         world_size=gather.world_size,
@@ -100,6 +101,10 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
         goal=tuple(Goal(region(buffers.out, rank, (0, rows)), A, 0, 0) for rank in ranks if returns_gathered and rows),
         steps=tuple(steps),
     )
+
+
+def _stream(name: str) -> Queue:
+    return Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ())
 
 
 class _Buffers(Struct, frozen=True):
@@ -159,6 +164,8 @@ def _note_move(plan: _Plan, at: int, move: chunks.Put | chunks.Get, after: list[
     source, target = (move.rank, move.peer) if isinstance(move, chunks.Put) else (move.peer, move.rank)
     box = _box(plan, move.chunk)
     is_own, arrived = plan.held[source].sources(at, box)
+    if found := move_obstacle(move, box, plan.whole, is_own and not arrived):
+        raise ScheduleError(f"move {at}: carry {box} by mover={move.mover}", found, "Use mover=copy_engine")
     plan.held[target].take(at, box)
     if is_own and (arrived or isinstance(move, chunks.Get)):
         plan.staged.add(source)
@@ -196,17 +203,18 @@ def _number(plan: _Plan) -> None:
 
 
 def _lane(move: Move, rank: int) -> int | str | None:
-    """The lane of a rank in which a move is carried; MAIN for the library's, None for another rank's move."""
+    """The lane of a rank in which a move is carried; MAIN for the library's, None for another rank's move, and for a
+    kernel's, which orders nothing."""
     if isinstance(move, chunks.Collective):
         return MAIN
-    return move.lane if move.rank == rank else None
+    return move.lane if move.rank == rank and move.mover == ENGINE else None
 
 
 def _not_in_order(plan: _Plan, at: int, rank: int, events: list[int]) -> list[int]:
     """Without those that the order of the rank's own lane implies."""
     moves = plan.gather.moves
     lane = _lane(moves[at], rank)
-    implied = [event for event in events if event >= 0 and _lane(moves[event], rank) == lane]
+    implied = [event for event in events if event >= 0 and lane is not None and _lane(moves[event], rank) == lane]
     return [event for event in dict.fromkeys(events) if event not in implied]
 
 
@@ -221,7 +229,8 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
     """A rank's moves in launch order, after what stages its own shard."""
     own = plan.held[rank].own.rows
     rest = _not_gathered(plan, rank)
-    lanes = {move.lane for move in plan.gather.moves if not isinstance(move, chunks.Collective)}
+    carried = (move for move in plan.gather.moves if not isinstance(move, chunks.Collective))
+    lanes = {move.lane for move in carried if move.mover == ENGINE}
     if rank in plan.staged and rest:
         yield Copy(
             name=f"stage.{rank}",
@@ -243,7 +252,7 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
         yield kind(
             name=f"{'push' if kind is Put else 'pull'}.{rank}-{move.peer}.{at}",
             rank=rank,
-            queue=f"{COPIES}.{move.lane}" if len(lanes) > 1 else COPIES,
+            queue=queue_of(move, len(lanes) > 1),
             waits=waits,
             notifies=plan.notifies(at),
             sources=(Region(X if at in plan.from_x else GATHERED, source, read, box.cols),),

@@ -31,6 +31,7 @@ from overweave.ir.schedule import (
     product,
 )
 from overweave.schedules import chunks
+from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
 from overweave.schedules.chunks import Box, Reduction
 from overweave.schedules.communication import (
     ARRIVED,
@@ -81,12 +82,25 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
     partial out, add one twice, or add differently on two ranks that end with the same.
     """
     books = keep_books(reduction, rows, cols)
+    _check_movers(books)
     ways = (BESIDE, BEHIND, LIBRARY) if cols % KERNEL_COLS == 0 else (LIBRARY,)
     for way in ways:
         made = _Lowering(books, cols, way)
         if way == LIBRARY or made.is_for_a_kernel:
             return made.communication(held)
     raise AssertionError("the library adds whatever there is")
+
+
+def _check_movers(books: Books) -> None:
+    """Raises ScheduleError where a back end cannot carry a move."""
+    for one in books.done:
+        move = books.reduction.moves[one.at] if isinstance(one, Carried) else None
+        if isinstance(one, Carried) and isinstance(move, chunks.Put | chunks.Get):
+            is_own = {part.buffer for piece in one.pieces for part in piece.parts} == {PARTIAL}
+            found = move_obstacle(move, one.box, books.whole, is_own) or (move.mover == "bulk_tiles" and REGISTERS)
+            if found:
+                asked = f"move {one.at}: carry {one.box} by mover={move.mover}"
+                raise ScheduleError(asked, found, "Use mover=copy_engine")
 
 
 class _Sum(Struct, frozen=True):
@@ -109,7 +123,8 @@ class _Lowering:
         self.size, self.rows = books.reduction.world_size, books.whole.rows[1]
         self.moves = {one.at: one for one in books.done}
         self.carried = [one for one in books.done if isinstance(one, Carried)]
-        self.lanes = {move.lane for move in books.reduction.moves if not isinstance(move, chunks.Sum)}
+        moves = [move for move in books.reduction.moves if not isinstance(move, chunks.Sum)]
+        self.lanes = {move.lane for move in moves if move.mover == ENGINE}
         self.holes = [_holes(self._reads(rank)) for rank in range(self.size)]
         self.slots = Slots.of(self.carried, self.size)
         self.heard = Heard()
@@ -173,10 +188,13 @@ class _Lowering:
     def _mover(self, one: Carried) -> int:
         return self.books.reduction.moves[one.at].rank
 
-    def _lane(self, at: int) -> str:
+    def _move(self, at: int) -> chunks.Put | chunks.Get:
         move = self.books.reduction.moves[at]
         assert not isinstance(move, chunks.Sum)
-        return f"{COPIES}.{move.lane}" if len(self.lanes) > 1 else COPIES
+        return move
+
+    def _lane(self, at: int) -> str:
+        return queue_of(self._move(at), len(self.lanes) > 1)
 
     def _reads(self, rank: int) -> list[Range]:
         """The rows of its own partial that somebody reads, in the order of the list."""
@@ -236,11 +254,12 @@ class _Lowering:
             for rows in self._holes_of(rank, piece.box.rows):
                 hole = next(at for at, one in enumerate(self.holes[rank]) if one[0] <= rows[0] and rows[1] <= one[1])
                 yield Event(COMPUTED, rank, ("tiles", rank, hole))
-        last: dict[tuple[int, str], int] = {}
+        last: dict[tuple[int, str, int], int] = {}
         for by in piece.by:
             one = self.moves.get(by)
             if isinstance(one, Carried):
-                last[self._mover(one), self._lane(by)] = by
+                is_ordered = self._move(by).mover == ENGINE  # kernels announce in any order
+                last[self._mover(one), self._lane(by), 0 if is_ordered else by] = by
             elif isinstance(one, Added):
                 met = (each for each in self.sums[by] if each.box.common(piece.box).area)
                 yield from (Event(SUMMED, rank, ("sum", by, each.index)) for each in met)
@@ -265,7 +284,7 @@ class _Lowering:
                 )
             one = self.moves[place]
             if isinstance(one, Carried):
-                if (self._mover(one), self._lane(place)) != (rank, queue):
+                if (self._mover(one), self._lane(place)) != (rank, queue) or self._move(place).mover != ENGINE:
                     pad = ARRIVED if one.target == rank else TOLD
                     events.append(Event(pad, rank, ("move", place, rank)))
                 continue
@@ -299,11 +318,13 @@ class _Lowering:
             part = Region(PARTIAL, rank, rows, (0, self.cols))
             notifies = self.heard.notifies(("tiles", rank, hole))
             yield Chunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, notifies=notifies)
+        ahead = [one for one in self.carried if self._mover(one) == rank and self._move(one.at).mover != ENGINE]
+        yield from map(self._carry, ahead)  # they wait for tiles only, and peers for them
         for one in self.books.done:
             yield from (tell for at, tell in self.tells if at == one.at and tell.rank == rank)
             if isinstance(one, Added):
                 yield from (self._reduce(each) for each in self.sums[one.at] if one.rank == rank)
-            elif self._mover(one) == rank:
+            elif self._mover(one) == rank and one not in ahead:
                 yield self._carry(one)
         yield from (self._reduce(each) for each in self.ends[rank])
 
@@ -357,9 +378,9 @@ class _Lowering:
 
     def _queues(self, steps: Iterable[Operation | Chunk]) -> Iterator[Queue]:
         for name in dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk)):
-            if name == SUMS:
-                yield Queue(SUMS, ISSUE, after=(TILES,) if self.way == BEHIND else ())
-            else:
+            if name in (SUMS, PUSHES):
+                yield Queue(name, ISSUE, after=(TILES,) if name == SUMS and self.way == BEHIND else ())
+            elif name != TILES:
                 yield Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ())
 
 

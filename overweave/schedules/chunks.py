@@ -12,13 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from typing import Final, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.schedule import Range
+from overweave.schedules.communication import Mover
 
 After = tuple[tuple[int, int], ...]
+AnyMover = Mover | Literal["auto"]
+AUTO: Final = "auto"
+MOST_PROGRAMS = 64  # SMs that a kernel which moves chunks may have
 
 
 class Chunk(Struct, frozen=True):
@@ -42,7 +48,8 @@ class Chunk(Struct, frozen=True):
 class Put(Struct, frozen=True):
     """`rank` pushes a chunk to `peer`. lane: moves of one rank in one lane are carried one after the other, lanes
     beside each other. after: (rank, index), the index-th move of a rank that must be complete before, if data does not
-    say so already.
+    say so already. mover: the back end that carries it; `auto` leaves it to `compile_auto`. One that is none of its
+    lane is as if it had one of its own.
     """
 
     rank: int
@@ -50,16 +57,18 @@ class Put(Struct, frozen=True):
     chunk: Chunk
     lane: int = 0
     after: After = ()
+    mover: AnyMover = "copy_engine"
 
 
 class Get(Struct, frozen=True):
-    """`rank` pulls a chunk from `peer`; the rest as in Put."""
+    """`rank` pulls a chunk from `peer`, by the copy engine; the rest as in Put."""
 
     rank: int
     peer: int
     chunk: Chunk
     lane: int = 0
     after: After = ()
+    mover: AnyMover = "copy_engine"
 
 
 class Collective(Struct, frozen=True):
@@ -93,14 +102,17 @@ class Gather(Struct, frozen=True):
     tiles run in that order too: what the last move that they need brings comes last.
 
     A move waits for the moves that bring what it reads, and for those in its `after`; a tile for those that bring its
-    rows. Raises InputError for what is no list of moves; `compile` raises ScheduleError for moves that leave a gap.
+    rows. copy_programs: SMs of the kernel that carries moves, if one does. Raises InputError for what is no list of
+    moves; `compile` raises ScheduleError for moves that leave a gap, and for a mover that cannot carry one.
     """
 
     world_size: int
     moves: tuple[Move, ...]
+    copy_programs: int = 16
 
     def __post_init__(self) -> None:
         _check_moves("gather", self.moves, (Put, Get, Collective))
+        _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
         return f"gather_by_hand moves={len(self.moves)} #{_digest(self)}"
@@ -128,9 +140,11 @@ class Reduction(Struct, frozen=True):
     world_size: int
     moves: tuple[Step, ...]
     everywhere: bool = False
+    copy_programs: int = 16
 
     def __post_init__(self) -> None:
         _check_moves("reduction", self.moves, (Put, Get, Sum))
+        _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
         return f"reduction_by_hand moves={len(self.moves)} #{_digest(self)}"
@@ -155,6 +169,31 @@ def _check_moves(what: str, moves: Iterable[object], kinds: tuple[type, ...]) ->
             if not isinstance(chunk, Chunk):
                 found = f"its chunk is a {type(chunk).__name__}"
                 raise InputError(f"move {at} of a {what} by hand", found, "Pass Chunk((low, high))")
+        mover = getattr(move, "mover", AUTO)
+        if mover not in (*get_args(Mover), AUTO):
+            known = ", ".join(get_args(Mover))
+            raise InputError(f"move {at} of a {what} by hand", f"mover {str(mover)[:40]!r}", f"Name one of {known}")
+
+
+def _check_programs(copy_programs: object) -> None:
+    if type(copy_programs) is not int or not 1 <= copy_programs <= MOST_PROGRAMS:
+        raise InputError(f"copy_programs={str(copy_programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
+
+
+def movers_in(written: Gather | Reduction) -> frozenset[str]:
+    """The back ends that carry its moves, `auto` too."""
+    return frozenset(move.mover for move in written.moves if isinstance(move, Put | Get))
+
+
+def settled(written: Gather | Reduction, mover: Mover) -> Gather | Reduction:
+    """The same, its Puts carried by `mover` where that is left open; Gets are the copy engine's."""
+
+    def one(move: Move | Step) -> Move | Step:
+        if not isinstance(move, Put | Get) or move.mover != AUTO:
+            return move
+        return replace(move, mover=mover if isinstance(move, Put) else "copy_engine")
+
+    return replace(written, moves=tuple(map(one, written.moves)))
 
 
 def _digest(written: object) -> str:

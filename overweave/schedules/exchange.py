@@ -17,17 +17,18 @@ from overweave.ir.schedule import Range, product
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send
-from overweave.schedules.back_ends import check_mover
-from overweave.schedules.behind_tiles import PUSHES, carried_behind_tiles
+from overweave.schedules.back_ends import PUSHES, check_mover
+from overweave.schedules.behind_tiles import carried_behind_tiles, in_parts
 from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunked_reduction import KERNEL_COLS, chunked_reduction
-from overweave.schedules.chunks import Gather, Reduction
+from overweave.schedules.chunks import Gather, Reduction, movers_in
 from overweave.schedules.communication import (
     CARRYING_TILES,
     COPIES,
     MAIN,
     SUMS,
+    TILES,
     A,
     B,
     Chunk,
@@ -40,7 +41,7 @@ from overweave.schedules.communication import (
 from overweave.schedules.gather_templates import TEMPLATES as GATHERS
 from overweave.schedules.gather_templates import gather_moves
 from overweave.schedules.mesh import mesh_of
-from overweave.schedules.mover import copy_config
+from overweave.schedules.mover import by_hand_config, copy_config
 from overweave.schedules.options import Settings, settle
 from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
@@ -84,7 +85,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     """
     transport = transport_of(words)
     if not isinstance(words, str):
-        return _by_hand(_operand(space, tensor, transport), words, world_size)
+        return _by_hand(_operand(space, tensor, transport), words, space.tile_count, world_size)
     name, *pairs = words.split()
     operand = _operand(space, tensor, transport)
     settings = settle(name, transport.options, options_of(name, pairs))
@@ -119,13 +120,22 @@ def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int,
     return max(1, MOVED_TILE // max(1, operand.cols))
 
 
-def _by_hand(operand: Operand, written: Gather | Reduction, world_size: int) -> Exchange:
+def _by_hand(operand: Operand, written: Gather | Reduction, tiles: int, world_size: int) -> Exchange:
     if written.world_size != world_size:
         found, asked = f"the group has {world_size} ranks", f"exchange {operand.tensor} on {written.world_size} ranks"
         raise InputError(asked, found, "Write its moves for this group")
     made = _gathered(written, operand) if isinstance(written, Gather) else _reduced(written, operand)
-    transport = transport_of(written)
-    return Exchange(operand=operand, method=transport.method, side=transport.side, communication=made)
+    transport, ranks = transport_of(written), max(1, world_size)
+    slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
+    made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
+    is_away = isinstance(written, Reduction) and "tiles" in movers_in(written)
+    return Exchange(
+        operand=operand,
+        method=transport.method,
+        side=transport.side,
+        communication=stored_at_peers(made) if is_away else made,
+        copy=by_hand_config(written),
+    )
 
 
 def _gathered(gather: Gather, operand: Operand) -> Communication:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, Problem
+from overweave.schedules.chunks import Gather, Reduction, movers_in
 from overweave.schedules.communication import Split
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles
@@ -14,6 +16,7 @@ from overweave.schedules.tile_shape import count_tiles
 # should have a few, so that all end together.
 LEAST_TILE_BYTES, MOST_TILE_BYTES = 16 << 10, 128 << 10
 TILES_PER_PROGRAM = 2
+PATHS: dict[str, DataPath] = {"copy_kernel": "load_store", "bulk_kernel": "bulk"}
 
 
 def carried(split: Split, problem: Problem, cols: int, settings: Settings, config: MatmulConfig | None) -> Split:
@@ -31,6 +34,13 @@ def carried(split: Split, problem: Problem, cols: int, settings: Settings, confi
 
 def copy_config(settings: Settings) -> CopyConfig | None:
     """The launch of the kernel that carries Puts, if one does."""
-    paths: dict[str, DataPath] = {"copy_kernel": "load_store", "bulk_kernel": "bulk"}
-    path = paths.get(settings.mover)
+    path = PATHS.get(settings.mover)
     return CopyConfig(programs=settings.copy_programs, path=path) if path else None
+
+
+def by_hand_config(written: Gather | Reduction) -> CopyConfig | None:
+    """The same of a list of moves. Raises InputError for two kernels."""
+    paths = [PATHS[mover] for mover in sorted(movers_in(written)) if mover in PATHS]
+    if len(paths) > 1:
+        raise InputError(f"move {written}", "one move by copy_kernel, one by bulk_kernel", "One kernel moves chunks")
+    return CopyConfig(programs=written.copy_programs, path=paths[0]) if paths else None

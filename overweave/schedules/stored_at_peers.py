@@ -14,30 +14,37 @@ from msgspec.structs import replace
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Notify, Operation, Put, Region
 from overweave.ir.verify.races import overlap
-from overweave.schedules.communication import Chunk, Communication
+from overweave.schedules.communication import TILES, Chunk, Communication
 
 Signal = tuple[int, str, int]  # rank, pad, number
 
 
 def stored_at_peers(made: Communication) -> Communication:
-    """The same, without the Puts that only follow tiles. Raises ScheduleError where no Put does."""
+    """The same, without the Puts that only follow tiles: of those in the tiles' queue, or, if there are none, of all.
+
+    Raises ScheduleError where no Put does, or one in that queue does not.
+    """
     if made.world_size == 1:
         return made
+    named = {step.name for step in made.steps if isinstance(step, Put) and step.queue == TILES}
     waiters = _waiters(made.steps)
     following = {
         chunk.name: puts
         for chunk in made.steps
-        if isinstance(chunk, Chunk) and (puts := _following(chunk, waiters)) is not None
+        if isinstance(chunk, Chunk) and (puts := _following(chunk, waiters, named)) is not None
     }
     gone = {put.name for puts in following.values() for put in puts}
+    if left_over := sorted(named - gone):
+        found = "others read what it carries too, or it is not just what some tiles announce as one"
+        raise ScheduleError(f"let tiles carry {left_over[0]}", found, "Use mover=copy_engine, or another chunk")
     if not gone:
         found = "what goes to peers is not what tiles store, but sums of it, or nothing"
         raise ScheduleError("store results at peers", found, "Use mover=copy_engine")
     left = [step for step in made.steps if step.name not in gone]
     read = [part for step in left if not isinstance(step, Chunk) for part in step.reads]
     steps = tuple(_away(step, following[step.name], read) if step.name in following else step for step in left)
-    named = {notify.pad for step in steps for notify in step.notifies}
-    return replace(made, pads=tuple(pad for pad in made.pads if pad.name in named), steps=steps)
+    told = {notify.pad for step in steps for notify in step.notifies}
+    return replace(made, pads=tuple(pad for pad in made.pads if pad.name in told), steps=steps)
 
 
 def _waiters(steps: Iterable[Operation | Chunk]) -> dict[Signal, list[Operation | Chunk]]:
@@ -50,12 +57,14 @@ def _waiters(steps: Iterable[Operation | Chunk]) -> dict[Signal, list[Operation 
     return waiters
 
 
-def _following(chunk: Chunk, waiters: dict[Signal, list[Operation | Chunk]]) -> list[Put] | None:
-    """The Puts of just this chunk, if nobody else waits for it."""
+def _following(chunk: Chunk, waiters: dict[Signal, list[Operation | Chunk]], named: set[str]) -> list[Put] | None:
+    """The Puts of just this chunk, if nobody else waits for it, and, if any are named, if all of them are."""
     puts: list[Put] = []
     for notify in chunk.notifies:
         for waiter in waiters.get((notify.rank, notify.pad, notify.signal), ()):
             if not isinstance(waiter, Put) or waiter.sources != (chunk.region,) or len(waiter.waits) != 1:
+                return None
+            if named and waiter.name not in named:
                 return None
             puts.append(waiter)
     return puts or None

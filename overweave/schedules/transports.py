@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.plan import DataPath
 from overweave.schedules.back_ends import check_mover
-from overweave.schedules.chunks import Gather, Reduction
-from overweave.schedules.communication import CARRYING_TILES, Mover
+from overweave.schedules.chunks import Gather, Reduction, movers_in
+from overweave.schedules.communication import CARRYING_TILES
 from overweave.schedules.options import (
     ANY_MOVER,
     AXIS,
@@ -150,7 +150,9 @@ TRANSPORTS: dict[str, Transport] = {
         "block p of each rank is put to rank p, piece by piece",
         (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
     ),
-    "all_to_all.send": Transport(SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
+    "all_to_all.send": Transport(
+        SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER, COPY_PROGRAMS)
+    ),
     "all_to_all.receive_collective": Transport(GATHER, "receive_collective", "the library's, before the kernel"),
     "all_to_all.send_collective": Transport(SPREAD, "send_collective", "the library's, behind the kernel"),
     "spread.push": Transport(
@@ -181,12 +183,12 @@ def transport_of(words: object) -> Transport:
     return TRANSPORTS[name]
 
 
-def mover_of(words: Asked) -> Mover:
+def movers_of(words: Asked) -> frozenset[str]:
     """Who carries what a schedule moves. Raises InputError."""
     if not isinstance(words, str):
-        return "copy_engine"
+        return movers_in(words)
     name, *pairs = words.split()
-    return settle(name, transport_of(words).options, options_of(name, pairs)).mover
+    return frozenset({settle(name, transport_of(words).options, options_of(name, pairs)).mover})
 
 
 def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
@@ -194,7 +196,7 @@ def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
     movers: set[str] = set()
     for words in schedules:
         if transport_of(words).side == GATHER:
-            movers.add(mover_of(words))
+            movers |= movers_of(words)
     carrying = sorted(movers.intersection(CARRYING_TILES))
     if len(carrying) > 1:
         raise InputError("let tiles carry two tensors", f"by {' and '.join(carrying)}", "Name one of them for both")
