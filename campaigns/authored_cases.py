@@ -21,6 +21,11 @@ KERNELS = Path(__file__).parent.parent / "examples" / "kernels"
 GATHERS = ("all_gather.push pieces=2", "all_gather.pull", "all_gather.collective")
 BY_KERNEL = ("all_gather.push mover=copy_kernel", "all_gather.push mover=bulk_kernel")
 BY_TILES = ("all_gather.push mover=tiles", "all_gather.push mover=bulk_tiles")
+PUSHED_BEHIND = (
+    "reduce_scatter.scatter mover=bulk_kernel",
+    "reduce_scatter.mesh mover=copy_kernel",
+    "reduce_scatter.islands mover=tiles",
+)
 AT_PEERS = ("reduce_scatter.scatter mover=tiles pieces=2", "all_to_all.send mover=tiles", "spread.push mover=tiles")
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
 CHUNKED_SUMS = (

@@ -108,7 +108,7 @@ def backends(
 ) -> Iterator[Variant]:
     """Every back end with every number of pieces and, where it has SMs of its own, of those."""
     name = SCHEDULES[operator][0].split()[0]
-    for mover, pieces in product(legal(name.split(".")[1]), tried):
+    for mover, pieces in product(legal(name), tried):
         for count in programs if mover in COPYING_KERNELS else (0,):
             words = f"{name} pieces={pieces} mover={mover}" + (f" copy_programs={count}" if count else "")
             yield Variant(f"{NAMES[mover]} ({count})" if count else NAMES[mover], str(pieces), Way(words, tile))

@@ -27,6 +27,7 @@ from campaigns.authored_cases import (
     CHUNKED_SUMS,
     GATHERS,
     KERNELS,
+    PUSHED_BEHIND,
     SCATTERS,
 )
 from campaigns.gpu_ranks import integers, join, report, shard, spread_over
@@ -99,6 +100,17 @@ def exchanged(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, floa
     a, b, out = integers(m, k, seed=seed + dist.get_rank()), integers(k, n, seed=seed + 90), empty(m, n)
     fused(a, b, out, m, n, k, k, 1, n, 1, n, 1, **BLOCKS, GROUP_M=8, **LAUNCH)
     return out, a.float() @ b.float(), 0.5
+
+
+def sent(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """matmul, all-to-all of what each rank made: block p of rank s becomes block s of rank p."""
+    m, n, k = 2048, 1024, 512
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    sides = [integers(m, k, seed=seed + one) for one in range(ranks)]
+    b, out, block = integers(k, n, seed=seed + 90), empty(m, n), m // ranks
+    fused(sides[rank], b, out, m, n, k, k, 1, n, 1, n, 1, **BLOCKS, GROUP_M=8, **LAUNCH)
+    mine = torch.cat([side[rank * block : (rank + 1) * block] for side in sides])
+    return out, mine.float() @ b.float(), 0.5
 
 
 def gate_up(fused: Fused, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -188,11 +200,13 @@ def sums_by_hand() -> ow.Reduction:
 
 def trials() -> Iterator[Trial]:
     """Every kernel with every schedule."""
-    for how in CHUNKED_SUMS:
+    for how in (*CHUNKED_SUMS, *PUSHED_BEHIND):
         run = reduced if how.startswith("all_reduce") else matmul(False, "C")
         yield Trial("matmul", {"C": how}, run)
     yield Trial("matmul", {"C": sums_by_hand()}, matmul(False, "C"))
     yield Trial("persistent", {"A": "all_gather.ring", "C": "reduce_scatter.mesh"}, matmul(True, "AC"))
+    yield Trial("persistent", {"C": PUSHED_BEHIND[0]}, matmul(True, "C"))
+    yield Trial("matmul", {"C": "all_to_all.send mover=bulk_kernel"}, sent)
     for name, is_persistent in (("matmul", False), ("persistent", True)):
         yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*GATHERS, *CHUNKED, by_hand()))
         yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from campaigns.authored_cases import AUTHORS, CHUNKED_SUMS, KERNELS, Author, authored_case
+from campaigns.authored_cases import AUTHORS, CHUNKED_SUMS, KERNELS, PUSHED_BEHIND, Author, authored_case
 from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.lint import lint
@@ -52,7 +52,7 @@ MORE = (
     {"A": "all_gather.islands"},
     {"C": "all_reduce.two_shot pieces=2"},
     {"C": "all_reduce.one_shot"},
-    *({"C": how} for how in CHUNKED_SUMS),
+    *({"C": how} for how in (*CHUNKED_SUMS, *PUSHED_BEHIND)),
 )
 
 

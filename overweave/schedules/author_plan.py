@@ -30,8 +30,9 @@ from overweave.ir.plan import (
 from overweave.ir.schedule import Apply, Queue, Range, Schedule, Wait
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.applied import slices_of, source_of
+from overweave.schedules.back_ends import PUSHES
 from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
-from overweave.schedules.exchange import PUSHES, exchange
+from overweave.schedules.exchange import exchange
 from overweave.schedules.tile_order import copy_rows, tile_order
 from overweave.schedules.transports import Asked, path_of_slices
 from overweave.schedules.weave import Bound, bound, is_streamed, weave

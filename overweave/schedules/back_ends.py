@@ -14,39 +14,41 @@ from overweave.schedules.chunks import AUTO, Box, Get, Put
 from overweave.schedules.communication import CARRYING_TILES, COPIES, COPYING_KERNELS, TILES, Mover
 
 MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)  # type: ignore[assignment]
-GATHERS = ("push", "receive")
 
+PASSED_ON = ("ring", "double_ring", "islands")
 ENGINE: Final = "copy_engine"
 PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
 _PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
-_SUMS = "what travels on are sums, which no tile stores"
 REGISTERS = "a tile is stored from registers, and its rows are no longer than it is wide: too short for bulk copies"
+_FORWARDS = "what ranks pass on would wait for tiles of peers, which wait for what is passed on"
 _OPEN = "it is left open, and only compile_auto chooses"
 _COLUMNS = "kernels move whole rows"
 _TRAVELS = "it has to arrive first, and what kernels carry waits for nothing but tiles of its own rank"
 _AFTER = "it comes after another move, and what kernels carry waits for nothing but tiles of its own rank"
 
 
-def obstacle(method: str, mover: Mover) -> str:
-    """Why a back end cannot carry an exchange; empty if it can. method: the second word of a schedule's name."""
-    if mover == ENGINE or method in GATHERS:
+def obstacle(name: str, mover: Mover) -> str:
+    """Why a back end cannot carry the exchange `name`; empty if it can. The copy engine passes things on."""
+    collective, method = name.split(".")
+    if mover == ENGINE:
         return ""
     if method == "pull":
         return _PULLS
-    if method == "ring":
-        return _SUMS
-    return REGISTERS if mover == "bulk_tiles" else ""
+    if collective == "all_gather" and method in PASSED_ON and mover in CARRYING_TILES:
+        return _FORWARDS
+    is_read = collective == "all_gather" or method == "receive"
+    return REGISTERS if mover == "bulk_tiles" and not is_read else ""
 
 
-def check_mover(name: str, method: str, mover: Mover) -> None:
+def check_mover(name: str, mover: Mover) -> None:
     """Raises InputError, with the reason, for a back end that cannot carry the exchange `name`."""
-    if found := obstacle(method, mover):
-        raise InputError(f"{name} mover={mover}", found, f"Use mover={'|'.join(legal(method))}")
+    if found := obstacle(name, mover):
+        raise InputError(f"{name} mover={mover}", found, f"Use mover={'|'.join(legal(name))}")
 
 
-def legal(method: str) -> Iterator[Mover]:
+def legal(name: str) -> Iterator[Mover]:
     """The back ends that can."""
-    return (mover for mover in MOVERS if not obstacle(method, mover))
+    return (mover for mover in MOVERS if not obstacle(name, mover))
 
 
 def queue_of(move: Put | Get, has_lanes: bool) -> str:

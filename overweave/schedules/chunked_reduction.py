@@ -263,7 +263,8 @@ class _Lowering:
             elif isinstance(one, Added):
                 met = (each for each in self.sums[by] if each.box.common(piece.box).area)
                 yield from (Event(SUMMED, rank, ("sum", by, each.index)) for each in met)
-        yield from (Event(ARRIVED, rank, ("move", by, rank)) for by in sorted(last.values()))
+        for by in sorted(last.values()):
+            yield Event(ARRIVED, rank, ("move", by, rank), self._move(by).mover != ENGINE)
 
     def _waits_of(self, one: Carried) -> tuple[Wait, ...]:
         """What a move waits for: its sources, and whatever it is to come after."""
@@ -286,7 +287,7 @@ class _Lowering:
             if isinstance(one, Carried):
                 if (self._mover(one), self._lane(place)) != (rank, queue) or self._move(place).mover != ENGINE:
                     pad = ARRIVED if one.target == rank else TOLD
-                    events.append(Event(pad, rank, ("move", place, rank)))
+                    events.append(Event(pad, rank, ("move", place, rank), self._move(place).mover != ENGINE))
                 continue
             done = [Event(SUMMED, one.rank, ("sum", place, each.index)) for each in self.sums[place]]
             events += done if one.rank == rank else [self._told(at, done, rank)]

@@ -38,7 +38,6 @@ from overweave.schedules.communication import (
     X,
     Y,
 )
-from overweave.schedules.gather_templates import TEMPLATES as GATHERS
 from overweave.schedules.gather_templates import gather_moves
 from overweave.schedules.mesh import mesh_of
 from overweave.schedules.mover import by_hand_config, copy_config
@@ -49,10 +48,10 @@ from overweave.schedules.reduction_templates import reduction_moves
 from overweave.schedules.renamed import renamed
 from overweave.schedules.spread import Spread, spread
 from overweave.schedules.stored_at_peers import stored_at_peers
-from overweave.schedules.transports import GATHER, SCATTER, SPREAD, Asked, Side, Transport, options_of, transport_of
+from overweave.schedules.transports import GATHER, SPREAD, Asked, Side, Transport, options_of, transport_of
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
-CHUNKED_SUMS = ("mesh", "ring", "double_ring", "islands")
+CHUNKED = ("mesh", "ring", "double_ring", "islands")  # as lists of moves
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
@@ -89,7 +88,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     name, *pairs = words.split()
     operand = _operand(space, tensor, transport)
     settings = settle(name, transport.options, options_of(name, pairs))
-    check_mover(name, transport.method, settings.mover)
+    check_mover(name, settings.mover)
     axis = operand.dims[0].axis
     split = Split(
         rows=operand.rows,
@@ -100,6 +99,15 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         mover=settings.mover if transport.side == GATHER else "copy_engine",
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
+    if transport.method in CHUNKED and transport.side != SPREAD:
+        mesh = mesh_of(split, operand.cols, settings)
+        is_read = transport.side == GATHER
+        written = (
+            gather_moves(transport.method, mesh)
+            if is_read
+            else reduction_moves(transport.method, mesh, transport.gathers_sums)
+        )
+        return _written(operand, written, transport, space.tile_count)
     return Exchange(
         operand=operand,
         method=transport.method,
@@ -124,8 +132,13 @@ def _by_hand(operand: Operand, written: Gather | Reduction, tiles: int, world_si
     if written.world_size != world_size:
         found, asked = f"the group has {world_size} ranks", f"exchange {operand.tensor} on {written.world_size} ranks"
         raise InputError(asked, found, "Write its moves for this group")
+    return _written(operand, written, transport_of(written), tiles)
+
+
+def _written(operand: Operand, written: Gather | Reduction, transport: Transport, tiles: int) -> Exchange:
+    """tiles: of the kernel."""
     made = _gathered(written, operand) if isinstance(written, Gather) else _reduced(written, operand)
-    transport, ranks = transport_of(written), max(1, world_size)
+    ranks = written.world_size
     slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
     is_away = isinstance(written, Reduction) and "tiles" in movers_in(written)
@@ -165,11 +178,6 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         made = template(split, operand.cols, by_library=not transport.is_woven)
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
         return renamed(made, name, {X: name, Y: name}, tensors)
-    if transport.side == GATHER and transport.method in GATHERS:
-        return _gathered(gather_moves(transport.method, mesh_of(split, operand.cols, settings)), operand)
-    if transport.side == SCATTER and transport.method in CHUNKED_SUMS:
-        mesh = mesh_of(split, operand.cols, settings)
-        return _reduced(reduction_moves(transport.method, mesh, transport.gathers_sums), operand)
     if transport.side == GATHER:
         made = all_gather(split, operand.cols, transport.method)
         return renamed(made, name, {X: name}, {A: name})

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.schedules.chunks import Chunk, Gather, Move, Put
+from overweave.schedules.communication import Mover
 
 Axis = Literal["inner", "outer"]
 COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
@@ -26,6 +28,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
     pieces, col_pieces: chunks of a shard by rows and by columns; rows begin at multiples of `alignment` in it.
     axis: along which ranks are met first, inside an island or across islands. lanes: moves of a rank under way at once.
+    mover: who carries what is a rank's own, on `copy_programs` SMs if a kernel does; the rest is the copy engine's.
     """
 
     rows: int
@@ -37,6 +40,8 @@ class Mesh(Struct, frozen=True, kw_only=True):
     island: int | None = None
     axis: Axis = "inner"
     lanes: int = 1
+    mover: Mover = "copy_engine"
+    copy_programs: int = 16
 
     @property
     def width(self) -> int:
@@ -63,7 +68,12 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
 def gather_moves(name: str, mesh: Mesh) -> Gather:
     """The moves of the template `name`. Raises InputError."""
-    return Gather(mesh.world_size, tuple(TEMPLATES[name](mesh)))
+    own = [frozenset(mesh.chunks(rank)) for rank in range(mesh.world_size)]
+    moves = (
+        replace(move, mover=mesh.mover) if isinstance(move, Put) and move.chunk in own[move.rank] else move
+        for move in TEMPLATES[name](mesh)
+    )
+    return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
 
 
 def _mesh(mesh: Mesh) -> Iterator[Move]:

@@ -16,11 +16,12 @@ What = tuple[object, ...]
 
 
 class Event(Struct, frozen=True):
-    """Something that `rank` hears of by a signal of a pad."""
+    """Something that `rank` hears of by a signal of a pad. in_parts: it counts more than one, as of kernels."""
 
     pad: str
     rank: int
     what: What
+    in_parts: bool = False
 
 
 class Heard(Struct):
@@ -40,14 +41,16 @@ class Heard(Struct):
         return self.signals[event]
 
     def waits(self, events: Iterable[Event]) -> tuple[Wait, ...]:
-        """For all of them, neighbours as one range."""
-        numbered = {(PADS.index(event.pad), self.number(event)) for event in events}
+        """For all of them, neighbours that count alike as one range."""
+        numbered = {(PADS.index(event.pad), self.number(event), event.in_parts) for event in events}
         waits: list[Wait] = []
-        for at, signal in sorted(numbered):
-            if waits and (waits[-1].pad, waits[-1].signals[1]) == (PADS[at], signal):
+        before: tuple[int, int, bool] | None = None
+        for at, signal, in_parts in sorted(numbered):
+            if before == (at, signal - 1, in_parts):
                 waits[-1] = Wait(PADS[at], (waits[-1].signals[0], signal + 1), 1)
             else:
                 waits.append(Wait(PADS[at], (signal, signal + 1), 1))
+            before = (at, signal, in_parts)
         return tuple(waits)
 
     def notifies(self, what: What) -> tuple[Notify, ...]:

@@ -20,6 +20,8 @@ def mesh_of(split: Split, cols: int, settings: Settings) -> Mesh:
         island=settings.island,
         axis=settings.axis,
         lanes=settings.lanes,
+        mover=settings.mover,
+        copy_programs=settings.copy_programs,
     )
 
 

@@ -8,10 +8,11 @@ SOURCE: AutoOverlap 5.1 and its Figure 4 (partition-based all-reduce, ring, leve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
+from overweave.ir.schedule import Range
 from overweave.schedules.chunks import Chunk, Put, Reduction, Step, Sum
 from overweave.schedules.gather_templates import Mesh, gather_moves
 
@@ -20,13 +21,22 @@ INSIDE, ACROSS = 0, 1  # lanes of islands
 
 def reduction_moves(name: str, mesh: Mesh, everywhere: bool = False) -> Reduction:
     """The moves of the template `name`; everywhere: ranks end with all, not with their shards. Raises InputError."""
-    moves = list(TEMPLATES[name](mesh))
-    if everywhere and name == "one_shot":
-        return Reduction(mesh.world_size, tuple(moves), everywhere=True)
-    if everywhere and mesh.world_size > 1:
+    moves = list(_carried(mesh, TEMPLATES[name](mesh)))
+    if everywhere and mesh.world_size > 1 and name != "one_shot":
         moves += [Sum(rank, chunk) for rank in range(mesh.world_size) for chunk in lines(mesh, rank)]
-        moves += [move for move in gather_moves(name, mesh).moves if isinstance(move, Put)]
-    return Reduction(mesh.world_size, tuple(moves), everywhere)
+        shared = gather_moves(name, replace(mesh, mover="copy_engine"))
+        moves += [move for move in shared.moves if isinstance(move, Put)]
+    return Reduction(mesh.world_size, tuple(moves), everywhere, mesh.copy_programs)
+
+
+def _carried(mesh: Mesh, moves: Iterable[Step]) -> Iterator[Step]:
+    """The same, own partials carried as the mesh says."""
+    added: set[tuple[int, Range]] = set()
+    for move in moves:
+        if isinstance(move, Sum):
+            added.add((move.rank, move.chunk.rows))
+        is_own = isinstance(move, Put) and (move.rank, move.chunk.rows) not in added
+        yield replace(move, mover=mesh.mover) if is_own else move
 
 
 def lines(mesh: Mesh, rank: int) -> tuple[Chunk, ...]:

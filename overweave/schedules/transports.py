@@ -69,19 +69,25 @@ TRANSPORTS: dict[str, Transport] = {
         GATHER,
         "mesh",
         "chunks by rows and columns go straight to every rank of a mesh, line by line",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "all_gather.ring": Transport(
-        GATHER, "ring", "every rank passes on what came from the next one", (PIECES, COL_PIECES, LANES)
+        GATHER,
+        "ring",
+        "every rank passes on what came from the next one",
+        (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "all_gather.double_ring": Transport(
-        GATHER, "double_ring", "two rings, one each way, take chunks by turns", (PIECES, COL_PIECES)
+        GATHER,
+        "double_ring",
+        "two rings, one each way, take chunks by turns",
+        (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "all_gather.islands": Transport(
         GATHER,
         "islands",
         "inside islands, while each shard crosses to others once and is passed on there",
-        (PIECES, COL_PIECES, ISLAND),
+        (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS),
     ),
     "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
     "reduce_scatter.scatter": Transport(
@@ -94,19 +100,25 @@ TRANSPORTS: dict[str, Transport] = {
         SCATTER,
         "mesh",
         "chunks go straight to their owner, owners of one line of the mesh first",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "reduce_scatter.ring": Transport(
-        SCATTER, "ring", "chunks travel round the ring, summed on the way", (PIECES, COL_PIECES, LANES)
+        SCATTER,
+        "ring",
+        "chunks travel round the ring, summed on the way",
+        (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "reduce_scatter.double_ring": Transport(
-        SCATTER, "double_ring", "two rings, one each way, take chunks by turns", (PIECES, COL_PIECES)
+        SCATTER,
+        "double_ring",
+        "two rings, one each way, take chunks by turns",
+        (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS),
     ),
     "reduce_scatter.islands": Transport(
         SCATTER,
         "islands",
         "summed inside islands, whose sums cross to the owner's once",
-        (PIECES, COL_PIECES, ISLAND),
+        (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS),
     ),
     "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
     "all_reduce.two_shot": Transport(
@@ -123,24 +135,28 @@ TRANSPORTS: dict[str, Transport] = {
         SCATTER,
         "mesh",
         "chunks go straight to their owner, whose sums go straight to all",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES),
+        (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS),
         gathers_sums=True,
     ),
     "all_reduce.ring": Transport(
         SCATTER,
         "ring",
         "summed once round the ring, shared once round it",
-        (PIECES, COL_PIECES, LANES),
+        (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS),
         gathers_sums=True,
     ),
     "all_reduce.double_ring": Transport(
-        SCATTER, "double_ring", "the same by two rings, one each way", (PIECES, COL_PIECES), gathers_sums=True
+        SCATTER,
+        "double_ring",
+        "the same by two rings, one each way",
+        (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS),
+        gathers_sums=True,
     ),
     "all_reduce.islands": Transport(
         SCATTER,
         "islands",
         "summed inside islands and then across, shared across and then inside",
-        (PIECES, COL_PIECES, ISLAND),
+        (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS),
         gathers_sums=True,
     ),
     "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
@@ -234,7 +250,7 @@ def _rewritten(words: Asked) -> Asked:
     name, *pairs = words.split()
     asked = options_of(name, pairs)
     settings = settle(name, TRANSPORTS[name].options, asked)
-    check_mover(name, TRANSPORTS[name].method, settings.mover)
+    check_mover(name, settings.mover)
     return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
 
 

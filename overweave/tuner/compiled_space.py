@@ -75,7 +75,7 @@ class Family(Struct, frozen=True):
         for chosen in product(*values.values()):
             named = dict(zip(values, chosen, strict=True))
             mover = cast("Mover", named.get(MOVER, ENGINE))
-            if mover == ENGINE or not obstacle(TRANSPORTS[self.name].method, mover):
+            if mover == ENGINE or not obstacle(self.name, mover):
                 yield self.member(named)
 
 

@@ -35,6 +35,37 @@ def test_an_all_reduced_matmul_is_right_and_alike(template: str, world_size: int
     assert max(error for errors in found for error in errors) <= 2.0
 
 
+@pytest.mark.parametrize(
+    ("schedule", "world_size"),
+    [
+        ("reduce_scatter.scatter mover=copy_kernel", 2),
+        ("reduce_scatter.mesh mover=bulk_kernel", 3),
+        ("reduce_scatter.mesh mover=tiles", 2),
+        ("reduce_scatter.islands mover=tiles", 4),
+    ],
+)
+def test_kernels_carry_partials(schedule: str, world_size: int):
+    found = run_ranks(scattered_matmul, world_size, schedule, 32 * world_size, False)
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
+def mixed() -> list[float]:
+    """Rank 0's partials go by a kernel, rank 1's are stored at peers, rank 2's are the copy engine's."""
+    movers = ("copy_kernel", "tiles", "copy_engine")
+    moves = [
+        ow.Put(rank, owner, ow.Chunk((32 * owner, 32 * owner + 32)), mover=movers[rank])  # type: ignore[arg-type]
+        for step in (1, 2)
+        for rank in range(3)
+        for owner in [(rank + step) % 3]
+    ]
+    return scattered_matmul(ow.Reduction(3, tuple(moves)), 96, False)  # type: ignore[arg-type]
+
+
+def test_every_rank_may_have_its_own_back_end():
+    found = run_ranks(mixed, 3)
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
 def test_sums_of_eight():
     found = run_ranks(scattered_matmul, 8, "reduce_scatter.islands island=4", 128, False)
     assert max(error for errors in found for error in errors) <= 4.0

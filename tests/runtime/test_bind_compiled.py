@@ -101,6 +101,9 @@ CASES = (
         )
     ),
     Case("matmul", {"A": "all_gather.push mover=tiles", "C": "reduce_scatter.scatter mover=copy_kernel"}),
+    Case("matmul", {"A": "all_gather.mesh mover=bulk_tiles", "C": "reduce_scatter.islands mover=tiles"}),
+    Case("persistent", {"A": "all_gather.islands mover=bulk_kernel"}),
+    Case("persistent", {"C": "all_reduce.ring mover=copy_kernel"}),
     Case("matmul", {"A": "all_to_all.receive mover=tiles", "C": "all_to_all.send mover=tiles"}),
     Case("persistent", {"A": "all_gather.push mover=copy_kernel", "C": "reduce_scatter.ring"}),
 )

@@ -94,8 +94,8 @@ def test_every_back_end_is_planned_or_refused_with_its_reason(name: str):
     transport = TRANSPORTS[name]
     tensor = "A" if transport.side == "gather" else "C"
     for mover in MOVERS:
-        words, found = f"{name} mover={mover}", obstacle(transport.method, mover)
-        assert (mover in legal(transport.method)) == (not found)
+        words, found = f"{name} mover={mover}", obstacle(name, mover)
+        assert (mover in legal(name)) == (not found)
         if found:
             with pytest.raises(InputError, match=found[:40]):
                 wanted_of(["A"], ["C"], {tensor: words})

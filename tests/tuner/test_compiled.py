@@ -76,7 +76,7 @@ def test_the_search_goes_along_schedules_options_and_constants():
     assert str(best.way) == "A=all_gather.push pieces=4; C=reduce_scatter.scatter; BLOCK=128"
     assert cold(judged) == best.way
     assert [each.obstacle for each in judged if "pull" in str(each.way)] == ["pull: it cannot be"]
-    assert len(judged) < 40
+    assert len(judged) < 60  # one option after the other: their product would be hundreds
     chosen = shortlist(judged)
     assert chosen[0] == judged[0].way
     assert best.way in chosen

@@ -1,0 +1,133 @@
+"""Back ends of single moves in lists by hand: mixed, proven, each wait missed; others refused with their reasons."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+import overweave as ow
+from campaigns.fewer_waits import is_proven, without_one_wait
+from overweave.errors import InputError, OverweaveError, ScheduleError
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Put
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.author_plan import author_plan
+from overweave.schedules.back_ends import MOVERS, PUSHES
+from overweave.schedules.chunks import settled
+from tests.schedules.test_weave import BLOCK, matmul
+
+ROWS, COLS = 4 * BLOCK, 64
+
+
+def rows(lo: int, hi: int) -> ow.Chunk:
+    return ow.Chunk((lo, hi))
+
+
+def gather(*movers: str) -> ow.Gather:
+    """Rank 0's rows to both peers by one back end, rank 1's by another, rank 2's are pulled."""
+    own = [rows(0, 32), rows(32, 64), rows(64, 96)]
+    pushes = [ow.Put(rank, peer, own[rank], mover=movers[rank]) for rank in (0, 1) for peer in range(3) if peer != rank]
+    return ow.Gather(3, (*pushes, ow.Get(0, 2, own[2]), ow.Get(1, 2, own[2])), copy_programs=4)
+
+
+def reduction(*movers: str) -> ow.Reduction:
+    """Every partial straight to its owner, those of a rank by a back end of its own."""
+    moves = [
+        ow.Put(rank, owner, rows(32 * owner, 32 * owner + 32), mover=movers[rank])
+        for step in (1, 2)
+        for rank in range(3)
+        for owner in [(rank + step) % 3]
+    ]
+    return ow.Reduction(3, tuple(moves), copy_programs=8)
+
+
+def planned(how: ow.Gather | ow.Reduction) -> Plan:
+    tensor = "A" if isinstance(how, ow.Gather) else "C"
+    plan = author_plan(matmul(96, n=COLS, k=COLS), {tensor: how}, how.world_size, "bfloat16", chosen="A")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+    return plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles"])
+def test_moves_of_a_gather_may_be_carried_by_different_back_ends(other: str):
+    plan = planned(gather("copy_engine", other))
+    queues = {one.peer: one.queue for one in plan.schedule.of_rank(1) if isinstance(one, Put)}
+    expected = {"copy_engine": "copies", "copy_kernel": PUSHES, "bulk_kernel": PUSHES}.get(other, "tiles")
+    assert queues == {0: expected, 2: expected}
+    assert not any(map(is_proven, without_one_wait(plan)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["copy_kernel", "bulk_kernel", "tiles"])
+def test_moves_of_a_reduction_may_be_carried_by_different_back_ends(other: str):
+    plan = planned(reduction("copy_engine", other, other))
+    assert not any(map(is_proven, without_one_wait(plan)))
+    assert any(isinstance(one, Put) for one in plan.schedule.of_rank(0))
+    assert any(isinstance(one, Put) for one in plan.schedule.of_rank(1)) == (other != "tiles")
+    config = plan.realization.copy
+    assert (config.programs if config else 8) == 8
+
+
+def test_sums_of_what_counts_differently_run_behind_the_tiles():
+    """A row of their table can tell one range and one signal: with the own tiles', two kinds of arrivals are more."""
+    for movers, after in ((("copy_engine", "tiles", "tiles"), ("tiles",)), (("tiles", "tiles", "tiles"), ())):
+        queues = {queue.name: queue.after for queue in planned(reduction(*movers)).schedule.queues}
+        assert queues["sums"] == after
+
+
+def test_what_is_left_open_is_settled_for_puts():
+    opened = gather("auto", "tiles")
+    assert {move.mover for move in settled(opened, "bulk_kernel").moves[:2]} == {"bulk_kernel"}
+    assert settled(gather("copy_engine", "tiles"), "bulk_kernel") == gather("copy_engine", "tiles")
+    with pytest.raises(ScheduleError, match="only compile_auto chooses"):
+        planned(opened)
+
+
+@pytest.mark.parametrize("mover", [mover for mover in MOVERS if mover != "copy_engine"])
+def test_what_cannot_be_carried_is_refused_with_its_reason(mover: str):
+    first = (ow.Put(0, 1, rows(0, 48)), ow.Put(1, 0, rows(48, 96)))
+    wrong = {
+        "has to arrive first": ow.Put(1, 2, rows(0, 32), mover=mover),
+        "waits for nothing": ow.Get(2, 0, rows(0, 32), mover=mover),
+        "move whole rows": ow.Put(0, 1, ow.Chunk((0, 48), (0, 8)), mover=mover),
+        "comes after another": replace(first[1], mover=mover, after=((0, 0),)),
+    }
+    for found, move in wrong.items():
+        ranks = 3 if isinstance(move, ow.Get) or move.peer == 2 else 2
+        before = (ow.Put(0, 1, rows(0, 32)),) if ranks == 3 else first[:1] if move.rank == 1 else ()
+        with pytest.raises(ScheduleError, match=found):
+            planned(ow.Gather(ranks, (*before, move)))
+    low, high = rows(0, 48), rows(48, 96)
+    sent = (ow.Put(0, 1, high), ow.Put(1, 0, low), ow.Sum(1, high), ow.Sum(0, low), ow.Put(0, 1, low))
+    with pytest.raises(ScheduleError, match="has to arrive first"):
+        planned(ow.Reduction(2, (*sent, replace(first[1], mover=mover)), everywhere=True))
+
+
+def test_a_chunk_that_others_read_too_is_not_stored_away():
+    moves = [ow.Put(rank, 1 - rank, rows(0, 96), mover="tiles") for rank in (0, 1)]
+    with pytest.raises(ScheduleError, match="others read what it carries too"):
+        planned(ow.Reduction(2, tuple(moves), everywhere=True))
+    with pytest.raises(ScheduleError, match="stored from registers"):
+        planned(reduction("bulk_tiles", "copy_engine", "copy_engine"))
+
+
+def test_one_kernel_moves_chunks():
+    with pytest.raises(InputError, match="One kernel moves chunks"):
+        planned(gather("copy_kernel", "bulk_kernel"))
+    with pytest.raises(OverweaveError):
+        planned(gather("tiles", "bulk_tiles"))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: gather("by_magic", "tiles"),
+        lambda: reduction("tiles", "tiles", 3),  # type: ignore[arg-type]
+        lambda: ow.Gather(2, (), copy_programs=0),
+        lambda: ow.Reduction(2, (), copy_programs=1000),
+    ],
+)
+def test_what_is_no_back_end_is_refused_as_it_is_written(write):
+    with pytest.raises(InputError):
+        write()
