@@ -188,6 +188,11 @@ def narrow_width(cols: int, config: MatmulConfig) -> int:
     return -(-cols // config.part_n) * config.part_n
 
 
+# So many blocks that wait beside a kernel of one tile for each block leave SMs to tiles that have none yet; more of
+# them begin when its last tile is claimed.
+SPINNING = 64
+
+
 class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Tile shape and launch of the ordered reduction. programs: how many blocks it may hold while it waits.
 

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, Plan
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, SPINNING, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Reduce, Region
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory import driver
@@ -117,7 +117,7 @@ class AuthoredSlot:
         trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
         arguments = [operands, out, *arrays, workspace.limits, trace, len(rows), cols, workspace.group.world_size]
         launch = reduction_launch(config, arguments, len(rows), operands.shape[1] - 1, Summing())
-        gate = self._gate(reduces[0]) if is_beside(self._plan, action) else None
+        gate = self._gate(reduces[0], config.programs) if is_beside(self._plan, action) else None
         side = workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class AuthoredSlot:
         source, cols = Moving(0, torch.int32), self._plan.schedule.buffer(read).cols
         claims = workspace.claims[2:]
         first = next((operation for operation in action.operations if operation.waits), None)
-        gate = self._gate(first) if first else []
+        gate = self._gate(first, config.programs) if first else []
         if not first:
             self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
         arrays = [table_tensor(rows, workspace.device), claims, self._signals, self._words, workspace.limits]

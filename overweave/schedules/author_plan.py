@@ -19,6 +19,7 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     LIBRARY,
     REDUCE_KERNEL,
+    SPINNING,
     Assignment,
     CopyConfig,
     Engine,
@@ -37,8 +38,6 @@ from overweave.schedules.tile_order import copy_rows, tile_order
 from overweave.schedules.transports import Asked, path_of_slices
 from overweave.schedules.weave import Bound, bound, is_streamed, weave
 
-# Blocks that wait beside a kernel of one tile for each program must leave SMs to tiles that have none yet.
-SPINNING = 64
 TILE_GROUP = 8  # blocks of the last but one axis that run together, unless a call names another number
 
 Waits = tuple[tuple[int, int, int], tuple[int, int]]  # a range with its count, one more signal with its own
@@ -71,12 +70,13 @@ def author_plan(
     bounds = tuple(bound(one, space, one.operand.tensor == chosen) for one in exchanges)
     asked = "+".join(str(words).split()[0].split(".")[0] for words in wanted.values())
     schedule = weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size)
-    sums = any(queue.name == SUMS for queue in schedule.queues)
+    sums = [one for one in schedule.operations if one.queue == SUMS]
+    is_early = any(one.notifies for one in sums)  # some sums are passed on while tiles are computed
     engines = tuple(map(_engine, schedule.queues))
     realization = Realization(
         dtype=dtype,
         engines=engines,
-        reduction=ReduceConfig(programs=SPINNING) if sums else None,
+        reduction=(ReduceConfig(programs=SPINNING) if is_early else ReduceConfig()) if sums else None,
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
     )

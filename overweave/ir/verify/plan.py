@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import AUTHOR_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines import check_engines
 from overweave.ir.verify.graphs import Graph, build_graph
@@ -103,15 +103,9 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
 
 
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
-    """What waits for tiles beside it must leave them SMs: pushes have some of their own, and an author's kernel may
-    have a block for each tile, of which not all are resident when sums begin to wait."""
-    taken, who = plan.sms_beside, "pushes"
-    after, engines = {queue.name: queue.after for queue in plan.schedule.queues}, plan.realization.engines
-    sums = any(one.engine == REDUCE_KERNEL and not after.get(one.queue) for one in engines)
-    if sums and plan.realization.reduction and any(one.engine == AUTHOR_KERNEL for one in engines):
-        taken, who = taken + plan.realization.reduction.programs, "pushes and sums"
-    if taken >= limits.sms:
-        said = f"{who} take {taken} of {limits.sms} SMs and leave none to the tiles that they wait for"
+    """Pushes that wait for tiles beside them have SMs that the tile kernel leaves free, and so must leave it some."""
+    if plan.sms_beside >= limits.sms:
+        said = f"pushes take {plan.sms_beside} of {limits.sms} SMs and leave none to the tiles that they wait for"
         findings.add("residency", None, said)
 
 
