@@ -26,6 +26,7 @@ from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.call_frame import SlotCalls
 from overweave.runtime.epilogue import run_with_epilogue
+from overweave.runtime.library import with_room
 from overweave.runtime.norm import finish_sum
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.packed import PackedRun
@@ -270,7 +271,7 @@ class LibraryRun:
         """Runs the plan once, on the current stream."""
         like, whole = tensors["w"], dict(tensors)
         for name, shape, dtype in self._local:
-            whole[name] = like.new_empty(shape, dtype=dtype)
+            whole[name] = with_room(like, shape, dtype, self._group.world_size)
         view = self._views.of(whole)
         for operation in self._operations:
             run_with_epilogue(operation, self._problem, view, (tensors, self._group))

@@ -134,21 +134,25 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
-    """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong."""
+    """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong.
+
+    What they are padded with is anybody's guess, and nobody reads it.
+    """
     source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
     if len(targets) == 1 and targets[0].is_contiguous():
         dist.all_gather_into_tensor(targets[0], source, group=group.process_group)
         return
     size = max(target.shape[0] for target in targets)
-    is_even = all(target.shape[0] == size for target in targets)
-    if is_even and _are_adjacent(targets):
-        whole = targets[0].as_strided((size * len(targets), targets[0].shape[1]), targets[0].stride())
-        dist.all_gather_into_tensor(whole, source, group=group.process_group)
+    sent = source
+    if source.shape[0] < size:
+        sent = source.new_empty((size, source.shape[1]))
+        sent[: source.shape[0]] = source
+    whole = equal_parts(targets, size)
+    if whole is not None:
+        dist.all_gather_into_tensor(whole, sent, group=group.process_group)
         return
-    padded = source.new_zeros((size, source.shape[1]))
-    padded[: source.shape[0]] = source
     gathered = source.new_empty((size * len(targets), source.shape[1]))
-    dist.all_gather_into_tensor(gathered, padded, group=group.process_group)
+    dist.all_gather_into_tensor(gathered, sent, group=group.process_group)
     for target, part in zip(targets, gathered.split(size), strict=True):
         target.copy_(part[: target.shape[0]])
 
@@ -159,17 +163,42 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
         dist.reduce_scatter_tensor(target, sources[0], group=group.process_group)
         return
     size = max(source.shape[0] for source in sources)
-    is_even = all(source.shape[0] == size for source in sources)
-    if is_even and _are_adjacent(sources):
-        whole = sources[0].as_strided((size * len(sources), target.shape[1]), sources[0].stride())
-        dist.reduce_scatter_tensor(target, whole, group=group.process_group)
-        return
-    padded = target.new_zeros((len(sources), size, target.shape[1]))
-    for part, source in zip(padded, sources, strict=True):
-        part[: source.shape[0]] = source
-    summed = target.new_empty((size, target.shape[1]))
-    dist.reduce_scatter_tensor(summed, padded.flatten(0, 1), group=group.process_group)
-    target.copy_(summed[: target.shape[0]])
+    whole = equal_parts(sources, size)
+    if whole is None:
+        whole = target.new_empty((size * len(sources), target.shape[1]))
+        for part, source in zip(whole.split(size), sources, strict=True):
+            part[: source.shape[0]] = source
+    summed = target if target.shape[0] == size else target.new_empty((size, target.shape[1]))
+    dist.reduce_scatter_tensor(summed, whole, group=group.process_group)
+    if summed is not target:
+        target.copy_(summed[: target.shape[0]])
+
+
+def with_room(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, parts: int) -> torch.Tensor:
+    """A new tensor with memory behind it for as many rows as equal parts of it would have: for `equal_parts`."""
+    rows, cols = shape
+    return like.new_empty((-(-rows // parts) * parts, cols), dtype=dtype)[:rows]
+
+
+def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:
+    """The memory of parts as equal parts of `size` rows; None if they do not stand so.
+
+    Trailing parts may be short, or empty, where all memory behind them is the parts' own (`with_room`).
+    """
+    first = parts[0]
+    cols, start = first.shape[1], first.storage_offset()
+    if first.stride() != (cols, 1) or first.numel() == 0:
+        return None
+    step = size * cols
+    stands = all(
+        part.numel() == 0 or part.data_ptr() == first.data_ptr() + index * step * first.element_size()
+        for index, part in enumerate(parts)
+    )
+    is_even = all(part.shape[0] == size for part in parts)
+    owns_more = start == 0 and first.untyped_storage().nbytes() == len(parts) * step * first.element_size()
+    if not stands or not (is_even or owns_more):
+        return None
+    return first.as_strided((size * len(parts), cols), (cols, 1), start)
 
 
 def _all_reduce(collective: Collective, view: View, group: Group) -> None:

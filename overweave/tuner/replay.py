@@ -38,14 +38,15 @@ def replayed(call: Call) -> Call:
     """The method captured once for each set of inputs, on the current stream's device; a call replays one graph.
 
     It must have run before: nothing may compile, allocate slots or agree with peers under capture. Results of a replay
-    lie where the capture put them, until the next replay of that set.
+    lie where the capture put them, until the next replay of that set. What a call needs only while it runs lies at the
+    same place in all graphs, as in one graph of many layers: else it would come from memory, not from the L2 cache.
     """
     torch.cuda.synchronize()
     graphs: list[torch.cuda.CUDAGraph] = []
     results: list[torch.Tensor] = []
     for turn in range(MOST_INPUT_SETS):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
             results.append(call(turn))
         graphs.append(graph)
     torch.cuda.synchronize()

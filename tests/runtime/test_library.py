@@ -13,7 +13,7 @@ from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
 from overweave.runtime import epilogue, scaled
-from overweave.runtime.library import full_precision, run_operation
+from overweave.runtime.library import equal_parts, full_precision, run_operation, with_room
 from overweave.runtime.norm import apply_norm
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import build
@@ -25,19 +25,20 @@ def collective_of(operator: str, m: int, world_size: int, rank: int) -> Collecti
     return next(operation for operation in operations if isinstance(operation, Collective))
 
 
-def collect(operator: str, m: int, dtype: torch.dtype) -> bool:
+def collect(operator: str, m: int, dtype: torch.dtype, has_room: bool) -> bool:
     """Runs the collective of a plan on buffers whose elements name their row, and the rank that holds them."""
     group = resolve(None)
     collective = collective_of(operator, m, group.world_size, group.rank)
     rows = torch.arange(m).float().reshape(m, 1).expand(m, 8)
     tensors: dict[str, torch.Tensor] = {}
     for region in collective.writes:
-        tensors.setdefault(region.buffer, torch.full((m, 8), torch.nan, dtype=dtype))
+        whole = with_room(rows, (m, 8), dtype, group.world_size) if has_room else rows.new_empty((m, 8), dtype=dtype)
+        tensors.setdefault(region.buffer, whole.fill_(torch.nan))
     for region in collective.reads:
         first = group.rank * -(-m // group.world_size) if operator == "all_gather_matmul" else 0
-        tensors.setdefault(
-            region.buffer, (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
-        )
+        values = (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
+        roomy = with_room(rows, (values.shape[0], 8), dtype, group.world_size).copy_(values)
+        tensors.setdefault(region.buffer, roomy if has_room else values)
     run_operation(collective, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
     (target,) = {region.buffer for region in collective.writes}
     if operator == "all_gather_matmul":
@@ -50,10 +51,11 @@ def collect(operator: str, m: int, dtype: torch.dtype) -> bool:
 def collect_all(operator: str) -> list[str]:
     world_size = resolve(None).world_size
     return [
-        f"m={m} {dtype}"
+        f"m={m} {dtype} {has_room}"
         for m in (1, world_size, world_size + 1, 2 * world_size + 1, 8 * world_size)
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-        if not collect(operator, m, dtype)
+        for has_room in (False, True)
+        if not collect(operator, m, dtype, has_room)
     ]
 
 
@@ -215,3 +217,20 @@ def test_nothing_is_cast_under_a_callers_autocast(dtype: torch.dtype):
     for product in products_under_autocast(dtype):
         assert product.dtype == dtype
         assert torch.equal(product, torch.full((2, 4), 1 + 2**-10, dtype=dtype))
+
+
+def test_parts_of_a_tensor_with_room_are_equal_parts_of_its_memory():
+    whole = with_room(torch.empty(0), (4, 3), torch.float32, 3)
+    parts = [whole[:2], whole[2:4], whole[4:4]]
+    found = equal_parts(parts, 2)
+    assert found is not None
+    assert found.shape == (6, 3)
+    assert found.data_ptr() == whole.data_ptr()
+
+
+def test_what_lies_behind_a_callers_rows_is_no_part_of_them():
+    whole = torch.empty(8, 3)  # more than three parts of two rows
+    assert equal_parts([whole[:2], whole[2:4], whole[4:4]], 2) is None
+    assert equal_parts([whole[:2], whole[2:4]], 2) is not None
+    assert equal_parts([whole[:2], whole[4:6]], 2) is None
+    assert equal_parts([whole[:2, :2], whole[2:4, :2]], 2) is None
