@@ -15,13 +15,13 @@ from campaigns.table_rows import Row
 from overweave.memory.group import Group
 from overweave.ops.compile import Fused, compile
 from overweave.ops.operators import OPERATORS
-from overweave.tuner.attempt import attempt
+from overweave.tuner.attempt import Result, attempt, copied
 from overweave.tuner.shapes import Case
 from overweave.tuner.sides import Setting, Side, side
 from overweave.tuner.statistics import median, p90
 from overweave.tuner.timer import Effort, compare
 
-Call = Callable[[int], torch.Tensor]
+Call = Callable[[int], Result]
 CONSTANTS: dict[str, int] = {"GROUP_M": 8}  # of the kernel's own order, which a fused kernel does not keep
 SMS = 132  # where there is no GPU to ask
 # The second call with the same tensors in a slot is captured; from the third on it is one launch.
@@ -39,7 +39,7 @@ class Layer:
         (k, n), m = self.side.rights[0].shape, case.m
         self.sizes: tuple[int, int, int] = (m, n, k)
         self.out = torch.empty(rows, n, dtype=setting.dtype, device=device)
-        self.expected = self.side.sequential(0).clone()
+        self.expected = copied(self.side.sequential(0))
         self._turned: list[torch.Tensor] = []
         self._described: dict[tuple[Tile, int], tuple[TensorDescriptor, ...]] = {}
 

@@ -24,6 +24,7 @@ from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, Case, expected, is_b
 from campaigns.gpu_faults import absent_rank
 from campaigns.gpu_ranks import join, report
 from overweave.memory.group import Group, resolve
+from overweave.tuner.attempt import Result
 from overweave.tuner.baselines import planned
 from overweave.tuner.replay import replayed
 from overweave.tuner.sides import Setting, side
@@ -118,7 +119,7 @@ def latencies(group: Group, device: torch.device) -> Iterator[str]:
     for rows in ROWS:
         for n, k in LAYERS:
             one = side(ALL_REDUCE, rows, n, k * group.world_size, setting)
-            calls: dict[str, Callable[[int], torch.Tensor]] = {
+            calls: dict[str, Callable[[int], Result]] = {
                 "matmul": one.matmul,
                 "nccl": one.sequential,
                 "torch one-shot": one.torch_one_shot,

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from overweave.cli.bench_table import print_runs
 from overweave.cli.ranks import Device, how_many
 from overweave.errors import InputError, MachineError
-from overweave.ops.operators import OPERATORS
+from overweave.ops.operators import OPERATORS, operator_for
 from overweave.ops.plan_words import candidate_of
 from overweave.tuner.baselines import OURS
 from overweave.tuner.bench import NO_MULTICAST, Request, Run, device_count, joined_world, run
@@ -99,7 +99,7 @@ def run_as_rank(request: Request) -> Run:
         def on_progress(case: str, part: float) -> None:
             progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
 
-        return run(request, group, OPERATORS, on_progress)
+        return run(request, group, OPERATORS, on_progress, operator_for)
 
 
 def without_destination(words: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from overweave.ops.explain import explain as explain_choice
 from overweave.ops.scales import dtype_of
 from overweave.tuner.shapes import DTYPES, DtypeWord
 
+AFTER_HELP = "What happens to the product: bias+silu+residual, gate+silu, residual+rms_norm, ..."
 SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
 
 
@@ -20,17 +21,19 @@ def explain(
     world: Annotated[int, typer.Option("--world", "-w", min=1, max=1024, help="How many ranks")] = 4,
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda without a GPU at hand means an H200")] = "cuda",
-    norm: Annotated[bool, typer.Option("--norm", help="The call ends with a residual and an RMSNorm")] = False,
+    after: Annotated[str, typer.Option(help=AFTER_HELP)] = "",
+    norm: Annotated[bool, typer.Option("--norm", help="As --after residual+rms_norm")] = False,
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
-    problems = [problem_of_shape(operator, each, world) for each in _shapes(shape)]
+    problems = [problem_of_shape(operator, each, world) for each in shapes_of(shape)]
     columns = tuple(problem.n for problem in problems)
     m, k, kind = problems[0].m, problems[0].k, dtype_of(DTYPES[dtype])
     n = columns if len(columns) > 1 else columns[0]
-    typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, norm=norm)))
+    after = "residual+rms_norm" if norm and not after else after
+    typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)))
 
 
-def _shapes(shape: str) -> list[str]:
+def shapes_of(shape: str) -> list[str]:
     """`M,N1+N2,K` as a shape for each weight; what is no shape, as it is."""
     words = shape.split(",")
     if len(words) != 3:

@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from overweave.cli.explain import AFTER_HELP, SHAPE_HELP, shapes_of
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, where
 from overweave.cli.simulate import three_numbers
 from overweave.errors import InputError
-from overweave.ir.dtype import FLOAT8
+from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.plan import Problem
 from overweave.ops.tune import own_device, tune_and_learn
 from overweave.tuner.bench import joined_world
@@ -32,18 +33,21 @@ from overweave.tuner.target import target_of
 def tune(
     operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(SPACE))],
     shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as mlp")] = "mlp",
-    shape: Annotated[str | None, typer.Option(help="M,N,K of one global matmul, in place of a set")] = None,
+    shape: Annotated[str | None, typer.Option(help=f"{SHAPE_HELP}; in place of a set")] = None,
+    after: Annotated[str, typer.Option(help=f"With --shape. {AFTER_HELP}")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     json: Annotated[Path | None, typer.Option(help="Add what was measured to this table, beside the cache")] = None,
 ) -> None:
     """Measure the candidates for a set of shapes, keep the quickest, and print it as code."""
-    cases = _cases(operator, shapes, shape)
+    cases = _cases(operator, shapes, shape, after)
+    for case in cases:
+        case.problem(operator, 2, dtype)  # what cannot be is refused before any rank is started
     place = where(device)
     if not is_one_of_the_ranks():
         words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
-        words.append(f"--shapes={shapes}" if shape is None else f"--shape={shape}")
+        words += [f"--shapes={shapes}"] if shape is None else [f"--shape={shape}", f"--after={after}"]
         start_ranks(words + ([f"--json={json}"] if json else []), how_many(place, world))
         return
     with joined_world(place) as group:
@@ -89,14 +93,23 @@ def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> Non
 
 def code(problem: Problem, plan: str) -> str:
     """The winner as code to paste."""
-    scaled = "extras=ow.Extras(scale_x=sx, scale_w=sw), " if problem.dtype == FLOAT8 else ""
-    return f'ow.{problem.operator}(x, w, group, {scaled}plan="{plan}")'
+    weights = f"[{', '.join(f'w{index}' for index in range(len(problem.columns)))}]" if problem.columns else "w"
+    epilogue, norm, named = problem.epilogue, "", {}
+    if epilogue.scaling:
+        named = {SCALE_X: "sx", SCALE_W: "sw"}
+    named |= {name: name for name in epilogue.inputs if name not in named}
+    if epilogue.activation:
+        named["activation"] = f'"{epilogue.activation}"'
+    extras = f"extras=ow.Extras({', '.join(f'{name}={value}' for name, value in named.items())}), " if named else ""
+    if problem.norm is not None:
+        norm = f"norm=ow.RmsNorm(weight{', residual' if problem.norm.residual else ''}), "
+    return f'ow.{problem.operator}(x, {weights}, group, {extras}{norm}plan="{plan}")'
 
 
 def _line(name: str, tuned: Tuned) -> str:
     entry = tuned.entry
     problem, best_us = entry.problem, entry.times[0].us
-    line = f"{name}: m={problem.m} n={problem.n} k={problem.k} a rank, {best_us:.1f} us"
+    line = f"{name}: {problem.extents} a rank, {best_us:.1f} us"
     library = next((time.us for time in entry.times if time.plan == SEQUENTIAL), None)
     if library is not None:
         line += f", library {library:.1f} us, {library / best_us:.2f} times"
@@ -104,11 +117,15 @@ def _line(name: str, tuned: Tuned) -> str:
     return line if share is None else f"{line}; the model's choice has {share:.2f} of its speed"
 
 
-def _cases(operator: str, shapes: str, shape: str | None) -> tuple[Case, ...]:
+def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[Case, ...]:
     """Raises InputError."""
     if operator not in SPACE:
         raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
+    if shape is None and after:
+        raise InputError(f"tune after {after[:60]!r}", "no shape is given", "Give --shape, or a set that says it")
     if shape is None:
         return read_shapes(shapes, operator).cases
-    m, n, k = three_numbers(shape, least=1)
-    return (Case(f"{m}x{n}x{k}", m, n, k),)
+    extents = [three_numbers(each, least=1) for each in shapes_of(shape)]
+    (m, _, k), columns = extents[0], tuple(cols for _, cols, _ in extents)
+    name = f"{m}x{'+'.join(map(str, columns))}x{k}{f' {after}' if after else ''}"
+    return (Case(name, m, sum(columns), k, columns if len(columns) > 1 else (), after),)

@@ -11,6 +11,7 @@ from overweave.ir.dtype import Dtype
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
 BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
 NORM_WEIGHT, Z = "norm_weight", "z"
+NORM_EPS = 1e-5  # where nobody says another
 MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
 SCALE_X, SCALE_W = "scale_x", "scale_w"
 Activation = Literal["silu", "gelu", "gelu_tanh"]

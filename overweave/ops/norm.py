@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm
+from overweave.ir.epilogue import NORM_EPS, NORM_WEIGHT, RESIDUAL, Norm
 
 
 class RmsNorm(NamedTuple):
@@ -20,7 +20,7 @@ class RmsNorm(NamedTuple):
 
     weight: torch.Tensor
     residual: torch.Tensor | None = None
-    eps: float = 1e-5
+    eps: float = NORM_EPS
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

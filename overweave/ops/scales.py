@@ -11,7 +11,7 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import SCALE_W, SCALE_X, Scaling
 from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
-from overweave.tuner.shapes import compared
+from overweave.tuner.endings import compared
 
 FP8 = torch.float8_e4m3fn
 TAKEN = (*DTYPES, FP8)  # by the operators

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from overweave.errors import InputError
@@ -9,12 +11,13 @@ from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
-from overweave.ops.operators import OPERATORS
+from overweave.ops.operators import OPERATORS, operator_for
 from overweave.ops.scales import problem_of
 from overweave.tuner.agreement import agreed_knowledge, learn
 from overweave.tuner.cache import fingerprint, keep
 from overweave.tuner.choice import Choice
 from overweave.tuner.choose import choose
+from overweave.tuner.endings import dressed
 from overweave.tuner.search import EFFORT, OnRound, Tuned, tune_problem
 from overweave.tuner.sides import Setting
 from overweave.tuner.space import SPACE
@@ -26,26 +29,28 @@ def tune(
     operator: str,
     *,
     m: int,
-    n: int,
+    n: int | Sequence[int],
     k: int,
     group: GroupLike = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
+    after: str = "",
 ) -> Choice:
     """Measures the candidates for `[m, k] @ [k, n]` on each rank and keeps the quickest. Collective; takes seconds.
 
     m: rows after the gather or before the scatter, rounded up to its bucket (tuner/table.py); n and k: as one rank's
-    matmul has them. dtype: fp8 (e4m3) is scaled by rows, into bf16. group: as the operators take it. device: this
-    rank's; by default its GPU, or the CPU without one.
+    matmul has them; n, a list or tuple: the columns of each of several weights. dtype: fp8 (e4m3) is scaled by rows,
+    into bf16. group: as the operators take it. device: this rank's; by default its GPU, or the CPU without one. after:
+    what happens to the product, as `overweave.explain` takes it.
 
     From then on calls of this group choose by it, and every process of this user on such a machine does. Returns the
     choice; print it, or `overweave explain` it. Ranks wait for each other throughout. Raises InputError for what is no
     problem, RankMismatch on every rank where they differ, PeerError, and MachineError if nothing runs.
     """
     resolved = group_of(group)
-    where = own_device(device)
+    where, columns = own_device(device), tuple(n) if isinstance(n, Sequence) else (n,)
     try:
-        problem = _problem(operator, (m, n, k), resolved.world_size, dtype)
+        problem = dressed(_problem(operator, (m, columns, k), resolved.world_size, dtype), columns, after)
     except InputError as error:
         raise refuse(resolved, error) from None
     tune_and_learn(problem, resolved, where)
@@ -59,7 +64,7 @@ def tune_and_learn(
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
     target = target_of(device)
     agreed_knowledge(group, target)
-    setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator])
+    setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator], operator_for)
     tuned = tune_problem(problem, setting, target, effort, on_round)
     learn(group, target, (tuned.entry,))
     forget_choices(group, problem.operator)
@@ -72,13 +77,14 @@ def tune_and_learn(
     return tuned
 
 
-def _problem(operator: str, sizes: tuple[int, int, int], world_size: int, dtype: torch.dtype) -> Problem:
+def _problem(operator: str, sizes: tuple[int, tuple[int, ...], int], world_size: int, dtype: torch.dtype) -> Problem:
     if operator not in SPACE or operator not in OPERATORS:
         raise InputError(f"tune {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
-    m, n, k = sizes
-    if not all(isinstance(extent, int) and extent > 0 for extent in sizes):
+    m, columns, k = sizes
+    if not columns or not all(isinstance(extent, int) and extent > 0 for extent in (m, *columns, k)):
+        n = columns[0] if len(columns) == 1 else list(columns)
         raise InputError(f"tune {operator}", f"m={m} n={n} k={k}", "Pass ints of at least 1")
-    return problem_of(operator, (m, n, k), world_size, dtype)
+    return problem_of(operator, (m, sum(columns), k), world_size, dtype)
 
 
 def own_device(device: torch.device | str | None) -> torch.device:

@@ -13,6 +13,7 @@ from overweave.memory.group import Group
 
 # Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
 LARGEST_ERROR = 2e-2
+Result = torch.Tensor | tuple[torch.Tensor, ...]  # of a call: one tensor, or one for each weight
 
 
 class Place(Protocol):
@@ -25,7 +26,7 @@ class Place(Protocol):
     def device(self) -> torch.device: ...
 
 
-def attempt(call: Callable[[int], torch.Tensor], expected: torch.Tensor | None, setting: Place) -> str:
+def attempt(call: Callable[[int], Result], expected: Result | None, setting: Place) -> str:
     """Runs a method once; why it must be left out, or an empty string. Every rank comes to the same verdict.
 
     expected: what it must give back, on input set 0; None if nothing can be said of its result.
@@ -44,8 +45,18 @@ def attempt(call: Callable[[int], torch.Tensor], expected: torch.Tensor | None, 
     return reason or ("it failed on another rank" if int(verdict) else "")
 
 
-def agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
+def copied(result: Result) -> Result:
+    """A result that later calls leave alone."""
+    return tuple(each.clone() for each in result) if isinstance(result, tuple) else result.clone()
+
+
+def agrees(result: Result, expected: Result) -> bool:
     """Whether a result is the expected one but for rounding."""
+    ours, theirs = (each if isinstance(each, tuple) else (each,) for each in (result, expected))
+    return len(ours) == len(theirs) and all(map(_agrees, ours, theirs))
+
+
+def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
     if result.shape != expected.shape:
         return False
     error = torch.linalg.vector_norm(result.float() - expected.float())

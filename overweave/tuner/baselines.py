@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.tuner.attempt import Result
 from overweave.tuner.sides import Call, Setting, Side, has_copies
 
 
@@ -58,7 +59,7 @@ def _copies(side: Side) -> Call:
 
 
 def _ceiling(side: Side) -> Call:
-    def call(turn: int) -> torch.Tensor:
+    def call(turn: int) -> Result:
         side.start_copies(turn)
         result = side.matmul(turn)
         side.join_copies()

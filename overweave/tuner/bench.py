@@ -18,9 +18,10 @@ import torch.distributed as dist
 from msgspec import Struct
 
 from overweave.errors import InputError
+from overweave.ir.plan import Problem
 from overweave.memory.group import Group, resolve
 from overweave.tuner.agreement import agreed_knowledge
-from overweave.tuner.attempt import attempt
+from overweave.tuner.attempt import attempt, copied
 from overweave.tuner.baselines import (
     CEILING,
     COMMUNICATION,
@@ -35,6 +36,7 @@ from overweave.tuner.baselines import (
     methods_of,
 )
 from overweave.tuner.choose import choose
+from overweave.tuner.dressed_side import side_of
 from overweave.tuner.measures import Measures, Roofs, measure
 from overweave.tuner.replay import captured, is_replayed
 from overweave.tuner.shapes import DTYPES, Case, DtypeWord
@@ -132,14 +134,19 @@ def run(
     group: Group,
     operators: Mapping[str, OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
+    dress: Callable[[Problem], OperatorCall] | None = None,
 ) -> Run:
-    """Compares the methods on every case. Collective. `on_progress` is told the case and which part of it is done."""
+    """Compares the methods on every case. Collective. `on_progress` is told the case and which part of it is done.
+
+    dress: the operator as it computes more than a bare product; None: there are such products only.
+    """
     if request.operator not in operators:
         found = f"there is no operator {request.operator}"
         raise InputError("bench", found, f"Choose one of {', '.join(operators)}")
     is_cuda = request.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    setting = Setting(group, device, getattr(torch, DTYPES[request.dtype]), operators[request.operator])
+    dtype = getattr(torch, DTYPES[request.dtype])
+    setting = Setting(group, device, dtype, operators[request.operator], dress)
     cases = tuple(_bench_case(case, request, setting, on_progress) for case in request.cases)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if is_cuda else ["cpu"]
     return Run(
@@ -158,10 +165,12 @@ def run(
 def _bench_case(
     case: Case, request: Request, setting: Setting, on_progress: Callable[[str, float], None] | None
 ) -> CaseRows:
-    this = side(request.operator, case.m, case.n, case.k, setting)
+    is_bare = not case.columns and not case.after
+    problem = case.problem(request.operator, setting.group.world_size, request.dtype)
+    this = side(request.operator, case.m, case.n, case.k, setting) if is_bare else side_of(problem, setting)
     left_out: dict[str, str] = {}
     usable: dict[Method, Call] = {}
-    expected = this.sequential(0).clone()
+    expected = copied(this.sequential(0))
     for method in methods_of(request.operator, request.plans):
         wanted = expected if method.gives_result else None
         call = method.call(this)

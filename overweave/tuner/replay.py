@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
-from overweave.tuner.attempt import attempt
+from overweave.tuner.attempt import Result, attempt
 from overweave.tuner.sides import MOST_INPUT_SETS, Setting
 
-Call = Callable[[int], torch.Tensor]
+Call = Callable[[int], Result]
+_R = TypeVar("_R", bound=Result)
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them
 
 
@@ -18,7 +20,7 @@ def is_replayed(setting: Setting, m: int) -> bool:
     return setting.device.type == "cuda" and m <= REPLAYED_ROWS
 
 
-def captured(call: Call, expected: torch.Tensor | None, setting: Setting) -> tuple[Call, str]:
+def captured(call: Call, expected: Result | None, setting: Setting) -> tuple[Call, str]:
     """A method that has run, as captured graphs, tried once; and why it must be left out, or an empty string.
 
     Collective, with one verdict on every rank. expected: what it must give back, on input set 0; None if nothing can
@@ -26,7 +28,7 @@ def captured(call: Call, expected: torch.Tensor | None, setting: Setting) -> tup
     """
     made: list[Call] = []
 
-    def capture(turn: int) -> torch.Tensor:
+    def capture(turn: int) -> Result:
         made.append(replayed(call))
         return made[0](turn)
 
@@ -34,7 +36,7 @@ def captured(call: Call, expected: torch.Tensor | None, setting: Setting) -> tup
     return (made[0] if made else call), (f"as a captured graph: {why}" if why else "")
 
 
-def replayed(call: Call) -> Call:
+def replayed(call: Callable[[int], _R]) -> Callable[[int], _R]:
     """The method captured once for each set of inputs, on the current stream's device; a call replays one graph.
 
     It must have run before: nothing may compile, allocate slots or agree with peers under capture. Results of a replay
@@ -43,7 +45,7 @@ def replayed(call: Call) -> Call:
     """
     torch.cuda.synchronize()
     graphs: list[torch.cuda.CUDAGraph] = []
-    results: list[torch.Tensor] = []
+    results: list[_R] = []
     for turn in range(MOST_INPUT_SETS):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
@@ -51,7 +53,7 @@ def replayed(call: Call) -> Call:
         graphs.append(graph)
     torch.cuda.synchronize()
 
-    def replay(turn: int) -> torch.Tensor:
+    def replay(turn: int) -> _R:
         graphs[turn % MOST_INPUT_SETS].replay()
         return results[turn % MOST_INPUT_SETS]
 

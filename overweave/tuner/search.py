@@ -14,12 +14,12 @@ from msgspec import Struct
 from overweave.errors import MachineError
 from overweave.ir.plan import Problem
 from overweave.memory.board import Board
-from overweave.tuner.attempt import attempt
+from overweave.tuner.attempt import attempt, copied
 from overweave.tuner.baselines import planned
+from overweave.tuner.dressed_side import side_of
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.replay import captured, is_replayed
-from overweave.tuner.shapes import SPLIT_COLUMNS
-from overweave.tuner.sides import Call, Setting, Side, side
+from overweave.tuner.sides import Call, Setting
 from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
 from overweave.tuner.table import Entry, Time, bucketed, ranked
@@ -100,8 +100,8 @@ class _Trial:
 
     def __init__(self, problem: Problem, setting: Setting, effort: Effort) -> None:
         self._setting, self._effort = setting, effort
-        self._side = _side(problem, setting)
-        self._expected = self._side.sequential(0).clone()
+        self._side = side_of(problem, setting)
+        self._expected = copied(self._side.sequential(0))
         self._is_replayed = is_replayed(setting, problem.m)
         self.left_out: dict[str, str] = {}
 
@@ -128,16 +128,6 @@ class _Trial:
         if why:
             self.left_out[str(what)] = why
         return None if why else call
-
-
-def _side(problem: Problem, setting: Setting) -> Side:
-    """Inputs of the problem, made from the global matmul."""
-    n, k = problem.n, problem.k
-    if problem.operator in SPLIT_COLUMNS:
-        n *= problem.world_size
-    else:
-        k *= problem.world_size
-    return side(problem.operator, problem.m, n, k, setting)
 
 
 def _variations(times: dict[Candidate, float], problem: Problem, target: Target) -> list[Candidate]:

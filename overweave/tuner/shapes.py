@@ -2,7 +2,8 @@
 
     {"operator": "all_gather_matmul", "source": "...", "note": "...", "cases": [{"name", "m", "n", "k"}, ...]}
 
-`m` counts rows after the gather or before the scatter; `n` and `k` are the sizes before tensor parallelism. Only
+`m` counts rows after the gather or before the scatter; `n` and `k` are the sizes before tensor parallelism. A case may
+have `columns`, those of each of several weights, and `after`, what happens to the product. Only
 `cases` is required. The sets of the repository lie in `benchmarks/shapes/SET.OPERATOR.json`.
 """
 
@@ -13,12 +14,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Problem
+from overweave.ir.plan import LONGEST_LIST, Problem
+from overweave.tuner.endings import compared, dressed
 
 SETS = Path("benchmarks/shapes")
 LARGEST_FILE_BYTES = 1 << 20
@@ -27,31 +27,30 @@ SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by col
 DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
 Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class Case(Struct, frozen=True, forbid_unknown_fields=True):
-    """One global matmul `[m, k] @ [k, n]`."""
+    """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: what happens to the
+    product, in the words of `endings.dressed`.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     m: Extent
-    n: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-    k: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    n: Size
+    k: Size
+    columns: Annotated[tuple[Size, ...], Meta(max_length=LONGEST_LIST)] = ()
+    after: Annotated[str, Meta(max_length=128)] = ""
 
     def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
-        """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES."""
-        n, k = self.n, self.k
+        """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES. Raises InputError."""
+        columns, k = self.columns or (self.n,), self.k
         if operator in SPLIT_COLUMNS:
-            n = -(-n // world_size)
+            columns = tuple(-(-cols // world_size) for cols in columns)
         else:
             k = -(-k // world_size)
-        return compared(Problem(operator=operator, m=self.m, n=n, k=k, world_size=world_size, dtype=DTYPES[dtype]))
-
-
-def compared(problem: Problem) -> Problem:
-    """A bare problem as it is measured and explained: fp8 scaled by rows, w stored as `[n, k]`, into bf16."""
-    if problem.dtype != FLOAT8:
-        return problem
-    return replace(problem, b_is_transposed=True, epilogue=Epilogue(scaling="rows"), out_dtype="bfloat16")
+        own = Problem(operator=operator, m=self.m, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
+        return dressed(compared(own), columns, self.after)
 
 
 class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,6 +73,10 @@ def read_shapes(name: str, operator: str) -> ShapeSet:
         raise InputError(f"shapes {name}", f"{path}: {error}", "Give a file of the form in tuner/shapes.py") from error
     if shapes.operator not in ("", operator):
         raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
+    for case in shapes.cases:
+        if case.columns and sum(case.columns) != case.n:
+            found = f"{case.name}: columns {list(case.columns)} are not n={case.n}"
+            raise InputError(f"shapes {name}", found, "Give n as the sum of all columns")
     names = [case.name for case in shapes.cases]
     if len(set(names)) < len(names):
         raise InputError(f"shapes {name}", "two cases share a name", "Name every case")

@@ -10,11 +10,13 @@ import torch.distributed as dist
 from msgspec import Struct
 
 from overweave.errors import InputError
+from overweave.ir.plan import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.runtime.library import movable
 from overweave.runtime.scaled import scaled_matmul
+from overweave.tuner.attempt import Result
 from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
 
 # torch 2.13 renamed the flat collectives and warns about the old names.
@@ -25,7 +27,7 @@ CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exc
 MOST_INPUT_SETS = 4
 FP8 = torch.float8_e4m3fn
 
-Call = Callable[[int], torch.Tensor]
+Call = Callable[[int], Result]
 
 
 class OperatorCall(Protocol):
@@ -33,16 +35,17 @@ class OperatorCall(Protocol):
 
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
-    ) -> torch.Tensor: ...
+    ) -> Result: ...
 
 
 class Setting(Struct, frozen=True):
-    """Where a comparison runs and what it calls ours."""
+    """Where a comparison runs and what it calls ours: on a bare product `operator`, else what `dress` makes of one."""
 
     group: Group
     device: torch.device
     dtype: torch.dtype
     operator: OperatorCall
+    dress: Callable[[Problem], OperatorCall] | None = None
 
 
 class Side:
@@ -73,7 +76,7 @@ class Side:
         self.scales = [torch.ones(shape, device=self.setting.device) for shape in shapes]
         return [w.t().contiguous().t() for w in made]
 
-    def matmul(self, turn: int) -> torch.Tensor:
+    def matmul(self, turn: int) -> Result:
         return self.multiply(_of(self.lefts, turn), turn)
 
     def multiply(self, x: torch.Tensor, turn: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,23 +97,23 @@ class Side:
         assert self.copies is not None
         self.copies.join()
 
-    def ours(self, turn: int, plan: str | None) -> torch.Tensor:
+    def ours(self, turn: int, plan: str | None) -> Result:
         x, w = _of(self.xs, turn), _of(self.rights, turn)
         return self.setting.operator(x, w, self.setting.group.process_group, m=self.m, plan=plan)
 
-    def communicate(self, turn: int) -> torch.Tensor:
+    def communicate(self, turn: int) -> Result:
         raise NotImplementedError
 
-    def sequential(self, turn: int) -> torch.Tensor:
+    def sequential(self, turn: int) -> Result:
         raise NotImplementedError
 
-    def torch_fused(self, turn: int) -> torch.Tensor:
+    def torch_fused(self, turn: int) -> Result:
         raise NotImplementedError
 
-    def torch_one_shot(self, turn: int) -> torch.Tensor:
+    def torch_one_shot(self, turn: int) -> Result:
         raise NotImplementedError
 
-    def torch_two_shot(self, turn: int) -> torch.Tensor:
+    def torch_two_shot(self, turn: int) -> Result:
         raise NotImplementedError
 
 

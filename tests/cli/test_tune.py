@@ -62,6 +62,10 @@ def test_a_rank_that_cannot_is_told_by_the_exit_code():
         ("all_gather_matmul", "--shape=8,8,2147483648"),
         ("all_gather_matmul", "--shapes=no_such_set"),
         ("all_gather_matmul", "--shape=8,8,8", "--dtype=int8"),
+        ("all_gather_matmul", "--shape=8,8+,8"),
+        ("matmul_reduce_scatter", "--shape=8,8+8,8"),
+        ("all_gather_matmul", "--shape=8,8,8", "--after=tanh"),
+        ("all_gather_matmul", "--shapes=mlp", "--after=silu"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
@@ -80,6 +84,34 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "left out: torch.fused: RuntimeError: no" in told
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
     assert tuned.winner == candidate("push", {"pieces": 2})
+
+
+@pytest.mark.parametrize(
+    ("case", "operator", "pasted"),
+    [
+        (Case("a", 64, 64, 32, columns=(32, 16, 16)), "all_gather_matmul", '(x, [w0, w1, w2], group, plan="p")'),
+        (
+            Case("a", 64, 64, 32, after="gate+silu"),
+            "all_gather_matmul",
+            '(x, w, group, extras=ow.Extras(gate=gate, activation="silu"), plan="p")',
+        ),
+        (
+            Case("a", 64, 64, 32, after="residual+rms_norm"),
+            "matmul_all_reduce",
+            '(x, w, group, norm=ow.RmsNorm(weight, residual), plan="p")',
+        ),
+    ],
+)
+def test_what_is_pasted_has_all_that_was_tuned(case: Case, operator: str, pasted: str):
+    assert command.code(case.problem(operator, 2, "bf16"), "p") == f"ow.{operator}{pasted}"
+
+
+@pytest.mark.slow
+def test_several_weights_are_tuned_by_their_shape():
+    done = tune("all_gather_matmul", "--shape=64,32+16,16", "-w", "2", "--device=cpu")
+    assert done.returncode == 0, done.stderr
+    assert 'ow.all_gather_matmul(x, [w0, w1], group, plan="' in done.stdout
+    assert [entry.problem.columns for entry in decode(path_of(OWN).read_bytes()).entries] == [(16, 8)]
 
 
 def test_what_is_pasted_for_fp8_passes_scales():

@@ -39,12 +39,12 @@ def test_what_cannot_be_is_not_marked_as_taken():
 
 def test_it_says_which_plans_norm():
     sizes = {**SIZES, "m": 2048}
-    told = str(ow.explain("matmul_all_reduce", **sizes, norm=True))
+    told = str(ow.explain("matmul_all_reduce", **sizes, after="residual+rms_norm"))
     assert "torch's operators do no residual+rms_norm" in told
     assert "the copy engine, which shares sums straight into the result, does not norm" in told
     assert "does not norm" not in str(ow.explain("matmul_all_reduce", **sizes))
     with pytest.raises(InputError, match="ends with one"):
-        ow.explain("all_gather_matmul", **SIZES, norm=True)
+        ow.explain("all_gather_matmul", **SIZES, after="rms_norm")
 
 
 def test_it_says_why_a_kernel_is_not_taken():

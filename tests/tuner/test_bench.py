@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.memory.group import resolve
+from overweave.ops import operators
 from overweave.runtime.processes import run_ranks
 from overweave.tuner import bench
 from overweave.tuner.attempt import agrees
@@ -97,6 +98,33 @@ def test_wrong_and_failing_methods_are_left_out_with_the_reason():
     assert "differs" in rows.left_out[f"plan.{WRONG}"]
     assert "no such plan" in rows.left_out[f"plan.{BROKEN}"]
     assert OURS not in rows.left_out
+
+
+def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
+    request = Request(
+        operator=operator, cases=msgspec.convert(cases, tuple[Case, ...]), device="cpu", dtype="fp32",
+        plans=("per_shard", "push") if operator == "all_gather_matmul" else ("two_shot",), effort=EFFORT,
+    )  # fmt: skip
+    return msgspec.to_builtins(run(request, resolve(None), operators.OPERATORS, None, operators.operator_for))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("operator", "changes", "plans"),
+    [
+        ("all_gather_matmul", {"n": 96, "columns": [64, 16, 16]}, ["plan.per_shard", "plan.push"]),
+        ("all_gather_matmul", {"after": "gate+silu"}, ["plan.per_shard", "plan.push"]),
+        ("all_gather_matmul", {"after": "bias+residual"}, ["plan.per_shard", "plan.push"]),
+        ("matmul_all_reduce", {"after": "residual+rms_norm"}, ["plan.two_shot"]),
+    ],
+)
+def test_more_than_a_bare_product_is_held_against_the_library_doing_as_much(operator, changes, plans):
+    """Every result is that of the sequential plan, of all weights and with all that happens to the product."""
+    case = {"name": "c", "m": 64, "n": 48, "k": 32} | changes
+    (rows,) = msgspec.convert(run_ranks(compared_beside, 2, operator, [case])[0], Run).cases
+    assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *plans]
+    assert rows.methods[-1].speedups[SEQUENTIAL].value > 0
+    assert rows.case.problem(operator, 2, "fp32") != Case("c", 64, 48, 32).problem(operator, 2, "fp32")
 
 
 def compared_as_graphs() -> object:

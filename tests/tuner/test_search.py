@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Problem
-from overweave.tuner import search
+from overweave.tuner import dressed_side, search
 from overweave.tuner.rank import Weighed, weigh
 from overweave.tuner.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
 from overweave.tuner.space import SPACE, TORCH_FUSED, Candidate, candidate
@@ -64,7 +64,7 @@ def test_how_fast_the_models_choice_is():
 @pytest.mark.parametrize("operator", SPACE)
 def test_inputs_are_those_of_the_global_matmul(operator: str, monkeypatch: pytest.MonkeyPatch):
     """A gather's weight is split by columns among ranks, a sum's by rows; then one rank's part is the problem."""
-    monkeypatch.setattr(search, "side", lambda *asked: asked)
+    monkeypatch.setattr(dressed_side, "side", lambda *asked: asked)
     n, k = (4 * 1000, 1024) if operator == "all_gather_matmul" else (1000, 4 * 1024)
-    asked = search._side(replace(PROBLEM, operator=operator, n=1000), None)
+    asked = dressed_side.side_of(replace(PROBLEM, operator=operator, n=1000), None)
     assert asked == (operator, 2048, n, k, None)

@@ -58,9 +58,18 @@ BAD = {
     "two of one name": json.dumps({"cases": GOOD["cases"] * 2}),
     "another operator": json.dumps(GOOD | {"operator": "ring_attention"}),
     "deep": '{"cases": ' + "[" * 100_000,
+    "columns that are not n": json.dumps({"cases": [GOOD["cases"][0] | {"columns": [1, 2]}]}),
     "not text": b'{"note": "\xff"}',
     "long": json.dumps(GOOD | {"note": "x" * (1 << 20)}),
 }
+
+
+def test_weights_and_endings_are_part_of_a_case():
+    cases = {case.name: case for case in read_shapes("weights", "all_gather_matmul").cases}
+    three = cases["Llama-3-8B.qkv.m=8192"].problem("all_gather_matmul", 4, "bf16")
+    assert (three.n, three.columns) == (1536, (1024, 256, 256))
+    gated = cases["Llama-3-8B.gate_up.m=2048"].problem("all_gather_matmul", 4, "bf16")
+    assert (gated.n, gated.multiplied_columns, gated.epilogue.activation) == (3584, 7168, "silu")
 
 
 def test_a_file_of_the_plain_form(tmp_path):

@@ -1,0 +1,76 @@
+"""What is tuned, explained and compared beside a bare product: several weights over one gather, extras, a norm."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
+from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
+from overweave.ir.plan import Problem
+
+RMS_NORM, GATHERED, NORMED = "rms_norm", "all_gather_matmul", "matmul_all_reduce"
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+WORDS = (BIAS, *ACTIVATIONS, GATE, RESIDUAL, RMS_NORM)
+
+
+def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") -> Problem:
+    """A bare problem, its n columns those of several weights, and what happens to the product. Raises InputError.
+
+    columns: of each weight, if there are several. after: words joined by `+`: `bias`, an activation (`silu`, `gelu`,
+    `gelu_tanh`), `gate`, `residual`, as `ow.Extras` has them, or `residual+rms_norm`, as `ow.RmsNorm`.
+    """
+    words = [word for word in after.split("+") if word]
+    unknown = [word for word in words if word not in WORDS]
+    if unknown or len(set(words)) < len(words):
+        found = f"{unknown[0][:40]!r} is none" if unknown else "a word is there twice"
+        raise InputError(f"{problem.operator} after {after[:60]!r}", found, f"Join some of {', '.join(WORDS)} by +")
+    if len(columns) > 1 and (problem.operator != GATHERED or problem.dtype == FLOAT8 or words):
+        found = f"{problem.operator} of {problem.dtype}{f' after {after}' if words else ''} takes one"
+        cure = f"Only {GATHERED} takes several, neither in fp8 nor with extras"
+        raise InputError(f"{problem.operator} of {len(columns)} weights", found, cure)
+    several = replace(problem, columns=columns if len(columns) > 1 else ())
+    return _normed(several, words) if RMS_NORM in words else _finished(several, words)
+
+
+def compared(problem: Problem) -> Problem:
+    """A bare problem as it is measured and explained: fp8 scaled by rows, w stored as `[n, k]`, into bf16."""
+    if problem.dtype != FLOAT8:
+        return problem
+    return replace(problem, b_is_transposed=True, epilogue=Epilogue(scaling="rows"), out_dtype="bfloat16")
+
+
+def bare(problem: Problem) -> Problem:
+    """The product alone, of one weight: what `dressed` was given."""
+    kept = problem.operator, problem.m, problem.n, problem.k, problem.world_size, problem.dtype
+    operator, m, n, k, world_size, dtype = kept
+    return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=dtype))
+
+
+def _normed(problem: Problem, words: list[str]) -> Problem:
+    if problem.operator != NORMED:
+        raise InputError(f"{problem.operator} with a norm", "it has none", f"Only {NORMED} ends with one")
+    others = [word for word in words if word not in (RESIDUAL, RMS_NORM)]
+    if others:
+        raise InputError(f"{NORMED} with a norm", f"{others[0]} beside it", f"Leave out all but {RESIDUAL}")
+    return replace(problem, norm=Norm(eps=NORM_EPS, residual=RESIDUAL in words))
+
+
+def _finished(problem: Problem, words: list[str]) -> Problem:
+    activations = [word for word in ACTIVATIONS if word in words]
+    if words and problem.operator != GATHERED:
+        raise InputError(f"{problem.operator} after {words[0]}", "it takes no extras", f"Only {GATHERED} does")
+    beside = BIAS if BIAS in words else "fp8" if problem.dtype == FLOAT8 else ""
+    if len(activations) > 1 or (GATE in words and beside):
+        found = " and ".join(activations) if len(activations) > 1 else f"{beside} beside a gate"
+        raise InputError(f"{problem.operator} after {'+'.join(words)}", found, "Leave out one of them")
+    epilogue = replace(
+        problem.epilogue,
+        bias=BIAS in words,
+        activation=activations[0] if activations else None,
+        residual=RESIDUAL in words,
+        gate=GATE in words,
+    )
+    return replace(problem, epilogue=epilogue)
