@@ -38,6 +38,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter",
     "all_gather_matmul.pull",
     "matmul_reduce_scatter.fused_ring",
+    "matmul_reduce_scatter.remote_add",
     "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
     "matmul_reduce_scatter.sequential",
@@ -49,7 +50,7 @@ SCHEDULES = (
     "matmul_all_reduce.two_shot_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:4], *SCHEDULES[-5:])
+FUSED = (*SCHEDULES[:5], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ PLANS = {
         "fused_ring pieces=4 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "fused_ring kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "fused_ring kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
+        "remote_add",
+        "remote_add copy_programs=4 sms=1 kernel=hopper",  # beside the tiles, however few they are
+        "remote_add pieces=4 order=all_peers kernel=portable",
         "scatter mover=copy_kernel",
         "scatter mover=copy_kernel copy_programs=4 sms=1",  # beside the tiles, however few they are
         "scatter mover=copy_kernel kernel=portable",
@@ -96,6 +99,7 @@ LONG_RUNS = (
     (REDUCE_SCATTER, "scatter"),
     (REDUCE_SCATTER, "scatter sums=epilogue"),
     (REDUCE_SCATTER, "fused_ring"),
+    (REDUCE_SCATTER, "remote_add sms=1"),
     (REDUCE_SCATTER, "scatter mover=copy_kernel sms=1"),
     (ALL_REDUCE, "two_shot"),
     (ALL_REDUCE, "one_shot"),

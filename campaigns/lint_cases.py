@@ -84,6 +84,9 @@ def cases() -> Iterator[Case]:
         yield reduction_case(dtype, operands, traced)
     for launch, shots in product(PACKED[1:], (1, 2)):
         yield packed_case("bfloat16", 4, replace(launch, shots=shots))
+    for dtype, traced in product(DTYPES, (False, True)):
+        yield reduction_case(dtype, 2, traced, sum_first=True)
+        yield from (add_case(dtype, traced, ragged) for ragged in (False, True))
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
     for cols in NORMED_COLS:
@@ -200,13 +203,18 @@ def stamp_case() -> Case:
     )
 
 
-def reduction_case(dtype: Dtype, operands: int, traced: bool, config: ReduceConfig = SUMS[0]) -> Case:
-    """The ordered reduction. Its operands, and its output too, may lie where a table says."""
+def reduction_case(
+    dtype: Dtype, operands: int, traced: bool, config: ReduceConfig = SUMS[0], sum_first: bool = False
+) -> Case:
+    """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes
+    may lie where a table says.
+    """
     signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
     part_n = config.block_n // config.parts
     blocks = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
-    constexprs = blocks | {"residual": None, "norm_weight": None, "z": None, "EPS": 0.0}
+    constexprs = blocks | {"residual": None, "norm_weight": None, "z": None, "EPS": 0.0, "SUM_FIRST": sum_first}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
+    label += " sum first" * sum_first
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
     return Case(source, _tiles(("*operands",), ("out", "*operands")))
@@ -224,12 +232,22 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     return Case(source, plain.contract)
 
 
+def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
+    """The same pushes, which add to what peers hold."""
+    source, contract = copy_case(traced, ragged)
+    signature = {name: str(kind) for name, kind in source.signature.items()} | {"source": f"*{DTYPES[dtype]}"}
+    constexprs = {**source.constexprs, "ADDS": True}
+    label = f"adds {dtype} {source.config}"
+    divisible = () if ragged else ("row_words",)
+    return Case(_source(copy_kernel, signature, constexprs, source.options, label, divisible), contract)
+
+
 def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case:
     """Pushes to peers: where to, and whom to tell, stands in a table of addresses. ragged: rows of any many words."""
     config = CopyConfig(path=path)
     numbers = {name: kind for name, kind in TABLE.items() if name != "n"}
     signature = {"targets": "*i64", "source": "*i32", **PROTOCOL, **numbers, "row_words": "i32"}
-    constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "BULK": path == "bulk", "TRACED": traced}
+    constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "BULK": path == "bulk", "ADDS": False, "TRACED": traced}
     label = " ".join(word for word, holds in ((path, True), ("traced", traced), ("ragged", ragged)) if holds)
     divisible = () if ragged else ("row_words",)
     source = _source(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)

@@ -58,7 +58,7 @@ def barrier_before_release(subject: Subject) -> Iterator[Finding]:
 
 
 def _must_precede_release(subject: Subject, access: Access) -> bool:
-    if access.kind == "store":
+    if access.kind == "store" or access.adds_data:
         return not access.is_release
     if access.kind == "atomic":
         signals = tuple(guard.signal for guard in (*subject.contract.announced, *subject.contract.guarded))

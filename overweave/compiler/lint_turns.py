@@ -79,7 +79,12 @@ def _joined(subject: Subject, guard: Guard, releases: set[int]) -> Iterator[Find
 def _unordered(subject: Subject) -> Iterator[Finding]:
     signals = tuple(guard.signal for guard in subject.contract.announced)
     for access in subject.shared:
-        announces = access.kind == "atomic" and bool(access.pointers) and reaches(access.pointers, signals)
+        announces = (
+            access.kind == "atomic"
+            and not access.adds_data
+            and bool(access.pointers)
+            and reaches(access.pointers, signals)
+        )
         if announces and access.order in ("relaxed", "acquire") and "cas" not in access.instruction.parts:
             yield subject.finding(
                 "announced-order",

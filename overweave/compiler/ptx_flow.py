@@ -57,6 +57,11 @@ class Access(Struct, frozen=True):
     def is_release(self) -> bool:
         return self.order in ("release", "acq_rel") and self.kind in ("store", "atomic")
 
+    @property
+    def adds_data(self) -> bool:
+        """Whether it adds floating-point numbers: data, as signals are integers."""
+        return self.kind == "atomic" and self.instruction.parts[-1].lstrip("b").startswith("f")
+
 
 class Flow:
     """The origins of every operand of a function. `arguments`: PTX parameter position -> pointer argument name."""

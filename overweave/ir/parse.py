@@ -112,8 +112,10 @@ def _given(region: str, place: str) -> _Found:
 
 
 def _goal(region: str, place: str, terms: str | None) -> _Found:
-    ranges = [tuple(map(int, _match(_TERM, term))) for term in (terms or "").split()]
-    return [("goal", {"region": _region(region), **_place(place), "terms": ranges})]
+    first, *rest = (terms or "").split() or [""]
+    words = rest if first == "any" or not first else [first, *rest]
+    ranges = [tuple(map(int, _match(_TERM, term))) for term in words]
+    return [("goal", {"region": _region(region), **_place(place), "terms": ranges, "unordered": first == "any"})]
 
 
 def _form(pattern: str, read: Callable[..., _Found]) -> tuple[re.Pattern[str], Callable[..., _Found]]:
@@ -137,7 +139,8 @@ _COLLECTIVE = ({"->"}, {"label", "ranks"})
 _VERBS: dict[str, tuple[set[str], set[str]]] = {
     "put": ({"->"}, {"tiles"}),
     "get": _MOVE,
-    "reduce_put": _MOVE,
+    "reduce_put": ({"->"}, {"tiles", "order"}),
+    "clear": _MOVE,
     "copy": ({"->"}, {"delay_us"}),
     "matmul": ({"@", "->", "+->", "late", "scaled"}, {"tiles"}),
     "reduce": ({"->"}, {"tiles"}),
@@ -197,8 +200,11 @@ def _deed(verb: str, lists: dict[str, list[str]], values: dict[str, str]) -> _Pa
     if _VERBS[verb] is _COLLECTIVE:
         ranks = [_int(rank) for rank in values.get("ranks", "").split(",") if rank]
         return {"kind": "collective", "function": verb, "label": values.get("label", ""), "ranks": ranks, **moved}
+    order = values.pop("order", None)
+    if order not in (None, "any"):
+        raise _Refused(f"order={order[:20]}; what adds says order=any, or nothing")
     numbers = {key: _int(value) for key, value in values.items()}
-    return {"kind": verb, **moved, **numbers}
+    return {"kind": verb, **moved, **numbers, **({"unordered": True} if order else {})}
 
 
 def _product(lists: dict[str, list[str]]) -> _Parts:

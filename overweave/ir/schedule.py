@@ -178,8 +178,16 @@ class Copy(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="co
     delay_us: Annotated[int, Meta(ge=0, le=LONGEST_DELAY_US)] = 0
 
 
-class ReducePut(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_put"):
-    """Push that adds to what the destination holds."""
+class Clear(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="clear"):
+    """Zeros to each destination, on this rank. Nothing is read."""
+
+    sources: tuple[Region, ...] = ()
+
+
+class ReducePut(Put, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_put"):
+    """Push that adds to what the destination holds. unordered: while others may: nobody says whose part comes first."""
+
+    unordered: bool = False
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -304,7 +312,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.destinations
 
 
-Operation = Put | Get | Copy | ReducePut | Compute | Reduce | Apply | Collective
+Operation = Put | Get | Copy | Clear | ReducePut | Compute | Reduce | Apply | Collective
 
 
 class Given(Struct, frozen=True, forbid_unknown_fields=True):
@@ -319,7 +327,7 @@ class Given(Struct, frozen=True, forbid_unknown_fields=True):
 class Goal(Struct, frozen=True, forbid_unknown_fields=True):
     """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
 
-    No terms: the element was moved, not computed.
+    No terms: the element was moved, not computed. unordered: in any order, so that its bits may differ between calls.
     """
 
     region: Region
@@ -327,6 +335,7 @@ class Goal(Struct, frozen=True, forbid_unknown_fields=True):
     row: Index
     col: Index
     terms: tuple[Range, ...] = ()
+    unordered: bool = False
 
 
 class Credit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -364,11 +373,6 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """The buffers by which Computes multiply, in the order of `buffers`."""
         read = {operation.b.buffer for operation in self.operations if isinstance(operation, Compute)}
         return tuple(buffer.name for buffer in self.buffers if buffer.name in read)
-
-    def outputs(self, rank: int, weight: str) -> tuple[str, ...]:
-        """The buffers into which a rank's products by a weight go, in the order of its Computes."""
-        computes = (operation for operation in self.of_rank(rank) if isinstance(operation, Compute))
-        return tuple(dict.fromkeys(part.buffer for each in computes if each.b.buffer == weight for part in each.out))
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`. Raises KeyError."""

@@ -14,7 +14,8 @@
 Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
 `reuse echoes` stands where no credits are taken. `+->` accumulates. A matmul with addends is the sum it computes,
 `p + a @ b + q -> out`, and `late` stands before what only they wait for; `scaled` stands before what the rows of its
-product are multiplied by. An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it,
+product are multiplied by. What is added in any order says `order=any`, and so does the goal, `sum any 0:32 32:64`.
+An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it,
 `ir.files` is the JSON form.
 """
 
@@ -35,6 +36,7 @@ from overweave.ir.schedule import (
     Operation,
     Put,
     Reduce,
+    ReducePut,
     Schedule,
 )
 
@@ -71,7 +73,8 @@ def _lines(schedule: Schedule) -> Iterator[str]:
 
 
 def _goal_line(goal: Goal) -> str:
-    terms = ("sum", *(f"{lo}:{hi}" for lo, hi in goal.terms)) if goal.terms else ()
+    ranges = (*(("any",) if goal.unordered else ()), *(f"{lo}:{hi}" for lo, hi in goal.terms))
+    terms = ("sum", *ranges) if ranges else ()
     return _spaced("goal", goal.region, "=", f"{goal.tensor}[{goal.row},{goal.col}]", *terms)
 
 
@@ -109,7 +112,8 @@ def _deed(operation: Operation) -> tuple[object, ...]:
         return (operation.function, f"label={operation.label}", f"ranks={ranks}", *moved)
     delay = (f"delay_us={operation.delay_us}",) if isinstance(operation, Copy) and operation.delay_us else ()
     tiles = (f"tiles={operation.tiles}",) if isinstance(operation, Put) and operation.tiles > 1 else ()
-    return (operation.__struct_config__.tag, *delay, *moved, *tiles)
+    order = ("order=any",) if isinstance(operation, ReducePut) and operation.unordered else ()
+    return (operation.__struct_config__.tag, *delay, *moved, *tiles, *order)
 
 
 def _holds(held: Given | Goal) -> str:

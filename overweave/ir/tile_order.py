@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from overweave.ir.schedule import Name
+from overweave.ir.schedule import Compute, Name, Schedule
 
 MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
 OWN_SHARD, WORKSPACE = 0, 1
@@ -63,3 +63,9 @@ class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     queue: Name
     rows: tuple[TileRow, ...]
+
+
+def outputs(schedule: Schedule, rank: int, weight: str) -> tuple[str, ...]:
+    """The buffers into which a rank's products by a weight go, in the order of its Computes."""
+    computes = (operation for operation in schedule.of_rank(rank) if isinstance(operation, Compute))
+    return tuple(dict.fromkeys(part.buffer for each in computes if each.b.buffer == weight for part in each.out))

@@ -1,4 +1,5 @@
 """Pushes chunks to peers on few SMs, by loads and stores or by bulk copies: quick to start where a copy engine is not.
+Or adds them to what peers hold, in fp32, while others do the same.
 
 `targets` has one row per operation of the table: where its buffer lies on the peer, and where the peer's signals do.
 Programs claim rows of the table in order, wait for the signals it names, move whole rows of the source in words of 16
@@ -10,7 +11,7 @@ SOURCE: TileLink (arXiv 2503.20313) for communication on SMs of its own; mscclpp
 import triton
 import triton.language as tl
 
-from overweave.ir.words import COPY_WORD_BYTES, INT32_BYTES
+from overweave.ir.words import COPY_WORD_BYTES
 from overweave.lang.tile_table import (
     CLAIMED,
     OPERATION,
@@ -28,9 +29,9 @@ from overweave.lang.tile_table import (
     wait_for_tile,
 )
 from overweave.memory.device import STRIDE
-from overweave.memory.moves import move_words
+from overweave.memory.moves import add_elements, move_words
 
-WORD = tl.constexpr(COPY_WORD_BYTES // INT32_BYTES)  # int32 elements that a thread loads and stores at once
+WORD_BITS = tl.constexpr(8 * COPY_WORD_BYTES)  # that a thread loads and stores at once
 TARGET = tl.constexpr(0)
 PEER_SIGNALS = tl.constexpr(1)
 TARGET_COLUMNS = tl.constexpr(2)
@@ -51,10 +52,13 @@ def copy_kernel(
     world_size,
     BLOCK: tl.constexpr,
     BULK: tl.constexpr,
+    ADDS: tl.constexpr,
     TRACED: tl.constexpr,
 ):
-    """source: the buffer that all operations read, as int32. row_words: 16-byte words in a row of it. BULK: bulk copies
-    move it, not loads and stores of BLOCK int32 at a time."""
+    """source: the buffer that all operations read, as int32, or where it is added in its own dtype. row_words: 16-byte
+    words in a row of it. BULK: bulk copies move it, not loads and stores of BLOCK elements at a time."""
+    WORD: tl.constexpr = WORD_BITS // source.dtype.element_ty.primitive_bitwidth
+    SUMS: tl.constexpr = tl.pointer_type(tl.float32) if ADDS else source.dtype
     tile = claim_tile(claims)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
@@ -63,10 +67,13 @@ def copy_kernel(
         row = read_column(table, tile, ROW)
         count = (read_column(table, tile, ROW_END) - row) * row_words * WORD
         addresses = targets + read_column(table, tile, OPERATION) * TARGET_COLUMNS
-        base = tl.multiple_of(tl.load(addresses + TARGET).to(source.dtype), 16)
+        base = tl.multiple_of(tl.load(addresses + TARGET).to(SUMS), 16)
         target = base + row.to(tl.int64) * row_words * WORD
         origin = source + read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_words * WORD
-        move_words(target, origin, count, BLOCK, BULK, ALONE=True)
+        if ADDS:
+            add_elements(target, origin, count, BLOCK)
+        else:
+            move_words(target, origin, count, BLOCK, BULK, ALONE=True)
 
         # The next tile is claimed first: its number is known to all threads before thread 0 stays behind to release.
         following = claim_tile(claims)

@@ -7,12 +7,16 @@ from overweave.lang.tile_table import OPERATION, ROW, ROW_END, SOURCE_ROW, read_
 
 
 @triton.jit
-def ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS: tl.constexpr):
-    """The operands at `addresses`, each at the same offsets, added in their order in fp32; NaN where a wait failed."""
+def ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS: tl.constexpr, SUM_FIRST: tl.constexpr = False):
+    """The operands at `addresses`, each at the same offsets, added in their order in fp32; NaN where a wait failed.
+
+    They are of out's dtype. SUM_FIRST: but for the first one, a sum that is kept in fp32.
+    """
     total = tl.zeros(inside.shape, dtype=tl.float32)
     for index in tl.static_range(OPERANDS):  # unrolled: the loads of all operands are in flight together
         address = tl.load(addresses + index)
-        operand = tl.multiple_of(address.to(out.dtype), 16)
+        kept_as = tl.pointer_type(tl.float32) if SUM_FIRST and index == 0 else out.dtype
+        operand = tl.multiple_of(address.to(kept_as), 16)
         total += tl.load(operand + offsets, mask=inside & (address != 0), other=0.0).to(tl.float32)
     return total + tl.where(verdict == 1, 0.0, float("nan"))
 

@@ -4,6 +4,8 @@ Operands are addresses, so they may lie in any slot, buffer or peer: one row of 
 `OPERANDS` entries wide (0: none), then the address of the output (0: the caller's tensor). Programs claim rows of the
 table in order and wait for the signals it names, so a chunk is summed as soon as its last operand has arrived.
 
+A first operand may be a sum that is kept in fp32 (SUM_FIRST); else all are of the output's dtype.
+
 With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py).
 """
 
@@ -30,8 +32,9 @@ from overweave.lang.tile_table import (
 
 @triton.jit
 def sum_tile(
-    operands, out, table, tile, n, verdict, OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+    operands, out, table, tile, n, verdict, OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SUM_FIRST: tl.constexpr,
+):  # fmt: skip
     """One tile, stored."""
     row = read_column(table, tile, ROW)
     cols = read_column(table, tile, COL, BLOCK_N) + tl.arange(0, BLOCK_N)
@@ -42,7 +45,7 @@ def sum_tile(
     rows = (read_column(table, tile, SOURCE_ROW) + tl.arange(0, BLOCK_M)).to(tl.int64)
     offsets = rows[:, None] * n + cols[None, :]
     addresses = operands + read_column(table, tile, OPERATION) * (OPERANDS + 1)
-    total = ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS)
+    total = ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS, SUM_FIRST)
 
     target_address = tl.load(addresses + OPERANDS)
     if target_address == 0:
@@ -73,6 +76,7 @@ def reduction_kernel(
     BLOCK_N: tl.constexpr,
     TRACED: tl.constexpr,
     EPS: tl.constexpr,
+    SUM_FIRST: tl.constexpr,
 ):
     tile = claim_tile(claims)
     while tile < tiles:
@@ -84,7 +88,7 @@ def reduction_kernel(
                 operands, out, residual, norm_weight, z, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, EPS
             )
         else:
-            sum_tile(operands, out, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N)
+            sum_tile(operands, out, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, SUM_FIRST)
         finish_tile(table, tile, signals, verdict)
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

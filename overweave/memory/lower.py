@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import SUM_DTYPE, Dtype
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,
@@ -87,6 +87,15 @@ def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[
     reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
     width = max((len(reduce.operands) for reduce in reduces), default=0)
     return [_reduction_row(addresses, reduce, width) for reduce in reduces]
+
+
+def sums_first(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> bool:
+    """Whether the first operands of a kernel's sums are kept in fp32, where results are of a narrower dtype."""
+
+    def kept(region: Region) -> Dtype:
+        return schedule.buffer(region.buffer).dtype or dtype
+
+    return all(kept(reduce.operands[0]) == SUM_DTYPE != kept(reduce.out) for reduce in reduces)
 
 
 def addend_addresses(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:

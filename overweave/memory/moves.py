@@ -20,6 +20,19 @@ WORD_BYTES = tl.constexpr(INT32_BYTES)
 
 
 @triton.jit
+def add_elements(target, origin, count, BLOCK: tl.constexpr):
+    """`target[:count] += origin[:count]` in fp32, each element at once; others may add there too, in any order.
+
+    Complete for whoever hears of a `notify` behind it, as stores are.
+    """
+    for start in range(0, count, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        inside = offsets < count
+        values = tl.load(origin + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.atomic_add(target + offsets, values, mask=inside, sem="relaxed", scope="sys")
+
+
+@triton.jit
 def move_words(target, origin, count, BLOCK: tl.constexpr, BULK: tl.constexpr, ALONE: tl.constexpr):
     """`target[:count] = origin[:count]`, int32 words, both at multiples of 16 bytes, `count` a multiple of 4.
 

@@ -9,11 +9,19 @@ import torch
 
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
-from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce
+from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce, ReducePut
+from overweave.ir.tile_order import outputs
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
-from overweave.memory.lower import SlotAddresses, addend_addresses, addend_shifts, copy_targets, reduction_operands
+from overweave.memory.lower import (
+    SlotAddresses,
+    addend_addresses,
+    addend_shifts,
+    copy_targets,
+    reduction_operands,
+    sums_first,
+)
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.kernels import (
@@ -91,7 +99,7 @@ class SlotKernels:
         shard = next((buffer for buffer in sides if buffer.home == INPUT), None)
         gathered = next((buffer for buffer in sides if buffer.home != INPUT), None)
         weights = self._plan.schedule.weights
-        outs = {name: [self._buffer(out) for out in self._plan.schedule.outputs(self._rank, name)] for name in weights}
+        outs = {name: [self._buffer(out) for out in outputs(self._plan.schedule, self._rank, name)] for name in weights}
         out, total = outs[weights[0]][0], next(iter(outs[weights[0]][1:]), None)
         more = [(name, outs[name][0]) for name in weights[1:]]
         movers = {"b": weights[0]} | ({"a_shard": shard.name} if shard else {})
@@ -148,7 +156,8 @@ class SlotKernels:
         moved = {name: moving(self._example[name]) for name in ((*norm.inputs, Z) if norm else ())}
         arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
         norms = moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
-        how = Summing(self._traced, *norms, norm.eps if norm else 0.0)
+        sum_first = sums_first(self._plan.schedule, self._plan.realization.dtype, reduces)
+        how = Summing(self._traced, *norms, norm.eps if norm else 0.0, sum_first)
         launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, how)
         if stored.home == OUTPUT:
             moved[stored.name] = out
@@ -167,10 +176,12 @@ class SlotKernels:
         buffer, protocol = self._pushed(queue), self._protocol(queue, 2)
         tensor = self._workspace.state if buffer is None else self._instance(buffer)
         row_words = 1 if buffer is None else buffer.cols * tensor.itemsize // COPY_WORD_BYTES
-        source, tiles = Moving(tensor.data_ptr(), torch.int32), protocol.table.shape[0]
+        adds = any(isinstance(op, ReducePut) and op.queue == queue for op in self._plan.schedule.of_rank(self._rank))
+        dtype = tensor.dtype if adds else torch.int32
+        source, tiles = Moving(tensor.data_ptr(), dtype), protocol.table.shape[0]
         self.copies_started = WaitStep(protocol.claims.data_ptr(), min(config.programs, tiles))
         arguments: list[Any] = [targets, source, *protocol.arrays, tiles, row_words, protocol.world_size]
-        launch = copy_launch(config, arguments, tiles, self._traced)
+        launch = copy_launch(config, arguments, tiles, self._traced, adds)
         name = buffer.name if buffer is not None and buffer.home in (INPUT, OUTPUT) else None
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:

@@ -29,6 +29,7 @@ from overweave.ir.schedule import (
 )
 from overweave.memory.alarm import Alarm
 from overweave.memory.group import Group
+from overweave.memory.host_lock import run_alone
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.records import Pause
@@ -100,6 +101,8 @@ class HostCall:
             return self._start_collective(operation)
         if isinstance(operation, Copy) and operation.delay_us:
             return self._start_late(operation)
+        if isinstance(operation, ReducePut):
+            return lambda: run_alone(lambda: self._execute(operation))
         self._execute(operation)
         return None
 

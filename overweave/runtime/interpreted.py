@@ -17,10 +17,11 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import COPY_KERNEL, MOST_WEIGHTS, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, MatmulConfig, Plan
-from overweave.ir.schedule import INPUT, Compute, Reduce
-from overweave.ir.tile_order import OWN_SHARD, WORKSPACE
+from overweave.ir.schedule import INPUT, Compute, Reduce, ReducePut
+from overweave.ir.tile_order import OWN_SHARD, WORKSPACE, outputs
 from overweave.memory.host_heap import ABORT, COMPLETED
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
+from overweave.memory.lower import sums_first
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime import interpreter
 from overweave.runtime.agenda import Agenda, Step
@@ -133,7 +134,7 @@ class InterpretedCall(HostCall):
         weights = self.plan.schedule.weights
         gate = (GATE,) if problem.epilogue.gate else ()
         factors = [self._factor(name, config) for name in (*weights, *gate)]
-        buffers = [self.plan.schedule.outputs(self.group.rank, name) for name in weights]
+        buffers = [outputs(self.plan.schedule, self.group.rank, name) for name in weights]
         outs = [self._matrix(of_weight[0]) for of_weight in buffers]
         total = self._matrix(buffers[0][1]) if len(buffers[0]) > 1 else None
         addends = self._addends(computes)
@@ -191,11 +192,13 @@ class InterpretedCall(HostCall):
         norm = self.plan.problem.norm
         extras = [self.tensors.get(name) if norm else None for name in (RESIDUAL, NORM_WEIGHT, Z)]
         flags = [self.stopwatch is not None, norm.eps if norm else 0.0]
+        flags += [sums_first(self.plan.schedule, self.plan.realization.dtype, reduces)]
         reduction_kernel[grid](operands, out, *extras, table, claims, *protocol, *numbers, *flags)
 
     def _copy(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
         targets = torch.zeros((len(step.operations), 2), dtype=torch.int64)
         source, row_words = torch.zeros(4, dtype=torch.int32), 1
+        adds = any(isinstance(move, ReducePut) for move in step.operations)
         for row, move in zip(targets, step.operations, strict=True):
             for origin, target in zip(move.reads, move.writes, strict=True):
                 row[0] = self.slot.buffer(target.buffer, target.rank).data_ptr()
@@ -204,8 +207,9 @@ class InterpretedCall(HostCall):
                 row_words = source.shape[1] * source.element_size() // _ROW_BYTES
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         numbers = [len(table), row_words, self.group.world_size, _COPIED_WORDS]
-        words, is_bulk = source.contiguous().view(torch.int32), False  # there are no bulk copies here
-        copy_kernel[grid](targets, words, table, claims, *protocol, *numbers, is_bulk, self.stopwatch is not None)
+        words, is_bulk = source.contiguous(), False  # there are no bulk copies here
+        words = words if adds else words.view(torch.int32)
+        copy_kernel[grid](targets, words, table, claims, *protocol, *numbers, is_bulk, adds, self.stopwatch is not None)
 
     def _trace(self, queue: str, tiles: int) -> Tensor:
         """Where a kernel writes when it claimed, began and stored each tile, if anybody wants to know."""

@@ -72,18 +72,19 @@ class Summing(NamedTuple):
     norm_weight: Moving | None = None
     z: Moving | None = None
     eps: float = 0.0
+    sum_first: bool = False  # the first operand of each is kept in fp32
 
 
 def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, how: Summing) -> Launch:
     """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for the norm's."""
     normed = [*arguments[:2], how.residual, how.norm_weight, how.z, *arguments[2:]]
-    constants = [operands, config.block_m, config.block_n // config.parts, how.traced, how.eps]
+    constants = [operands, config.block_m, config.block_n // config.parts, how.traced, how.eps, how.sum_first]
     return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, {"num_warps": config.warps})
 
 
-def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool) -> Launch:
-    """The pushes of chunks. arguments: everything before the constants of `copy_kernel`."""
-    constants = [config.block_kib * WORDS_PER_KIB, config.path == "bulk", traced]
+def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool, adds: bool = False) -> Launch:
+    """The pushes of chunks, or what adds them. arguments: everything before the constants of `copy_kernel`."""
+    constants = [config.block_kib * WORDS_PER_KIB, config.path == "bulk" and not adds, adds, traced]
     return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import ScheduleError
-from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce, Region
+from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.memory.group import Group
 
 View = Callable[[Region], torch.Tensor]
@@ -74,6 +74,9 @@ def run_operation(operation: Operation, view: View, group: Group) -> None:
         _multiply(operation, view)
     elif isinstance(operation, Reduce):
         _sum_in_order(operation, view)
+    elif isinstance(operation, Clear):
+        for region in operation.destinations:
+            view(region).zero_()
     elif isinstance(operation, Copy):
         for source, target in zip(operation.sources, operation.destinations, strict=True):
             if not source.is_empty:

@@ -32,6 +32,7 @@ from overweave.schedules.communication import (
     A,
     B,
     Communication,
+    Mover,
     Split,
     W,
     X,
@@ -59,6 +60,7 @@ class Template(Struct, frozen=True):
     """A named schedule: the communication it stands on, whether a tile kernel computes, and what can be asked.
 
     helped: a library matmul computes, and a kernel of ours moves what it needs, or adds what it made.
+    mover: who carries what it moves, if that is not to be asked.
     """
 
     operator: str
@@ -67,6 +69,7 @@ class Template(Struct, frozen=True):
     summary: str
     options: tuple[Option, ...] = ()
     helped: bool = False
+    mover: Mover | None = None
 
     @property
     def has_kernels(self) -> bool:
@@ -145,6 +148,14 @@ TEMPLATES: dict[str, Template] = {
         "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds the last",
         (options.PIECES, *options.TILES),
     ),
+    f"{_RS}.remote_add": Template(
+        _RS,
+        "remote_add",
+        True,
+        "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls",
+        (options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
+        mover="copy_kernel",
+    ),
     f"{_AR}.sequential": Template(_AR, "collective", False, "one library matmul, then library all-reduce"),
     f"{_AR}.one_shot": Template(
         _AR,
@@ -220,6 +231,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     template = template_of(name)
     _check(name, template, problem, rank, options)
     settings = settle(name, template.options, options)
+    if template.mover:
+        settings = replace(settings, mover=template.mover)
     make = {_AG: _all_gather_matmul, _RS: _matmul_reduce_scatter, _AR: _matmul_all_reduce}[template.operator]
     config = _config(problem, settings) if template.is_fused else None
     sums = _sums(problem, template, settings)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     Buffer,
+    Clear,
     Collective,
     Copy,
     Goal,
@@ -46,10 +48,9 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
+from overweave.schedules.scatter_adds import remote_add
 from overweave.schedules.scatter_rings import fused_ring, ring
-from overweave.schedules.scattered import PARTIAL, RUNNING, SLOTS, Scatter
-
-FINISHED = "finished"  # pad: a part of the own shard is stored
+from overweave.schedules.scattered import FINISHED, PARTIAL, RUNNING, SLOTS, Scatter
 
 
 def reduce_scatter(
@@ -62,7 +63,8 @@ def reduce_scatter(
     its owner's successor round to the owner; every rank on the way adds its own partial (on the caller's stream: a rank
     must pass on a sum before its kernel has ended). fused_ring: the same way, but the tiles themselves add what arrived
     to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
-    last tile. pull: owners read the partials where they lie, and sum them in rank order.
+    last tile. remote_add: partials are added at their owners in fp32, in whatever order they come. pull: owners read
+    the partials where they lie, and sum them in rank order.
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
@@ -70,7 +72,9 @@ def reduce_scatter(
     scatter = Scatter(
         split,
         Buffer(PARTIAL, split.rows, cols, "symmetric" if method == "pull" else "local"),
-        Buffer(SLOTS, split.world_size * split.shard_size, cols, "symmetric"),
+        Buffer(SLOTS, split.shard_size, cols, "symmetric", SUM_DTYPE)
+        if method == "remote_add"
+        else Buffer(SLOTS, split.world_size * split.shard_size, cols, "symmetric"),
         Buffer(RUNNING, split.rows, cols, "local"),
         Buffer(Y, split.shard_size, cols, "output"),
         sums,
@@ -79,15 +83,14 @@ def reduce_scatter(
     of_rank = _alone if split.world_size == 1 else METHODS[method]
     steps = [step for rank in ranks for step in of_rank(scatter, rank)]
     if split.is_by_kernel:  # it is launched behind the tiles, also where its first chunk is an empty one
-        steps.sort(key=lambda step: (step.rank, not isinstance(step, Chunk)))
-    is_ring = method in ("ring", "fused_ring")
+        steps.sort(key=lambda step: (step.rank, not isinstance(step, Clear), not isinstance(step, Chunk)))
     return Communication(
         world_size=split.world_size,
         buffers=used((scatter.partial, scatter.slots, scatter.running, scatter.y), steps),
         pads=_pads(split, method, own_pieces if sums == SUMS else 0),
         queues=_queues(split, method, sums, own_pieces == 1),
         given=(),
-        goal=tuple(_goal(scatter, rank, held, is_ring) for rank in ranks if not is_empty(split.shard(rank))),
+        goal=tuple(_goal(scatter, rank, held, method) for rank in ranks if not is_empty(split.shard(rank))),
         steps=tuple(steps),
     )
 
@@ -98,6 +101,9 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     if method == "pull":
         return (SignalPad(READY, split.world_size - 1),)
     every = split.world_size * split.pieces
+    if method == "remote_add":
+        own = SignalPad(READY, split.world_size - 1), SignalPad(FINISHED, 1)
+        return SignalPad(COMPUTED, every), SignalPad(ARRIVED, (split.world_size - 1) * split.pieces), *own
     if method == "fused_ring":
         return SignalPad(COMPUTED, every), SignalPad(ARRIVED, every)
     if method == "ring":
@@ -118,6 +124,8 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     copies = split.copy_queues((TILES,) if split.is_one_wave else ())
     if method in ("ring", "fused_ring") or sums != SUMS:
         return main + copies
+    if method == "remote_add":
+        return (Queue(MAIN, COMPLETE), *copies, Queue(SUMS, ISSUE, after=(TILES, COPIES)))
     if split.is_by_kernel:
         # Sums that wait for peers must not hold the SMs that the own pushes need.
         return (*copies, Queue(sums, ISSUE, after=(TILES, COPIES)))
@@ -125,11 +133,13 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     return (*copies, Queue(sums, ISSUE, after=(TILES,) if is_whole else ()))
 
 
-def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], is_ring: bool) -> Goal:
+def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], method: str) -> Goal:
     lo, hi = scatter.split.shard(rank)
     size = scatter.split.world_size
+    is_ring, is_unordered = method in ("ring", "fused_ring"), method == "remote_add" and size > 1
     order = [(rank + hop) % size for hop in range(1, size + 1)] if is_ring else list(range(size))
-    return Goal(region(scatter.y, rank, (0, hi - lo)), product(A, B), lo, 0, tuple(held[source] for source in order))
+    terms = tuple(held[source] for source in order)
+    return Goal(region(scatter.y, rank, (0, hi - lo)), product(A, B), lo, 0, terms, is_unordered)
 
 
 def _alone(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
@@ -270,5 +280,6 @@ METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "scatter": _scatter,
     "ring": ring,
     "fused_ring": fused_ring,
+    "remote_add": remote_add,
     "pull": _pull,
 }

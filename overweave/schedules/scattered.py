@@ -11,6 +11,7 @@ from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import COMPUTED, Chunk, Split, is_empty, region, shifted
 
 PARTIAL, SLOTS, RUNNING = "partial", "slots", "running"
+FINISHED = "finished"  # pad: a part of the own shard is stored
 
 
 class Scatter(Struct, frozen=True):

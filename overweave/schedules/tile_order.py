@@ -25,7 +25,7 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
 from overweave.ir.shards import tile_parts
-from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileOrder, TileRow
+from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileOrder, TileRow, outputs
 
 EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range of signals and one signal at most"
 
@@ -121,7 +121,7 @@ def _context(schedule: Schedule, rank: int) -> _Context:
         {buffer.name: buffer.home for buffer in schedule.buffers},
         announced_by,
         schedule.weights,
-        {weight: schedule.outputs(rank, weight) for weight in schedule.weights},
+        {weight: outputs(schedule, rank, weight) for weight in schedule.weights},
     )
 
 

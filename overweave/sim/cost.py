@@ -14,9 +14,9 @@ from msgspec import Struct
 from overweave.hardware.machine import Curve, Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig
-from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Put, Reduce, ReducePut, Region, Schedule
+from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Put, Reduce, Region, Schedule
 
-Move = Put | Get | Copy | ReducePut
+Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 Dtypes = tuple[Dtype, Dtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 
@@ -163,9 +163,10 @@ def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tupl
 
 
 def local_copy_work(machine: Machine, operation: Move, dtype: Dtype) -> Work:
-    """A copy within a rank: a kernel that reads and writes its own memory, one program per SM."""
-    elements = sum(size(region) for region in operation.sources)
-    moving = 2 * elements * ITEMSIZE_BYTES[dtype] / machine.hbm.gb_per_s / 1e3
+    """A copy within a rank, or zeros: a kernel that reads and writes its own memory, one program per SM."""
+    elements = sum(size(region) for region in operation.destinations)
+    touched = elements + sum(size(region) for region in operation.sources)
+    moving = touched * ITEMSIZE_BYTES[dtype] / machine.hbm.gb_per_s / 1e3
     return Work(min(machine.processor.sms, elements), moving)
 
 

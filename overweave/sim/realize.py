@@ -15,7 +15,7 @@ from overweave.ir.plan import (
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import ECHOES, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
+from overweave.ir.schedule import ECHOES, Clear, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
 from overweave.sim.cost import matmul_shape, tiles_of
 
 
@@ -59,7 +59,7 @@ def _engine(queue: Queue, schedule: Schedule) -> Engine:
             return "reduce_kernel"
         if all(isinstance(operation, Put | Copy) for operation in members):
             return "copy_kernel"
-    runs_on_sms = any(isinstance(operation, Compute | Reduce | Collective) for operation in members)
+    runs_on_sms = any(isinstance(operation, Clear | Compute | Reduce | Collective) for operation in members)
     only_copies = any(operation.reads for operation in members) and all(isinstance(each, Copy) for each in members)
     return "library" if runs_on_sms or only_copies else "copy_engine"
 

@@ -14,7 +14,7 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Operation, Put, Reduce, ReducePut
+from overweave.ir.schedule import CREDITS, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce
 from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
@@ -215,8 +215,7 @@ class _Run:
         if isinstance(operation, Put) and node.step.engine == AUTHOR_KERNEL:
             return cost.push_work(self._machine, operation, sms, self._moved(operation), node.tiles)
         if isinstance(operation, Put | Copy) and copy is not None:
-            programs = min(copy.programs, sms)
-            return cost.push_work(self._machine, operation, programs, self._moved(operation), node.tiles)
+            return cost.push_work(self._machine, operation, min(copy.programs, sms), self._moved(operation), node.tiles)
         if isinstance(operation, Compute) and config is not None:
             config = replace(config, block_n=(width or config.block_n) * self._products)
             dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
@@ -288,10 +287,10 @@ class _Run:
                 self._launch(node, cost.library_work(self._machine, self._as_multiplied(operation), dtypes))
             case Reduce():
                 self._launch(node, *cost.library_sum_works(self._machine, operation, self._moved(operation)))
-            case Put() | Get() | Copy() | ReducePut() if cost.moves_between_ranks(operation):
+            case Put() | Get() | Copy() if cost.moves_between_ranks(operation):
                 node.begin_us = self._clock.now
                 self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._moved(operation))))
-            case Put() | Get() | Copy() | ReducePut():
+            case Put() | Get() | Copy() | Clear():
                 self._launch(node, cost.local_copy_work(self._machine, operation, self._moved(operation)))
 
     def _run_packed(self, node: _Node) -> None:

@@ -12,7 +12,7 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
 
-PLANS = ("sequential", "per_shard", "scatter", "pull", "ring", "fused_ring")
+PLANS = ("sequential", "per_shard", "scatter", "pull", "ring", "fused_ring", "remote_add")
 WITH_OPTIONS = (
     "per_shard order=all_peers",
     "scatter pieces=1",
@@ -20,6 +20,7 @@ WITH_OPTIONS = (
     "ring pieces=1",
     "ring pieces=3",
     "fused_ring pieces=1",
+    "remote_add pieces=3 order=all_peers",
     "fused_ring pieces=3 block_m=16 block_n=16",
     "scatter block_m=16 block_n=16",
 )

@@ -38,6 +38,13 @@ def run_sums(plan: str, problems: list[tuple[int, dict[str, int | str]]], calls:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_sums_that_are_added_at_their_owner_are_exact(world_size: int):
+    """Integers are exact in any order. Floats are rounded once, whatever the order."""
+    problems = [(1, {}), (70, {"sms": 1})] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, {"sms": 1})]
+    assert run_ranks(run_sums, world_size, "remote_add", problems, 2) == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_sums_that_travel_round_a_ring_are_exact(world_size: int):
     problems = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
     assert run_ranks(run_sums, world_size, "fused_ring", problems, 2) == [[]] * world_size

@@ -146,6 +146,7 @@ def cases_of_one_row() -> Iterator[Case]:
         yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "fused_ring kernel=hopper", {"m": 1}, rank)
+        yield Case(SCATTER, "remote_add kernel=hopper", {"m": 1}, rank)
         yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
 
 
@@ -157,6 +158,8 @@ CASES = (
     Case(SCATTER, "scatter kernel=hopper"),
     Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
     *(Case(SCATTER, f"fused_ring kernel={kernel}", world_size=ranks) for kernel in KERNELS for ranks in (2, 3)),
+    *(Case(SCATTER, "remote_add kernel=hopper sms=1", {"dtype": dtype}) for dtype in ("bfloat16", "float16")),
+    Case(SCATTER, "remote_add kernel=portable", {"dtype": "float32"}, world_size=3),
     Case(REDUCE, "two_shot kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}),
     Case(REDUCE, "one_shot_pull", {"norm": Norm(eps=1e-5)}),
     *gated_cases(),

@@ -80,8 +80,8 @@ def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatc
     """source: the caller's tensor, whose address of each call the launch follows."""
     plan, taken = plan_of(name), {}
 
-    def launch(config: Any, arguments: list[Any], tiles: int, traced: bool) -> Any:
-        taken.update(zip(copy_kernel.arg_names, [*arguments, None, False, traced], strict=True))
+    def launch(config: Any, arguments: list[Any], tiles: int, traced: bool, adds: bool) -> Any:
+        taken.update(zip(copy_kernel.arg_names, [*arguments, None, False, adds, traced], strict=True))
         return lambda stream: taken.update(launched=stream)
 
     monkeypatch.setattr(bind, "copy_launch", launch)

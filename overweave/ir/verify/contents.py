@@ -19,23 +19,24 @@ class Fragment:
     """Rows `[r0, r1)`, columns `[c0, c1)`, and the value of its first element.
 
     writer: position of the operation that wrote it last, None if it was given.     readers: who read that, as bits.
+    adders: who added to it in any order, and start: who must have been done before any of them, as bits.
     """
 
-    __slots__ = ("c0", "c1", "piece", "r0", "r1", "readers", "writer")
+    __slots__ = ("adders", "c0", "c1", "piece", "r0", "r1", "readers", "start", "writer")
 
     def __init__(self, rows: tuple[int, int], cols: tuple[int, int], piece: Piece, writer: int | None) -> None:
         self.r0, self.r1 = rows
         self.c0, self.c1 = cols
         self.piece = piece
         self.writer = writer
-        self.readers = 0
+        self.readers = self.adders = self.start = 0
 
     def part(self, rows: tuple[int, int], cols: tuple[int, int]) -> Fragment:
         """A rectangle of it, with its writer and readers."""
         whole = self.piece
         row, col = whole.row + rows[0] - self.r0, whole.col + cols[0] - self.c0
         part = Fragment(rows, cols, Piece(*whole[:5], row, col, whole.terms), self.writer)
-        part.readers = self.readers
+        part.readers, part.adders, part.start = self.readers, self.adders, self.start
         return part
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from overweave.ir.dtype import Dtype
-from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, Region
+from overweave.ir.dtype import SUM_DTYPE, Dtype
+from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, ReducePut, Region
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.verdict import Findings
@@ -23,6 +23,10 @@ def check_copy(
     if len(move.sources) > 1:
         findings.add("lowering", move, f"the kernel moves one rectangle, not {len(move.sources)}")
         return
+    if isinstance(move, ReducePut):
+        for region in move.destinations:
+            if (buffers[region.buffer].dtype or dtype) != SUM_DTYPE:
+                findings.add("lowering", move, f"the kernel adds in {SUM_DTYPE}", region)
     for region in (*move.sources, *move.destinations):
         _check_region(move, region, buffers[region.buffer], dtype, findings)
     expected = list(_tiles(move, buffers))

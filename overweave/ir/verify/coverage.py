@@ -14,6 +14,7 @@ from typing import Any
 
 from overweave.ir.schedule import (
     Apply,
+    Clear,
     Collective,
     Compute,
     Copy,
@@ -32,7 +33,19 @@ from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.happens_before import Past
 from overweave.ir.verify.races import report_read, report_update, report_write
 from overweave.ir.verify.scales import mismatch
-from overweave.ir.verify.values import Mismatch, Value, added, clipped, is_unknown, multiplied, stacked, unknown
+from overweave.ir.verify.values import (
+    ZERO,
+    Mismatch,
+    Piece,
+    Value,
+    added,
+    clipped,
+    in_any_order,
+    is_unknown,
+    multiplied,
+    stacked,
+    unknown,
+)
 from overweave.ir.verify.verdict import Findings
 
 GIVEN_BY = -1  # stands for the writer of what is given
@@ -130,6 +143,7 @@ class Follower:
         bit = self.past.bit
         writers = 0
         for fragment in fragments:
+            writers |= fragment.adders | fragment.start
             if fragment.writer is not None:
                 writers |= bit[fragment.writer]
         return writers
@@ -166,6 +180,29 @@ class Follower:
         for fragment in fragments:
             contents.remove(fragment)
         contents.write(region, new, position)
+
+    def add(self, position: int, region: Region, value: Value) -> None:
+        """Adds to what the region holds, beside others that do so in any order: all but these must be in the past."""
+        if region.is_empty:
+            return
+        contents, bit = self.of(region), self.past.bit
+        fragments = contents.carve(region)
+        old = value_of(fragments, region)
+        if old is None:
+            report_read(self.graph, self.past, position, region, self.findings)
+            return
+        start, adders = 0, bit[position]
+        for fragment in fragments:
+            start |= fragment.readers | (fragment.start if fragment.adders else self._writers([fragment]))
+            adders |= fragment.adders
+        if start & ~self.past.before[position]:
+            report_update(self.graph, self.past, position, region, start, self.findings)
+        new = self.attempt(position, region, lambda: in_any_order(added(old, value)))
+        for fragment in fragments:
+            contents.remove(fragment)
+        contents.write(region, new, position)
+        for fragment in contents.carve(region):
+            fragment.start, fragment.adders = start, adders
 
     def attempt(self, position: int, region: Region, compute: Callable[[], Value]) -> Value:
         """The value computed, or unknown and a refusal if operands do not fit."""
@@ -229,10 +266,19 @@ def _follow_move(follower: Follower, position: int, move: Put | Get | Copy) -> N
         follower.write(position, destination, follower.read(position, source))
 
 
+def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
+    for region in clear.destinations:
+        rows, cols = region.shape
+        follower.write(position, region, () if region.is_empty else (Piece(0, rows, 0, cols, ZERO, 0, 0, ()),))
+
+
 def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
     for source, destination in zip(move.sources, move.destinations, strict=True):
         value = follower.read(position, source)
-        follower.update(position, destination, _appending(value))
+        if move.unordered:
+            follower.add(position, destination, value)
+        else:
+            follower.update(position, destination, _appending(value))
 
 
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
@@ -331,6 +377,7 @@ FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {
     Get: _follow_move,
     Copy: _follow_move,
     ReducePut: _follow_reduce_put,
+    Clear: _follow_clear,
     Compute: _follow_compute,
     Reduce: _follow_reduce,
     Apply: _follow_apply,

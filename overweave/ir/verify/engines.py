@@ -13,16 +13,16 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
-from overweave.ir.schedule import Apply, Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce
+from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce, ReducePut
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.verdict import Findings
 
 RUNS: dict[str, tuple[type[Operation], ...]] = {
     COPY_ENGINE: (Put, Get, Copy),
-    LIBRARY: (Compute, Copy, Reduce, Collective),
+    LIBRARY: (Compute, Copy, Clear, Reduce, Collective),
     TILE_KERNEL: (Compute,),
     REDUCE_KERNEL: (Reduce,),
-    COPY_KERNEL: (Put, Copy),
+    COPY_KERNEL: (Put, ReducePut, Copy),
     AUTHOR_KERNEL: (Apply, Put),
     PACKED_KERNEL: (Put, Reduce, Copy),
 }
@@ -69,7 +69,7 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
 
 
 def _check_operation(operation: Operation, engine: str, findings: Findings) -> None:
-    if not isinstance(operation, RUNS[engine]):
+    if type(operation) not in RUNS[engine]:
         findings.add("engine", operation, f"a {type(operation).__name__} cannot run on a {engine}")
     elif engine == COPY_ENGINE and isinstance(operation, Copy) and operation.sources:
         # A local copy is a kernel: behind one that fills every SM and waits for it, it never starts.

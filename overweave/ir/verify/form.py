@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     INPUT,
     LIMIT,
@@ -15,6 +16,7 @@ from overweave.ir.schedule import (
     OUTPUT,
     SYMMETRIC,
     Apply,
+    Clear,
     Collective,
     Compute,
     Copy,
@@ -93,7 +95,11 @@ class _Form:
         for given in self.schedule.given:
             if self.check_region(None, given.region) and self.buffers[given.region.buffer].home not in (INPUT, OUTPUT):
                 self.findings.add("form", None, "only a caller's buffer holds anything at the start", given.region)
+        adders = [each for each in self.schedule.operations if isinstance(each, ReducePut) and each.unordered]
         for goal in self.schedule.goal:
+            if adders and goal.terms and not goal.unordered:
+                said = "adds whenever it comes, but the goal names an order"
+                self.findings.add("contribution_order", adders[0], said, goal.region)
             if self.check_region(None, goal.region) and self.buffers[goal.region.buffer].home != OUTPUT:
                 self.findings.add("form", None, "only an output can be a goal", goal.region)
             if any(not 0 <= lo <= hi for lo, hi in goal.terms):
@@ -177,7 +183,10 @@ class _Form:
         for source, destination in zip(left, right, strict=True):
             if source.shape != destination.shape:
                 self.findings.add("form", operation, f"{source} does not fit {destination}", destination)
-            if self.buffers[source.buffer].dtype != self.buffers[destination.buffer].dtype:
+            target_dtype = self.buffers[destination.buffer].dtype
+            if isinstance(operation, ReducePut) and target_dtype == SUM_DTYPE:
+                continue  # the sum of narrower parts
+            if self.buffers[source.buffer].dtype != target_dtype:
                 self.findings.add("form", operation, f"{source} has another dtype than {destination}", destination)
 
 
@@ -187,6 +196,12 @@ def _check_push(form: _Form, operation: Put | ReducePut) -> None:
     form.same_shapes(operation, operation.sources, operation.destinations)
     if not 1 <= operation.instances <= LIMIT:
         form.findings.add("form", operation, f"it moves in {operation.instances} tiles")
+
+
+def _check_clear(form: _Form, operation: Clear) -> None:
+    form.all_on(operation, operation.destinations, "what it clears")
+    if operation.sources:
+        form.findings.add("form", operation, "what it clears has no source")
 
 
 def _check_get(form: _Form, operation: Get) -> None:
@@ -252,6 +267,8 @@ def _check_apply(form: _Form, apply: Apply) -> None:
         form.findings.add("form", apply, "needs tiles, told as ranges in ascending order")
     if bool(apply.late_waits) != bool(apply.late_needs):
         form.findings.add("form", apply, "what it waits for late and what it reads late belong together")
+    if any(made.unordered for made in apply.makes):
+        form.findings.add("form", apply, "what tiles make has an order")
     if any(not 0 <= lo < hi for made in apply.makes for lo, hi in made.terms):
         form.findings.add("form", apply, "the terms of what it makes are not ranges")
 
@@ -284,6 +301,7 @@ CHECKS: dict[type[Operation], Callable[[_Form, Any], None]] = {
     Get: _check_get,
     Copy: _check_copy,
     ReducePut: _check_push,
+    Clear: _check_clear,
     Compute: _check_compute,
     Reduce: _check_reduce,
     Apply: _check_apply,

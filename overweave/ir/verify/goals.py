@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from overweave.ir.schedule import Goal, Range, Region
 from overweave.ir.verify.form import terms_shown
-from overweave.ir.verify.values import UNKNOWN, ZERO, Piece, Terms, Value
+from overweave.ir.verify.values import UNKNOWN, ZERO, Piece, Terms, Value, in_any_order
 from overweave.ir.verify.verdict import Findings
 
 
 def check_goal(goal: Goal, value: Value, findings: Findings) -> None:
     """Adds a refusal for every part of the goal's region that holds something else. Empty ranges contribute nothing."""
     terms = tuple(term for term in goal.terms if term[0] < term[1])
+    if goal.unordered:
+        terms, value = tuple(sorted(terms)), in_any_order(value)
     nothing = bool(goal.terms) and not terms
     for piece in value:
         if piece.tensor == UNKNOWN or (nothing and piece.tensor == ZERO):

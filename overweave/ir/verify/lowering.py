@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
+from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     KERNELS,
@@ -18,8 +19,19 @@ from overweave.ir.plan import (
     split_obstacle,
     step_obstacle,
 )
-from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, Region
-from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, PART, REDUCE, WORKSPACE, TileOrder, TileRow
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put, Reduce, ReducePut, Region
+from overweave.ir.tile_order import (
+    COPY,
+    MULTIPLY,
+    NO_SIGNAL,
+    OWN_SHARD,
+    PART,
+    REDUCE,
+    WORKSPACE,
+    TileOrder,
+    TileRow,
+    outputs,
+)
 from overweave.ir.verify.addends import check_addends
 from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
 from overweave.ir.verify.copies import check_copy
@@ -56,7 +68,7 @@ class _Table:
         self.plan, self.graph, self.order, self.findings = plan, graph, order, findings
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self.weights = plan.schedule.weights
-        self.outs = {weight: plan.schedule.outputs(order.rank, weight) for weight in self.weights}
+        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_author = plan.realization.engine_of(order.queue) == AUTHOR_KERNEL
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
@@ -98,9 +110,14 @@ class _Table:
                 note_places(operation, self.buffers, operands)
                 check_parts(operation, parts, self.graph, self.findings)
             elif isinstance(operation, Reduce):
-                self._note_summed(operands, (*operation.operands, operation.out))
+                first, *rest = operation.operands
+                self._note_summed(operands, (*rest, operation.out))
+                kept = self.plan.dtype_of(first.buffer)
+                operands.setdefault("dtype of the first operand", set()).add(kept)
                 self._check_reduce(operation, rows)
             elif isinstance(operation, Put | Copy):
+                way = "adds" if isinstance(operation, ReducePut) else "moves"
+                operands.setdefault("way to push", set()).update((way,) if isinstance(operation, Put) else ())
                 role, homes = "source", () if not self.is_author else (INPUT, OUTPUT)  # elsewhere a table says where
                 known = (part.buffer for part in operation.sources)
                 operands.setdefault(role, set()).update(
@@ -236,6 +253,8 @@ class _Table:
             self.findings.add("lowering", reduce, "the kernel adds whole rows")
         if any(self.buffers[part.buffer].home in (INPUT, OUTPUT) for part in reduce.operands):
             self.findings.add("lowering", reduce, "the kernel adds what lies in the workspace")
+        if self.plan.dtype_of(reduce.operands[0].buffer) not in (self.plan.dtype_of(reduce.out.buffer), SUM_DTYPE):
+            self.findings.add("lowering", reduce, f"its first operand is neither of its dtype nor in {SUM_DTYPE}")
         self._check_rows(reduce, REDUCE, rows, [(WORKSPACE, 0, reduce.out)])
 
     def _note_summed(self, operands: dict[str, set[str]], parts: tuple[Region, ...]) -> None:

@@ -129,6 +129,11 @@ def added(left: Value, right: Value) -> Value:
     return tuple(pieces)
 
 
+def in_any_order(value: Value) -> Value:
+    """A sum whose parts came in any order, told as if they had come by their ranges."""
+    return tuple(piece._replace(terms=tuple(sorted(piece.terms))) for piece in value)
+
+
 def _sum(one: Piece, here: tuple[int, int], other: Piece, there: tuple[int, int]) -> tuple[str, Terms]:
     if UNKNOWN in (one.tensor, other.tensor):
         return UNKNOWN, ()
