@@ -30,7 +30,9 @@ def matmul_reduce_scatter(
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
     n]`, in either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
     Partials travel in the dtype of y and are summed in fp32, in rank order, rounded once; rings sum in the order in
-    which they pass, the next rank first and the own one last, each hop rounded. The same bits every time.
+    which they pass, the next rank first and the own one last, each hop rounded. The same bits every time, but for
+    `plan="remote_add"`, which nothing but this argument chooses: there partials are added in fp32 as they come, so that
+    last bits may differ between calls.
     fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16, and
     `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`: each rank's own scales, one element each, or `[m, 1]` and
     `[1, n]`. Each partial is scaled in fp32 before it is rounded to out_dtype (bf16 if None) and sent; sums are of

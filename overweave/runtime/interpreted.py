@@ -200,7 +200,7 @@ class InterpretedCall(HostCall):
         source, row_words = torch.zeros(4, dtype=torch.int32), 1
         adds = any(isinstance(move, ReducePut) for move in step.operations)
         for row, move in zip(targets, step.operations, strict=True):
-            for origin, target in zip(move.reads, move.writes, strict=True):
+            for origin, target in zip(getattr(move, "sources", ()), move.writes, strict=True):
                 row[0] = self.slot.buffer(target.buffer, target.rank).data_ptr()
                 row[1] = self.slot.heap.signal_address(target.rank, self.slot.index, 0)
                 source = _row_major(self._matrix(origin.buffer))

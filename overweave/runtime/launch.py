@@ -138,12 +138,13 @@ class BoundSlot:
         rank, operations = self._workspace.group.rank, action.operations
         tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute))
         announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
-        first = next((op for op in operations if op.waits), operations[0])
-        waits = [wait for wait in first.waits if (wait.pad, wait.signals[0]) in announced]
-        if not waits and not _wait_for_nothing(operations):
+        own = ([wait for wait in op.waits if (wait.pad, wait.signals[0]) in announced] for op in operations)
+        waits = next(filter(None, own), [])
+        has_sms = action.engine == COPY_KERNEL and self._plan.sms_beside > 0
+        if not waits and not has_sms and not _wait_for_nothing(operations):
             asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
-            raise ScheduleError(asked, f"{first.name} waits for none: it could take the SMs they need", cure)
-        gate = [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
+            raise ScheduleError(asked, f"{operations[0].name} waits for none: it could take the SMs they need", cure)
+        gate = [step for wait in waits for step in wait_steps(self._addresses, operations[0], wait)]
         side = self._workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:

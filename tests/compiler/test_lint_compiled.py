@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint_all import main
-from campaigns.lint_cases import Case, Variant, begin_case, copy_case, matmul_case, norm_case, reduction_case
+from campaigns.lint_cases import Case, Variant, add_case, begin_case, copy_case, matmul_case, norm_case, reduction_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
@@ -111,6 +111,26 @@ def test_pushes_move_16_bytes_at_once_and_several_are_under_way() -> None:
 def test_seeded_violation_in_a_push_is_found(rule: str, change: tuple[str, str]) -> None:
     source, contract = copy_case(traced=False, ragged=False)
     compiled = compile_kernel(source)
+    assert rule in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("announced-order", (r"sys\.release", "sys.relaxed")),
+        (
+            "announced-order",
+            (r"(@%p\d+ atom[^;]*\.v4\.f32[^;]*;)(.*?)(@%p\d+ atom\.global\.sys\.release\.add[^;]*;)", r"\2\3\1"),
+        ),
+        ("system-scope", (r"atom\.global\.sys\.relaxed\.add\.v4\.f32", "atom.global.gpu.relaxed.add.v4.f32")),
+    ],
+)
+def test_seeded_violation_in_a_remote_add_is_found(rule: str, change: tuple[str, str]) -> None:
+    """Numbers that are added are data as what is stored is; no order of theirs is a signal's."""
+    source, contract = add_case("bfloat16", traced=False, ragged=False)
+    compiled = compile_kernel(source)
+    assert not lint(compiled, contract)
+    assert len(re.findall(r"atom\.global\.sys\.relaxed\.add\.v4\.f32", compiled.ptx)) == 4
     assert rule in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
 
 

@@ -146,7 +146,7 @@ def cases_of_one_row() -> Iterator[Case]:
         yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "fused_ring kernel=hopper", {"m": 1}, rank)
-        yield Case(SCATTER, "remote_add kernel=hopper", {"m": 1}, rank)
+        yield from (Case(SCATTER, f"remote_add kernel=hopper sms={sms}", {"m": 1}, rank) for sms in (1, 132))
         yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
 
 

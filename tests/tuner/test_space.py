@@ -148,3 +148,16 @@ def test_a_gate_has_tile_shapes_of_its_own_that_can_be_pinned():
     assert all(is_member(problem.operator, what) for what in varied)
     for what in varied:
         build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
+
+
+def test_what_may_differ_between_calls_is_never_taken_unasked():
+    """Neither the search nor a file names a plan whose sums have no order; a caller may, as `plan=remote_add`."""
+    problem = problem_of("matmul_reduce_scatter", m=256, n=64)
+    loose = Candidate("remote_add")
+    assert any(goal.unordered for goal in build(loose.schedule(problem.operator), problem, {}).schedule.goal)
+    assert loose.plan not in {what.plan for what in candidates(problem.operator)}
+    assert not is_member(problem.operator, loose)
+    for what in candidates(problem.operator):
+        if not what.is_by_torch:
+            schedule = build(what.schedule(problem.operator), problem, dict(what.options)).schedule
+            assert not any(goal.unordered for goal in schedule.goal)
