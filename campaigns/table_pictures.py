@@ -13,6 +13,7 @@ from campaigns.study_pictures import DIM, GRID, INK, LINES, MARKERS
 from campaigns.table_rows import TABLES, Row, grids
 
 PANEL_INCHES, DPI, PANELS_OF_A_LINE = (5.2, 3.6), 130, 3
+COLOURS = (*LINES, "#dc2626", "#0891b2", "#65a30d", "#6b7280")
 DRAWN = ("against", "backends", "tiles", "streamed", "bandwidth")
 
 
@@ -39,7 +40,7 @@ def _draw(axis: Axes, rows: Sequence[Row]) -> None:
     places = {x: place for place, x in enumerate(dict.fromkeys(row.x for row in rows))}
     for number, series in enumerate(dict.fromkeys(row.series for row in rows)):
         points = [(places[row.x], row.rate) for row in rows if row.series == series]
-        colour, marker = LINES[number % len(LINES)], MARKERS[number // len(LINES) % len(MARKERS)]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
         xs, rates = [x for x, _ in points], [rate for _, rate in points]
         axis.plot(xs, rates, color=colour, marker=marker, markersize=4, linewidth=1.3, label=series)
     axis.set_xticks(list(places.values()), list(places), fontsize=7.5)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from overweave.tuner.statistics import geometric_mean
+from overweave.tuner.statistics import geometric_mean, median
 
 MATMUL, LIBRARY, TORCH, PORTABLE, COMPILED = "matmul alone", "NCCL + cuBLAS", "torch fused", "portable", "compiled"
 CHOSEN, BEST = "the tuner's choice", "best of the tables"
@@ -34,13 +34,15 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How a table is told. axis: what `x` is. cell: what of a row is printed, and how exactly."""
+    """How a table is told. axis: what `x` is. cell: what of a row is printed, and how exactly. is_spread: not one by
+    one."""
 
     title: str
     axis: str
     unit: str
     cell: Callable[[Row], float]
     digits: int = 0
+    is_spread: bool = False
 
 
 def _rate(row: Row) -> float:
@@ -54,7 +56,7 @@ TABLES: dict[str, Table] = {
     "streamed": Table("One kernel that streams chunks against a matmul per chunk", "chunks", "TFLOP/s", _rate),
     "tuner": Table("What the tuner chose", "", "us", lambda row: row.us, 1),
     "bandwidth": Table("Bandwidth of a back end by what it sends to each peer, and SMs", "KiB", "GB/s", _rate),
-    "compile": Table("What a compilation takes without Triton", "", "ms", lambda row: row.us / 1e3),
+    "compile": Table("What a compilation takes without Triton", "", "ms", lambda row: row.us / 1e3, is_spread=True),
 }
 
 
@@ -103,14 +105,29 @@ def grids(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
 
 
 def grid(rows: Sequence[Row]) -> list[list[str]]:
-    """One table as text, its head first: a line per series, a column per x."""
+    """One table as text, its head first: a line per series, a column per x; or how many spread."""
     table = TABLES[rows[0].table]
+    if table.is_spread:
+        return spread(rows)
     columns = list(dict.fromkeys(row.x for row in rows))
     cells = {(row.series, row.x): f"{table.cell(row):.{table.digits}f}" for row in rows}
     body = [
         [series, *(cells.get((series, x), "") for x in columns)] for series in dict.fromkeys(row.series for row in rows)
     ]
     return [[table.unit, *columns], *body]
+
+
+def spread(rows: Sequence[Row]) -> list[list[str]]:
+    """A line per series: of how many rows, their median, and the longest."""
+    table = TABLES[rows[0].table]
+    by_series: dict[str, list[float]] = {}
+    for row in rows:
+        by_series.setdefault(row.series, []).append(table.cell(row))
+    body = [
+        [series, str(len(cells)), *(f"{cell:.{table.digits}f}" for cell in (median(cells), max(cells)))]
+        for series, cells in by_series.items()
+    ]
+    return [[table.unit, "exchanges", "median", "longest"], *body]
 
 
 def show(rows: Sequence[Row]) -> str:

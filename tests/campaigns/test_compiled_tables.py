@@ -87,6 +87,7 @@ def test_compile_times_are_judged_by_the_longest():
     rows = [row("compile", "matmul", f"A={count}", us) for count, us in enumerate((4e5, 1.2e6))]
     assert [verdict.holds for verdict in verdicts(rows)] == [False]
     assert [verdict.holds for verdict in verdicts(rows[:1])] == [True]
+    assert grid(rows) == [["ms", "exchanges", "median", "longest"], ["matmul", "2", "800", "1200"]]
 
 
 def test_a_table_has_a_line_per_series_and_a_column_per_place():
