@@ -11,7 +11,7 @@ import triton
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, SPINNING, Plan
-from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Reduce, Region
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Put, Reduce, Region
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
@@ -142,7 +142,7 @@ class AuthoredSlot:
         targets = torch.tensor(addresses, dtype=torch.int64, device=workspace.device)
         source, cols = Moving(0, torch.int32), self._plan.schedule.buffer(read).cols
         claims = workspace.claims[2:]
-        first = next((operation for operation in action.operations if operation.waits), None)
+        first = next((one for one in action.operations if isinstance(one, Put) and one.waits), None)
         gate = self._gate(first, config.programs) if first else []
         if not first:
             self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
