@@ -20,7 +20,8 @@ from overweave.ops.compile import Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.author_plan import TILE_GROUP, author_plan
-from overweave.schedules.transports import GATHER, wanted_of
+from overweave.schedules.chunks import Gather, Reduction
+from overweave.schedules.transports import GATHER, Asked, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.attempt import attempt
@@ -39,7 +40,7 @@ from overweave.tuner.compiled import (
     remember,
     shortlist,
 )
-from overweave.tuner.compiled_space import Constants, Way, is_auto, side_of
+from overweave.tuner.compiled_space import Constants, Way, asked_as, directed, is_auto, side_of
 from overweave.tuner.statistics import median
 from overweave.tuner.target import Target, target_of
 from overweave.tuner.timer import Effort, compare
@@ -49,14 +50,15 @@ EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 
 def compile_auto(
     kernel: Any,
-    schedule: str | Mapping[str, str],
+    schedule: Asked | Mapping[str, Asked],
     *,
     configs: Sequence[Mapping[str, int]] = (),
     tile_us: float | None = None,
 ) -> AutoFused:
     """As `compile`, with schedules that are chosen: `all_gather.auto` stands for every `all_gather.*` and its options.
 
-    schedule: of each exchanged tensor, automatic or named; one alone means the first tensor that is read, or written.
+    schedule: of each exchanged tensor, automatic, named, or a list of moves by hand, whose Puts with `mover="auto"` are
+    left to every back end in turn; one alone means the first tensor that is read, or written.
     configs: constants to choose among too, of the kernel's tile, of its launch, and `tile_group`, which calls then
     leave out; by default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model;
     by default that is guessed from what a tile touches (sim/author.py).
@@ -69,9 +71,10 @@ def compile_auto(
     path, name = where_of(kernel)
     read = kernel_of(path, name)
     named = schedule.values() if isinstance(schedule, Mapping) else (schedule,)
-    if not all(isinstance(how, str) for how in named):
-        raise InputError("compile_auto", f"schedule {str(schedule)[:60]}", "Pass names, such as all_gather.auto")
-    if isinstance(schedule, str):
+    if not all(isinstance(how, str | Gather | Reduction) for how in named):
+        cure = "Pass names, such as all_gather.auto, or lists of moves"
+        raise InputError("compile_auto", f"schedule {str(schedule)[:60]}", cure)
+    if not isinstance(schedule, Mapping):
         loads, stores = ([one.directive.tensor for one in side] for side in (read.loads, read.stores))
         schedule = dict.fromkeys((loads if side_of(schedule) == GATHER else stores)[:1], schedule)
     if tile_us is not None and not (isinstance(tile_us, int | float) and 0 < tile_us < inf):
@@ -87,20 +90,22 @@ class AutoFused:
     def __init__(
         self,
         kernel: Kernel,
-        asked: Mapping[str, str],
+        asked: Mapping[str, Asked],
         configs: tuple[Constants, ...],
         tile_us: float | None,
     ) -> None:
         """configs: what to choose constants from, at least one, which may be none at all."""
         self.kernel, self.configs, self._tile_us = kernel, configs, tile_us
-        self.asked = dict(asked)
         loads, stores = ([one.directive.tensor for one in side] for side in (kernel.loads, kernel.stores))
+        self.asked = {
+            tensor: directed(how, tensor in loads) if isinstance(how, str) else how for tensor, how in asked.items()
+        }
         wanted_of(loads, stores, {tensor: how for tensor, how in self.asked.items() if not is_auto(how)})
-        for tensor, how in asked.items():
+        for tensor, how in self.asked.items():
             known = loads if side_of(how) == GATHER else stores
             if tensor not in known:
                 found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
-                raise InputError(f"schedule {how[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+                raise InputError(f"schedule {str(how)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
         self._fused: dict[tuple[tuple[str, str], ...], Fused] = {}
         self._ways: dict[tuple[Any, ...], Way] = {}
 
@@ -164,7 +169,8 @@ class AutoFused:
     def fused(self, way: Way) -> Fused:
         """The kernel with the schedules of a way."""
         if way.exchanges not in self._fused:
-            self._fused[way.exchanges] = Fused(self.kernel, dict(way.exchanges))
+            wanted = {tensor: asked_as(self.asked[tensor], how) for tensor, how in way.exchanges}
+            self._fused[way.exchanges] = Fused(self.kernel, wanted)
         return self._fused[way.exchanges]
 
 
@@ -203,7 +209,7 @@ class _Call:
         return content_key(
             auto.kernel.source.module.code,
             auto.kernel.source.name,
-            sorted(auto.asked.items()),
+            sorted((tensor, repr(how)) for tensor, how in auto.asked.items()),
             [(constants, auto.kernel.space({**self._numbers, **dict(constants)})) for constants in auto.configs],
             self._options,
             self._dtype,

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine, load
+from overweave.schedules.transports import Asked
 from overweave.tuner.caches import cache_folders
 from overweave.tuner.compiled_space import Constants, Family, Way, families, is_member, neighbours
 from overweave.tuner.rank import MOST_GPUS, REACH, WITH_KERNELS, machine_of
@@ -59,7 +60,7 @@ def described(target: Target, world_size: int) -> Machine | None:
 
 
 def judge(
-    asked: Mapping[str, str], configs: tuple[Constants, ...], predict: Predict, machine: Machine | None
+    asked: Mapping[str, Asked], configs: tuple[Constants, ...], predict: Predict, machine: Machine | None
 ) -> tuple[Judged, ...]:
     """Every way that was looked at, in the order of looking; the library's with the first constants stands first.
 
@@ -109,7 +110,7 @@ def shortlist(judged: tuple[Judged, ...]) -> tuple[Way, ...]:
     )
 
 
-def around(base: Constants, times: tuple[Timed, ...], asked: Mapping[str, str]) -> tuple[Way, ...]:
+def around(base: Constants, times: tuple[Timed, ...], asked: Mapping[str, Asked]) -> tuple[Way, ...]:
     """What is worth measuring next: the best that was measured, varied along one coordinate after the other.
 
     times: the quickest first. The schedules that were best with the constants `base` are taken with the best few
@@ -133,7 +134,7 @@ def kept_path(name: str, key: str) -> Path:
     return cache_folders()["overweave"] / "compiled" / f"{name}.{key}.json"
 
 
-def recall(name: str, key: str, asked: Mapping[str, str], configs: tuple[Constants, ...]) -> Measured | None:
+def recall(name: str, key: str, asked: Mapping[str, Asked], configs: tuple[Constants, ...]) -> Measured | None:
     """What was measured of this very content. A file that holds anything else is ignored aloud."""
     path = kept_path(name, key)
     try:

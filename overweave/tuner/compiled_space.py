@@ -12,14 +12,19 @@ from itertools import product
 from typing import cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.schedules.back_ends import obstacle
+from overweave.schedules.chunks import AUTO as OPEN_MOVER
+from overweave.schedules.chunks import movers_in, settled
 from overweave.schedules.communication import COPYING_KERNELS, Mover
-from overweave.schedules.options import Option
-from overweave.schedules.transports import TRANSPORTS, Side, transport_of
+from overweave.schedules.options import ANY_MOVER, COPY_PROGRAMS, Option, settle
+from overweave.schedules.transports import TRANSPORTS, Asked, Side, transport_of
 
 AUTO = ".auto"
+BY_HAND = "by_hand"
+OPEN = (ANY_MOVER, COPY_PROGRAMS)  # of a list by hand
 # Tried values of options that are numbers; of others, all choices. An option that is not here stays as it is.
 TRIED: dict[str, tuple[int, ...]] = {
     "pieces": (2, 1, 4),
@@ -75,19 +80,22 @@ class Family(Struct, frozen=True):
         for chosen in product(*values.values()):
             named = dict(zip(values, chosen, strict=True))
             mover = cast("Mover", named.get(MOVER, ENGINE))
-            if mover == ENGINE or not obstacle(self.name, mover):
+            if mover == ENGINE or self.name == BY_HAND or not obstacle(self.name, mover):
                 yield self.member(named)
 
 
-def families(asked: str) -> tuple[Family, ...]:
+def families(asked: Asked) -> tuple[Family, ...]:
     """The schedules that `all_gather.auto` stands for, the library's first; of any other words, themselves.
 
-    Raises InputError for a collective that has none.
+    Of moves by hand: that list, with the back ends and SMs of what it leaves open. Raises InputError for a collective
+    that has no schedule.
     """
+    if not isinstance(asked, str):
+        return (Family(BY_HAND, OPEN if OPEN_MOVER in movers_in(asked) else ()),)
     if not is_auto(asked):
         return (Family(asked, ()),)
-    prefix = asked.removesuffix(AUTO) + "."
-    known = [name for name in TRANSPORTS if name.startswith(prefix)]
+    collective = asked.removesuffix(AUTO)
+    known = [name for name in TRANSPORTS if f"{name}_".startswith((f"{collective}.", f"{collective}_"))]
     if not known:
         valid = sorted({name.split(".")[0] + AUTO for name in TRANSPORTS})
         raise InputError(f"schedule {asked[:40]!r}", "there is no such collective", f"Use one of {', '.join(valid)}")
@@ -100,7 +108,7 @@ def families(asked: str) -> tuple[Family, ...]:
     )
 
 
-def neighbours(way: Way, asked: Mapping[str, str]) -> Iterator[Way]:
+def neighbours(way: Way, asked: Mapping[str, Asked]) -> Iterator[Way]:
     """What differs from a way in one option of one automatic schedule; who carries it stays."""
     for tensor, how in way.exchanges:
         name, *pairs = how.split()
@@ -112,12 +120,27 @@ def neighbours(way: Way, asked: Mapping[str, str]) -> Iterator[Way]:
             yield from (way.with_exchange(tensor, family.member({**chosen, option: value})) for value in values[option])
 
 
+def directed(asked: str, is_read: bool) -> str:
+    """An automatic schedule of one side alone: an all-to-all moves other things before a kernel than behind it."""
+    both = "all_to_all" + AUTO
+    return f"all_to_all.{'receive' if is_read else 'send'}{AUTO}" if asked == both else asked
+
+
+def asked_as(written: Asked, how: str) -> Asked:
+    """What a way's words ask for: themselves, or a list by hand, of whose moves those left open are settled."""
+    if isinstance(written, str):
+        return how
+    settings = settle(BY_HAND, OPEN, dict(pair.split("=") for pair in how.split()[1:]))
+    programs = settings.copy_programs if settings.mover in COPYING_KERNELS else written.copy_programs
+    return settled(replace(written, copy_programs=programs), settings.mover)
+
+
 def is_auto(asked: object) -> bool:
     """Whether a schedule leaves the choice to the tuner."""
     return isinstance(asked, str) and asked.endswith(AUTO) and asked.split() == [asked]
 
 
-def is_member(way: Way, asked: Mapping[str, str], configs: tuple[Constants, ...]) -> bool:
+def is_member(way: Way, asked: Mapping[str, Asked], configs: tuple[Constants, ...]) -> bool:
     """Whether the tuner could have tried a way: what a file names beyond that is not run."""
     named = dict(way.exchanges)
     return (
@@ -127,12 +150,14 @@ def is_member(way: Way, asked: Mapping[str, str], configs: tuple[Constants, ...]
     )
 
 
-def side_of(asked: str) -> Side:
+def side_of(asked: Asked) -> Side:
     """Whether a schedule, automatic or not, moves what a kernel reads or writes. Raises InputError."""
+    if not isinstance(asked, str):
+        return transport_of(asked).side
     return transport_of(families(asked)[0].name).side
 
 
-def _all_members(asked: str) -> set[str]:
+def _all_members(asked: Asked) -> set[str]:
     return {member for family in families(asked) for member in family.members()}
 
 

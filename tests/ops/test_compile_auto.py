@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import overweave as ow
 from overweave.errors import InputError
@@ -24,7 +25,15 @@ NUMBERS = {"M": 2048, "N": 2048, "K": 4096, "BLOCK_K": 64, "GROUP_M": 8, **STRID
 CONFIGS = [{"BLOCK_M": 128, "BLOCK_N": block, "num_warps": 8} for block in (128, 256)]
 
 
-@pytest.mark.parametrize("schedule", ["all_gather.auto", "all_reduce.auto", {"C": "reduce_scatter.auto"}])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "all_gather.auto",
+        "all_reduce.auto",
+        {"C": "reduce_scatter.auto"},
+        {"A": "all_to_all.auto", "C": "all_to_all.auto"},
+    ],
+)
 def test_ways_are_ranked_on_paper(schedule: str | Mapping[str, str]):
     ranked = ow.compile_auto(MATMUL, schedule, configs=CONFIGS).rank(NUMBERS, 4)
     predicted = [each.predicted_us for each in ranked if each.predicted_us is not None]
@@ -33,6 +42,46 @@ def test_ways_are_ranked_on_paper(schedule: str | Mapping[str, str]):
     assert {dict(each.way.constants)["BLOCK_N"] for each in ranked} == {128, 256}
     assert any("collective" in str(each.way) for each in ranked)
     assert all(bool(each.obstacle) == (each.predicted_us is None) for each in ranked)
+
+
+def left_open() -> ow.Reduction:
+    """Every partial straight to its owner, by whatever back end is best."""
+    moves = [
+        ow.Put(rank, owner, ow.Chunk((512 * owner, 512 * owner + 512)), mover="auto")
+        for step in (1, 2, 3)
+        for rank in range(4)
+        for owner in [(rank + step) % 4]
+    ]
+    return ow.Reduction(4, tuple(moves))
+
+
+def test_moves_by_hand_leave_their_back_end_open():
+    auto = ow.compile_auto(MATMUL, left_open(), configs=CONFIGS[:1])
+    ranked = auto.rank(NUMBERS, 4)
+    movers = {str(each.way.exchanges[0][1]): each for each in ranked}
+    assert {"by_hand", "by_hand mover=copy_kernel", "by_hand mover=tiles"} <= movers.keys()
+    assert "stored from registers" in movers["by_hand mover=bulk_tiles"].obstacle
+    assert movers["by_hand mover=tiles"].predicted_us is not None
+    wanted = auto.fused(movers["by_hand mover=tiles"].way).wanted["C"]
+    assert isinstance(wanted, ow.Reduction)
+    assert {move.mover for move in wanted.moves if isinstance(move, ow.Put)} == {"tiles"}
+
+
+def test_what_is_not_left_open_stays():
+    moves = tuple(replace(move, mover="copy_engine") for move in left_open().moves)
+    ranked = ow.compile_auto(MATMUL, {"C": ow.Reduction(4, moves)}, configs=CONFIGS).rank(NUMBERS, 4)
+    assert {each.way.exchanges for each in ranked} == {(("C", "by_hand"),)}
+
+
+def test_chunk_schedules_of_sums_are_searched_with_their_back_ends():
+    ways = [
+        str(each.way)
+        for each in ow.compile_auto(MATMUL, {"C": "reduce_scatter.auto"}).rank(
+            {**NUMBERS, "BLOCK_M": 128, "BLOCK_N": 128}, 4
+        )
+    ]
+    for words in (".mesh mover=tiles", ".mesh mover=copy_kernel", ".ring", ".double_ring", ".islands"):
+        assert any(all(word in way for word in words.split()) for way in ways), words
 
 
 def test_a_longer_tile_takes_longer():
