@@ -111,7 +111,7 @@ class Gather(Struct, frozen=True):
     copy_programs: int = 16
 
     def __post_init__(self) -> None:
-        _check_moves("gather", self.moves, (Put, Get, Collective))
+        _check_moves("gather", self.world_size, self.moves, (Put, Get, Collective))
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ class Reduction(Struct, frozen=True):
     copy_programs: int = 16
 
     def __post_init__(self) -> None:
-        _check_moves("reduction", self.moves, (Put, Get, Sum))
+        _check_moves("reduction", self.world_size, self.moves, (Put, Get, Sum))
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
@@ -159,20 +159,34 @@ class Reduction(Struct, frozen=True):
         return known
 
 
-def _check_moves(what: str, moves: Iterable[object], kinds: tuple[type, ...]) -> None:
+def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type, ...]) -> None:
     names = ", ".join(kind.__name__ for kind in kinds)
+    if type(world_size) is not int or world_size < 1:
+        raise InputError(f"a {what} by hand", f"world_size {world_size}"[:60], "Pass how many ranks the group has")
+    if not isinstance(moves, tuple):
+        raise InputError(f"a {what} by hand", f"its moves are a {type(moves).__name__}", f"Pass a tuple of {names}")
     for at, move in enumerate(moves):
+        asked = f"move {at} of a {what} by hand"
         if not isinstance(move, kinds):
-            raise InputError(f"move {at} of a {what} by hand", f"it is a {type(move).__name__}", f"Pass {names}")
+            raise InputError(asked, f"it is a {type(move).__name__}", f"Pass {names}")
         chunks: Iterable[object] = move.chunks if isinstance(move, Collective) else (move.chunk,)  # type: ignore[attr-defined]
         for chunk in chunks:
             if not isinstance(chunk, Chunk):
-                found = f"its chunk is a {type(chunk).__name__}"
-                raise InputError(f"move {at} of a {what} by hand", found, "Pass Chunk((low, high))")
+                raise InputError(asked, f"its chunk is a {type(chunk).__name__}", "Pass Chunk((low, high))")
+        for name in ("rank", "peer", "lane"):
+            number = getattr(move, name, 0)
+            if type(number) is not int:
+                raise InputError(asked, f"its {name} is a {type(number).__name__}", "Pass an int")
+        if not _are_pairs(move.after):  # type: ignore[attr-defined]
+            raise InputError(asked, f"after={move.after}"[:60], "Pass a tuple of (rank, index)")  # type: ignore[attr-defined]
         mover = getattr(move, "mover", AUTO)
         if mover not in (*get_args(Mover), AUTO):
-            known = ", ".join(get_args(Mover))
-            raise InputError(f"move {at} of a {what} by hand", f"mover {str(mover)[:40]!r}", f"Name one of {known}")
+            raise InputError(asked, f"mover {str(mover)[:40]!r}", f"Name one of {', '.join(get_args(Mover))}")
+
+
+def _are_pairs(after: object) -> bool:
+    pairs: tuple[object, ...] = after if isinstance(after, tuple) else (None,)
+    return all(isinstance(pair, tuple) and [type(number) for number in pair] == [int, int] for pair in pairs)
 
 
 def _check_programs(copy_programs: object) -> None:

@@ -160,6 +160,16 @@ def test_it_is_written_for_one_size_of_group():
         lambda: ow.Gather(2, (3,)),
         lambda: ow.Gather(2, (ow.Put(0, 1, (0, 64)),)),
         lambda: ow.Gather(2, (ow.Collective(((0, 64),)),)),
+        lambda: ow.Gather("2", ()),
+        lambda: ow.Gather(0, ()),
+        lambda: ow.Gather(2, None),
+        lambda: ow.Gather(2, [ow.Put(0, 1, rows(0, 48))]),
+        lambda: ow.Gather(2, (ow.Put("0", 1, rows(0, 48)),)),
+        lambda: ow.Gather(2, (ow.Get(0, None, rows(0, 48)),)),
+        lambda: ow.Gather(2, (ow.Put(0, 1, rows(0, 48), lane="first"),)),
+        lambda: ow.Gather(2, (ow.Put(0, 1, rows(0, 48), after=3),)),
+        lambda: ow.Gather(2, (ow.Put(0, 1, rows(0, 48), after=(0, 1)),)),
+        lambda: ow.Reduction(2, (ow.Sum(0, rows(0, 48), after=((0, "1"),)),)),
     ],
 )
 def test_what_is_no_move_is_refused_as_it_is_written(write):
