@@ -11,16 +11,19 @@ from overweave.ops.arguments import check_operands
 from overweave.ops.epilogue import Extras, checked_epilogue
 from overweave.ops.scales import FP8, TAKEN, name_of
 
+OF_WHOLE_SUMS = ("bias", "activation", "residual", "gate")  # what is no part's to apply
+
 
 def problem_of_partials(
     operator: str, x: torch.Tensor, w: torch.Tensor, group: Group, extras: Extras | None
 ) -> Problem:
     """The problem of `sum over ranks of x @ w`, of operands as the operators take them. Raises InputError."""
     is_transposed = check_operands(operator, x, w, dtypes=TAKEN)
-    epilogue = checked_epilogue(operator, extras, x.shape[0], (x, w))
-    if not epilogue.fits_parts:
-        found = f"{epilogue} of a product that is a part of a sum"
+    unfit = [name for name in OF_WHOLE_SUMS if getattr(extras, name, None) is not None]
+    if unfit:
+        found = f"{', '.join(unfit)} of a product that is a part of a sum"
         raise InputError(f"{operator}: extras", found, "Pass scales and out_dtype alone, and finish the sum yourself")
+    epilogue = checked_epilogue(operator, extras, x.shape[0], (x, w))
     return Problem(
         operator=operator,
         m=x.shape[0],
