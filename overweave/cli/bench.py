@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.bench_table import print_runs
-from overweave.cli.ranks import Device, how_many
+from overweave.cli.ranks import Device, how_many, warn_of_hours
 from overweave.errors import InputError, MachineError
 from overweave.ops.operators import OPERATORS, operator_for
 from overweave.ops.plan_words import candidate_of
@@ -56,6 +56,7 @@ def bench(
     for words in plan or ():
         candidate_of(operator, words)
     where = device if device != "auto" else "cuda" if device_count() else "cpu"
+    warn_of_hours(where, shape_set.cases)
     request = Request(operator=operator, cases=shape_set.cases, device=where, dtype=dtype, plans=tuple(plan or ()))
     if "RANK" in os.environ:
         runs: tuple[Run, ...] = (run_as_rank(request),)

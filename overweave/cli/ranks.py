@@ -18,10 +18,19 @@ from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_ra
 from overweave.runtime.backends import load
 from overweave.runtime.processes import run_ranks
 from overweave.tuner.bench import NO_MULTICAST, device_count, joined_world
+from overweave.tuner.shapes import Case as Shape
 
 Device = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = 4
+LONG_ON_A_CPU = 2**32  # products of one matmul: a tenth of a second, hundreds of times
 TIMEOUT_S = 600.0
+
+
+def warn_of_hours(device: str, cases: Sequence[Shape]) -> None:
+    """Says so where processors of this host would compute for GPUs, again and again."""
+    largest = max((case.m * case.n * case.k for case in cases), default=0)
+    if device == "cpu" and largest > LONG_ON_A_CPU and not is_one_of_the_ranks():
+        typer.echo("overweave: on a CPU shapes of this size take hours; --shapes FILE names smaller ones", err=True)
 
 
 def is_one_of_the_ranks() -> bool:

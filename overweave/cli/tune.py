@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.explain import AFTER_HELP, SHAPE_HELP, shapes_of
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, where
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.cli.simulate import three_numbers
 from overweave.errors import InputError
 from overweave.ir.epilogue import SCALE_W, SCALE_X
@@ -45,6 +45,7 @@ def tune(
     for case in cases:
         case.problem(operator, 2, dtype)  # what cannot be is refused before any rank is started
     place = where(device)
+    warn_of_hours(place, cases)
     if not is_one_of_the_ranks():
         words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
         words += [f"--shapes={shapes}"] if shape is None else [f"--shape={shape}", f"--after={after}"]

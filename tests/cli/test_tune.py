@@ -127,3 +127,11 @@ def test_it_starts_its_ranks_with_the_same_words(monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == 0, done.output
     words = ["tune", "all_gather_matmul", "--device=cpu", "--dtype=bf16", "--shapes=mlp"]
     assert started == [(words, 3)]
+
+
+@pytest.mark.parametrize(("shape", "is_long"), [("64,64,64", False), ("8192,8192,8192", True)])
+def test_shapes_that_take_hours_on_a_cpu_are_told(shape: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "start_ranks", lambda words, world: None)
+    result = CliRunner().invoke(app, ["tune", "all_gather_matmul", f"--shape={shape}", "--device=cpu"])
+    assert result.exit_code == 0
+    assert ("take hours" in result.output) == is_long
