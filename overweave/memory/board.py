@@ -49,6 +49,8 @@ class Board:
         self.timeout_s = group.timeout_s
         self.call = 0  # calls this rank has posted
         self.is_watched = False  # a thread of this rank calls `check` often: a call need not
+        # What runs has a watchdog of its own: a call heeds alarms, but looks only now and then for peers that ended.
+        self.probes_rarely = False
         self._records = Records(file, group.rank)
         self._peers = [rank for rank in range(group.world_size) if rank != group.rank]
         self._peer_starts = [peer * records.RECORD_WORDS for peer in self._peers]
@@ -92,6 +94,8 @@ class Board:
         own, call = self._records, self.call + 1
         if self.is_watched:
             own.look()
+        elif self.probes_rarely:
+            self._glance()
         else:
             self.check()
         self.call = call
@@ -268,6 +272,18 @@ class Board:
         if any(own.word(rank, place + records.IS_POSTED) for rank in present):
             raise self.alarm(Alarm("mismatch", contrast, odd))  # who posted may be under way: the call is void
         raise RankMismatch(f"agree on call {call}", contrast, SAME_CALL)
+
+    def _glance(self) -> None:
+        """`check`, but for peers that ended since a moment ago."""
+        now_s, words = time.monotonic(), self._records.words
+        if now_s - self._last_probe_s >= PROBE_EVERY_S:
+            self._last_probe_s = now_s
+            self.check()
+        else:
+            self._records.look()
+            for start in self._peer_starts:
+                if words[start + records.ALARMED]:
+                    self._heed_alarms()
 
     def _heed_alarms(self) -> None:
         for rank in range(self.world_size):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from campaigns.gpu_host_cost import Cost, busy, verdicts
+from campaigns.gpu_host_cost import TORCHS, Cost, busy, verdicts
 from campaigns.host_cases import CASES
+from overweave.tuner.cache import shipped
+from overweave.tuner.table import ranked
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,20 @@ def test_budgets():
         assert [line[:4] for _, line in found] == ["PASS" if each else "FAIL" for each in kept]
     both = verdicts({"a": good, "b": good._replace(host_us=40.0)})
     assert "worst 40.0 (b), 1 of 2 above" in both[0][1]
+
+
+def test_torchs_own_are_told_and_not_judged():
+    dear = Cost(300.0, 300.0, 100.0, 50.0)
+    assert [holds for holds, _ in verdicts({str(case): dear for case in TORCHS})] == [False, False]
+    with_ours = {str(case): dear for case in TORCHS} | {str(CASES[0]): Cost(29.0, 50.0, 100.0, 93.0)}
+    assert [holds for holds, _ in verdicts(with_ours)] == [True, True]
+
+
+def test_every_plan_of_the_shipped_tables_is_timed():
+    tables = [shipped("NVIDIA H200", ranks) for ranks in (2, 4)]
+    entries = [entry for table in tables if table for entry in table.entries]
+    taken = {(entry.problem.operator, ranked(entry.times)[0].plan) for entry in entries}
+    assert taken <= {(case.operator, case.plan.split()[0]) for case in (*CASES, *TORCHS)}
 
 
 def test_a_line_says_what_is_not_known():

@@ -97,6 +97,51 @@ def test_a_dead_peer_is_found_while_nobody_has_reaped_it():
             assert raised_s - struck_s < DIED_WITHIN_S
 
 
+def die_between_calls() -> list[object]:
+    board = Board.of(resolve(None))
+    board.probes_rarely = True
+    board.agree(b"start")
+    if board.rank == 1:
+        board.post(b"call")
+        os._exit(0)
+
+    def call_for_ever() -> None:
+        while True:
+            board.post(b"call")
+
+    kind, text, took_s = raised(call_for_ever)
+    return [kind, "rank 1 died" in text, took_s]
+
+
+def test_calls_that_probe_rarely_find_a_dead_peer_in_time():
+    with Ranks(die_between_calls, 2, group_timeout_s=30.0) as ranks:
+        (outcome,) = ranks.wait(20, 0)
+    survivor = outcome.value
+    assert survivor[:2] == [PeerDied.__name__, True]
+    assert survivor[2] < DIED_WITHIN_S
+
+
+def alarm_between_calls() -> str:
+    board = Board.of(resolve(None))
+    board.probes_rarely = True
+    board.agree(b"start")
+    board.check_now_and_then()  # so that no probe is due
+    board.exchange(b"both are here")
+    if board.rank == 1:
+        time.sleep(0.1)
+        return str(board.alarm(Alarm("timeout", "tile 7", 0, 1, 5, 4)))
+    while True:
+        try:
+            board.post(b"call")
+        except OverweaveError as error:
+            return str(error)
+
+
+def test_calls_that_probe_rarely_heed_alarms():
+    first, second = run_ranks(alarm_between_calls, 2, timeout_s=20)
+    assert first == second
+
+
 def leave_when_done() -> str:
     board = Board.of(resolve(None))
     board.agree(b"last")
