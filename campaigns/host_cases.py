@@ -50,6 +50,8 @@ CASES = (
     Case(GATHER, f"push {KERNEL}", "gate"),
     Case(GATHER, f"push {KERNEL}", "fp8"),
     Case(SCATTER, f"scatter {KERNEL} own_pieces=4"),
+    Case(SCATTER, f"fused_ring {KERNEL}"),
+    Case(REDUCE, "one_shot_pull"),
     Case(REDUCE, f"two_shot {KERNEL}"),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),
     Case(REDUCE, "one_shot_packed"),
