@@ -88,14 +88,20 @@ def wrong_product(given: Pair, m: int, plan: str, columns: tuple[int, ...]) -> s
     """Which of several products has other bits than a call of its own, or is not near to fp32; empty if none is."""
     x, w = given.x, given.w
     weights = [part.contiguous() if w.is_contiguous() else part for part in w.split(columns, dim=1)]
-    several = ow.all_gather_matmul(x, weights, m=m, plan=plan)
-    for index, (y, weight) in enumerate(zip(several, weights, strict=True)):
-        exact = reference.all_gather_matmul(x.float(), weight.float(), m=m)
+    bias = torch.randn(w.shape[1], device="cuda").bfloat16()
+    several = ow.all_gather_matmul(x, weights, m=m, extras=ow.Extras(bias=bias), plan=plan)
+    biases = bias.split(columns)
+    for index, (y, weight, own) in enumerate(zip(several, weights, biases, strict=True)):
+        exact = reference.all_gather_matmul(x.float(), weight.float(), m=m, bias=own.float())
         if not float(((y.float() - exact).abs() / (exact.abs() + 1)).max()) < TOLERANCE:
             return f"weight {index} is wrong"
-        if plan.startswith("pu") and not torch.equal(y, ow.all_gather_matmul(x, weight, m=m, plan=plan)):
+        if plan.startswith("pu") and not torch.equal(y, alone(x, weight, own, m, plan)):
             return f"weight {index} has other bits than alone"
     return ""
+
+
+def alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, m: int, plan: str) -> torch.Tensor:
+    return ow.all_gather_matmul(x, weight, m=m, extras=ow.Extras(bias=bias.clone()), plan=plan)
 
 
 def check_bias_and_residual(plan: str, sizes: Sequence[Sizes], activations: Sequence[Activation | None]) -> None:

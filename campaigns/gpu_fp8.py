@@ -163,6 +163,18 @@ def check_exactness(operator: str, plan: str, sizes: Sequence[Sizes]) -> None:
     report.line(f"exact: {plan}", count, failures, started)
 
 
+def check_several(plan: str, m: int, n: int, k: int) -> None:
+    """Products by three weights over one gather, each with its columns of the scales: every bit."""
+    started, failures, columns = time.monotonic(), [], (n - 160, 128, 32)
+    for turn in range(4):
+        given = integers(GATHER, (m, n, k), by_rows=True)
+        extras = ow.Extras(scale_x=given.scale_x, scale_w=given.scale_w)
+        ys = ow.all_gather_matmul(given.x, given.w.split(columns, dim=1), m=m, extras=extras, plan=plan)
+        if not torch.equal(torch.cat(ys, dim=1), given.exact(m).bfloat16()):
+            failures.append(f"{plan} {m}x{columns}x{k} call {turn}")
+    report.line(f"exact: {plan}, three weights", 4, failures, started)
+
+
 def check_errors(operator: str, m: int, n: int, k: int) -> None:
     """Against fp64 on the same fp8 numbers, beside torch's scaled matmul and the library's collective."""
     started, failures, given = time.monotonic(), [], normals(operator, m, n, k)
@@ -246,6 +258,8 @@ def check(operator: str, sizes: Sequence[Sizes], is_timed: bool) -> None:
     checked = OPERATORS[operator]
     for plan in checked.plans if dist.get_world_size() > 1 else checked.alone:
         check_exactness(operator, plan, sizes)
+        if operator == GATHER:
+            check_several(plan, *sizes[0])
     cases = json.loads((SHAPES / f"mlp.{operator}.json").read_text())["cases"]
     for case in (case for case in cases if case["name"] in TIMED):
         if case["name"] == TIMED[0]:

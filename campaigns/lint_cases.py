@@ -34,7 +34,11 @@ DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
 WORDS_PER_KIB = 256  # of int32
 OPERANDS = (2, 4, 8)
 NORMED_COLS = (1024, 4096, 16384)
-EPILOGUES = (Epilogue(bias=True, activation="silu"), Epilogue(bias=True, activation="gelu_tanh", residual=True))
+EPILOGUES = (
+    Epilogue(bias=True, activation="silu"),
+    Epilogue(bias=True),
+    Epilogue(bias=True, activation="gelu_tanh", residual=True),
+)
 SCALES = (SCALE_X, "scales", SCALE_W)
 BEGIN_BLOCK = 128
 # What every kernel that waits is given (memory/device.py), and what a kernel that takes tiles from a table is given.
@@ -122,6 +126,8 @@ def scaled_cases(kernel: Kernel) -> Iterator[Case]:
     config = shapes(FLOAT8, kernel, by_tensor)[0].config
     yield matmul_case(FLOAT8, config, SCALED, by_tensor)
     yield matmul_case(FLOAT8, config, SCALED._replace(traced=True), replace(by_tensor, scaling="rows", residual=True))
+    for shape, weights in zip(shapes(FLOAT8, kernel, by_rows), (3, 2, 3, 2), strict=False):
+        yield matmul_case(FLOAT8, shape.config, SCALED, replace(by_rows, bias=True), weights=weights)
     own = SCALED._replace(two_sources=False)
     for shape in shapes(FLOAT8, kernel, by_rows):
         yield matmul_case(FLOAT8, shape.config, own, by_rows, addends=3)
@@ -147,12 +153,17 @@ def sum_cases(kernel: Kernel) -> Iterator[Case]:
 
 
 def several_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles of two weights in every shape, of three, traced and ragged."""
+    """Tiles of two weights in every shape, of three, traced and ragged; with what an epilogue reads for each column."""
     for shape in shapes("bfloat16", kernel):
         yield matmul_case("bfloat16", shape.config, VARIANTS[-1], weights=2)
     config = shapes("bfloat16", kernel)[0].config
     for variant in (VARIANTS[-1], *RARE_VARIANTS):
         yield matmul_case("bfloat16", config, variant, weights=3)
+    biased = Epilogue(bias=True)
+    for shape in shapes("bfloat16", kernel, biased)[:2]:
+        yield matmul_case("bfloat16", shape.config, VARIANTS[-1], biased, weights=2)
+    for shape, epilogue in product(shapes("bfloat16", kernel, biased, 3)[:2], EPILOGUES[:2]):
+        yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue, weights=3)
 
 
 def gated_cases(kernel: Kernel) -> Iterator[Case]:

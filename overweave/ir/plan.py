@@ -22,7 +22,7 @@ from overweave.ir.epilogue import (
     Epilogue,
     Norm,
 )
-from overweave.ir.schedule import Count, Name, Put, Schedule
+from overweave.ir.schedule import Count, Name, Put, Range, Schedule
 from overweave.ir.tile_order import TileOrder
 
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
@@ -70,6 +70,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def widths(self) -> tuple[int, ...]:
         """The columns of each weight."""
         return self.columns or (self.n,)
+
+    def columns_of(self, weight: str) -> Range:
+        """Where the columns of a weight, by the name of its buffer, lie among those of all."""
+        index = int(weight.partition(".")[2] or 0)
+        lo = sum(self.widths[:index])
+        return lo, lo + self.widths[index]
 
     @property
     def multiplied_columns(self) -> int:

@@ -15,7 +15,6 @@ BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
 SILU = tl.constexpr(EPILOGUE_BITS["silu"])
 GELU = tl.constexpr(EPILOGUE_BITS["gelu"])
 GELU_TANH = tl.constexpr(EPILOGUE_BITS["gelu_tanh"])
-PART_COLS = gl.constexpr(16)
 RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
 BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
@@ -63,7 +62,10 @@ def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constex
 
 @triton.jit
 def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation."""
+    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation.
+
+    Of one of several weights, bias and scale_w begin at its columns, of which there are n.
+    """
     value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
     if BIAS & EPILOGUE:
         value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
@@ -76,6 +78,14 @@ def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EP
     return value
 
 
+@gluon.constexpr_function
+def part_cols(epilogue):
+    """Columns of a Gluon tile that are finished at a time. With a bias alone, fewer make the assembler read ahead so
+    much of it that the widest tile spills registers (Triton 3.6).
+    """
+    return 32 if epilogue == BIAS.value else 16
+
+
 @gluon.jit
 def finished_by_parts(value, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr):
     """`finished` for a Gluon tile from [row, col] on, a few columns at a time: what a whole tile reads would not fit
@@ -84,7 +94,8 @@ def finished_by_parts(value, bias, residual, scale_x, scale_w, row, row_end, col
     ROWS: gl.constexpr = value.shape[0]
     COLS: gl.constexpr = value.shape[1]
     LAYOUT: gl.constexpr = value.type.layout
-    if COLS > PART_COLS:
+    PART: gl.constexpr = part_cols(EPILOGUE)
+    if COLS > PART:
         HALF: gl.constexpr = COLS // 2
         left, right = value.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         left = finished_by_parts(left, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE)

@@ -14,12 +14,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from overweave.kernels.epilogue import GATE, finished_by_parts, gated, scales_of
+from overweave.kernels.epilogue import BIAS, BY_ROWS, GATE, finished_by_parts, gated, scales_of
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper_tiles import read_column, record_time
 from overweave.kernels.received_hopper import half_of, hear_of_addends, store_sum
-from overweave.kernels.weights import of_weight, weight_of
+from overweave.kernels.weights import columns_before, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     COL,
@@ -160,14 +160,21 @@ def multiply_in_steps(
 
 @gluon.jit
 def finish(
-    value, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr,
+    value, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end,
+    EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
-    """The epilogue of some columns of a tile."""
+    """The epilogue of some columns of a tile, of a weight that has cols_end."""
     if EPILOGUE:
+        if WEIGHTS > 1:
+            before = columns_before(weight_of(table, tile, WEIGHTS), n, n_1, WEIGHTS)
+            if BIAS & EPILOGUE:
+                bias += before
+            if BY_ROWS & EPILOGUE:
+                scale_w += before
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
         top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
         beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
-        value = finished_by_parts(value, bias, residual, beside, scale_w, row, row_end, col, n, EPILOGUE)
+        value = finished_by_parts(value, bias, residual, beside, scale_w, row, row_end, col, cols_end, EPILOGUE)
     return value
 
 
@@ -237,14 +244,16 @@ def consume_tile(
         result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
         result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
     result = finish(
-        result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, EPILOGUE
+        result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end, EPILOGUE,
+        WEIGHTS,
     )  # fmt: skip
     if PARTS > WIDE:
         others += gl.where(message < VOID, 0.0, float("nan"))
         further = col + WIDE * PART_N
         if ADDENDS == 0:  # with addends, behind those of the others: both would not fit
             others = finish(
-                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, EPILOGUE
+                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
+                EPILOGUE, WEIGHTS,
             )  # fmt: skip
     if HALF == 0:
         record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
@@ -256,7 +265,8 @@ def consume_tile(
     if PARTS > WIDE:
         if ADDENDS > 0:
             others = finish(
-                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, EPILOGUE
+                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
+                EPILOGUE, WEIGHTS,
             )  # fmt: skip
         hand_over(
             others, c_tiles, AT + WIDE, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row,

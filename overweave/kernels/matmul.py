@@ -19,9 +19,9 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import GATE, finished, gated, scales_of
+from overweave.kernels.epilogue import BIAS, BY_ROWS, GATE, finished, gated, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
-from overweave.kernels.weights import of_weight, weight_of
+from overweave.kernels.weights import columns_before, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
@@ -165,7 +165,16 @@ def matmul_kernel(
         if EPILOGUE:
             is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
             beside = scales_of(scale_x, scales, is_own, row, source_row, EPILOGUE)
-            accumulator = finished(accumulator, bias, residual, beside, scale_w, rows, row_end, cols, n, EPILOGUE)
+            own_bias, own_scales = bias, scale_w
+            if WEIGHTS > 1:
+                before = columns_before(weight, n, n_1, WEIGHTS)
+                if BIAS & EPILOGUE:
+                    own_bias = bias + before
+                if BY_ROWS & EPILOGUE:
+                    own_scales = scale_w + before
+            accumulator = finished(
+                accumulator, own_bias, residual, beside, own_scales, rows, row_end, cols, cols_end, EPILOGUE
+            )
         if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
             record_time(trace, tile, MULTIPLIED, TRACED)
             verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)

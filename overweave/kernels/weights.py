@@ -26,3 +26,14 @@ def of_weight(weight, first, second, third, WEIGHTS: tl.constexpr):
         if weight == 2:
             chosen = third
     return chosen
+
+
+@triton.jit
+def columns_before(weight, n, n_1, WEIGHTS: tl.constexpr):
+    """How many columns the weights before this one have: where its own begin among all of them."""
+    before = 0
+    if WEIGHTS > 1:
+        before += tl.where(weight > 0, n, 0)
+    if WEIGHTS > 2:
+        before += tl.where(weight > 1, n_1, 0)
+    return before // 8 * 8  # rows of all weights are whole 16 bytes: rounded, it is known to be a multiple

@@ -91,9 +91,10 @@ def all_gather_matmul(
 
     x_shard: `[m/W, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, the same
     shape on every rank. Returns y `[m, n]`, and x `[m, k]` as well if `return_gathered`.
-    w, a list or tuple of weights `[k, n_i]` in one layout (query, key and value; gate and up), without extras: returns
-    a tuple of `[m, n_i]`, each a tensor of its own. What arrives is multiplied by all of them: one kernel takes up to
-    three, library plans any number.
+    w, a list or tuple of weights `[k, n_i]` in one layout (query, key and value; gate and up): returns a tuple of
+    `[m, n_i]`, each a tensor of its own. What arrives is multiplied by all of them: one kernel takes up to three,
+    library plans any number. Of extras they take no residual and no gate; the activation is that of all, bias and
+    scale_w have the columns of all, side by side.
     extras: `ow.Extras(bias=, activation=, residual=, gate=)`. bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as
     torch.nn.functional has them. residual: `[m, n]`, each rank's own. gate: `[k, n]`, laid out as w, without bias: with
     `silu`, SwiGLU; a kernel computes both products of a tile from the same rows of x. All in the dtype of x; a fused
@@ -146,9 +147,6 @@ def _problem(x: torch.Tensor, weights: Weights, m: int | None, group: Group, wan
         raise InputError(f"{OPERATOR}: shards of m={rows} rows", found, "Deal rows as torch.chunk does, or pass m")
     columns = tuple(w.shape[1] for w in weights)
     n = sum(columns)
-    if len(columns) > 1 and isinstance(extras, Extras) and any(each is not None for each in extras):
-        found = f"extras with {len(columns)} weights"
-        raise InputError(f"{OPERATOR}: extras", found, "Pass one weight, or finish the products yourself")
     return Problem(
         operator=OPERATOR,
         m=rows,
@@ -158,7 +156,7 @@ def _problem(x: torch.Tensor, weights: Weights, m: int | None, group: Group, wan
         dtype=name_of(x.dtype),
         b_is_transposed=is_transposed,
         returns_gathered=returns_gathered,
-        epilogue=checked_epilogue(OPERATOR, extras, rows, (x, weights[0])),
+        epilogue=checked_epilogue(OPERATOR, extras, rows, (x, *weights)),
         columns=columns if len(columns) > 1 else (),
         out_dtype=name_of(extras.scales.result_dtype(x)) if extras and x.dtype == FP8 else None,
     )

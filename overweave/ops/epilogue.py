@@ -22,6 +22,7 @@ class Extras(NamedTuple):
     scale_w `[1, n]`. out_dtype: of y, bias and residual; bf16 if None.
     gate, a second weight `[k, n]` in the layout of the first: `y * activation(x @ gate) + residual`, without bias. With
     `silu` that is SwiGLU, with `gelu` GEGLU, without activation a bilinear unit.
+    Of several weights, bias and scale_w have the columns of all of them, side by side; no residual and no gate.
     """
 
     bias: torch.Tensor | None = None
@@ -55,17 +56,19 @@ def told_of(extras: Extras | None) -> tuple[object, ...]:
     return extras if isinstance(extras, Extras) else (extras,)
 
 
-def checked_epilogue(
-    operator: str, extras: Extras | None, m: int, operands: tuple[torch.Tensor, torch.Tensor]
-) -> Epilogue:
-    """The epilogue of a product of `m` rows, of operands x and w. Raises InputError."""
+def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tuple[torch.Tensor, ...]) -> Epilogue:
+    """The epilogue of products of `m` rows, of operands x and weights. Raises InputError."""
     if extras is not None and not isinstance(extras, Extras):
         raise InputError(f"{operator}: extras", f"got {type(extras).__name__}", "Pass ow.Extras(...), or None")
-    x, w = operands
-    scaling = checked_scaling(operator, extras.scales if extras else Scales(), x, w)
+    x, *weights = operands
+    scaling = checked_scaling(operator, extras.scales if extras else Scales(), x, *weights)
     if extras is None:
         return NO_EPILOGUE
-    (k, n), dtype = w.shape, extras.scales.result_dtype(x)
+    w, n = weights[0], sum(each.shape[1] for each in weights)
+    k, dtype = x.shape[1], extras.scales.result_dtype(x)
+    if len(weights) > 1 and (extras.residual is not None or extras.gate is not None):
+        found = f"a residual or a gate with {len(weights)} weights"
+        raise InputError(f"{operator}: extras", found, "Pass one weight, or finish the products yourself")
     for name, tensor, wanted in (
         (BIAS, extras.bias, (n,)),
         (RESIDUAL, extras.residual, (m, n)),

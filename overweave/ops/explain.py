@@ -31,7 +31,7 @@ def explain(
     It says where the answer comes from (this machine's measurements, the package's, a neighbour's, or the model) and
     weighs every candidate: predicted, measured where somebody did, or why it cannot be.
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. n, a list or tuple: the
-    columns of each of several weights (all_gather_matmul, not fp8). dtype: fp8 (e4m3) is scaled by rows, into bf16.
+    columns of each of several weights (all_gather_matmul). dtype: fp8 (e4m3) is scaled by rows, into bf16.
     after: what happens to the product, words joined by `+`: `bias`, `silu`, `gelu`, `gelu_tanh`, `gate`, `residual`
     (all_gather_matmul, as ow.Extras), `rms_norm`, `residual+rms_norm` (matmul_all_reduce, as ow.RmsNorm).
     Without a GPU at hand, device "cuda" means an H200.
@@ -45,6 +45,8 @@ def explain(
         found = f"m={m} n={n} k={k} world_size={world_size}"
         raise InputError(f"explain {operator}", found, "Pass ints, m at least 0, the others at least 1")
     where = _device(device)
+    for each in columns:
+        problem_of(operator, (m, each, k), world_size, dtype)
     problem = dressed(problem_of(operator, (m, sum(columns), k), world_size, dtype), columns, after)
     has_gpu = where.type == "cuda" and torch.cuda.is_available()
     target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")

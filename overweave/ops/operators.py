@@ -31,6 +31,11 @@ def _extras(x: torch.Tensor, w: torch.Tensor) -> Extras | None:
     return Extras(scale_x=_ones(x.shape[0], 1, x.device), scale_w=_ones(1, w.shape[1], x.device))
 
 
+def _as_stored(part: torch.Tensor) -> torch.Tensor:
+    """Columns of a weight, in its layout: of one stored as `[n, k]` they lie in a row."""
+    return part if part.t().is_contiguous() else part.contiguous()
+
+
 OPERATORS: dict[str, OperatorCall] = {
     "all_gather_matmul": lambda x, w, group, *, m, plan: all_gather_matmul(
         x, w, group, m=m, extras=_extras(x, w), plan=plan
@@ -76,14 +81,14 @@ class _Dressed:
         if norm is not None:
             return matmul_all_reduce(x, w, group, extras=extras, norm=norm, plan=plan)
         if self._problem.columns:
-            return all_gather_matmul(x, weights, group, m=m, plan=plan)
+            return all_gather_matmul(x, weights, group, m=m, extras=extras, plan=plan)
         return all_gather_matmul(x, weights[0], group, m=m, extras=extras, plan=plan)
 
     def _beside(self, x: torch.Tensor, w: torch.Tensor) -> _Beside:
         problem, epilogue, norm = self._problem, self._problem.epilogue, self._problem.norm
         widths = problem.columns or (problem.n,) * (2 if epilogue.gate else 1)
-        weights = [part.contiguous() for part in w.split(widths, dim=1)] if len(widths) > 1 else [w]
-        scaled = _extras(x, weights[0]) or Extras()
+        weights = [_as_stored(part) for part in w.split(widths, dim=1)] if len(widths) > 1 else [w]
+        scaled = _extras(x, w) or Extras()
         extras = scaled._replace(
             bias=self._random(x, 1)[0] if epilogue.bias else None,
             activation=epilogue.activation,

@@ -53,13 +53,14 @@ def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dt
     return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype)))
 
 
-def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, w: torch.Tensor) -> Scaling | None:
-    """How a product is scaled; None if it is not. Raises InputError."""
+def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, *weights: torch.Tensor) -> Scaling | None:
+    """How the products by all weights are scaled; None if they are not. Raises InputError."""
     given = {SCALE_X: scales.scale_x, SCALE_W: scales.scale_w}
     if x.dtype != FP8:
         _refuse_scales(operator, scales, x)
         return None
-    _check_layout(operator, x, w)
+    for w in weights:
+        _check_layout(operator, w)
     if scales.out_dtype is not None and scales.out_dtype not in DTYPES:
         known = ", ".join(map(str, DTYPES))
         raise InputError(f"{operator}: out_dtype", f"got {str(scales.out_dtype)[:40]}", f"Use one of {known}, or None")
@@ -77,7 +78,7 @@ def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, w: torch.Ten
     shapes = {name: tuple(tensor.shape) for name, tensor in given.items() if tensor is not None}
     if all(tensor is not None and tensor.numel() == 1 for tensor in given.values()):
         return "tensor"
-    wanted = {SCALE_X: (x.shape[0], 1), SCALE_W: (1, w.shape[1])}
+    wanted = {SCALE_X: (x.shape[0], 1), SCALE_W: (1, sum(w.shape[1] for w in weights))}
     if shapes != wanted:
         cure = f"Pass one element each, or {wanted[SCALE_X]} for the own rows and {wanted[SCALE_W]} for the columns"
         raise InputError(f"{operator}: {SCALE_X} and {SCALE_W}", f"got {shapes[SCALE_X]} and {shapes[SCALE_W]}", cure)
@@ -98,7 +99,7 @@ def _refuse_scales(operator: str, scales: Scales, x: torch.Tensor) -> None:
         raise InputError(f"{operator}: out_dtype {scales.out_dtype}", f"x is {x.dtype}", "Only fp8 has another: cast y")
 
 
-def _check_layout(operator: str, x: torch.Tensor, w: torch.Tensor) -> None:
+def _check_layout(operator: str, w: torch.Tensor) -> None:
     k, n = w.shape
     if k % STEP or n % STEP:
         raise _unaligned(operator, n, k)

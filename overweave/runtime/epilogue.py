@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, Activation, Epilogue
 from overweave.ir.plan import Problem
-from overweave.ir.schedule import Compute, Operation
+from overweave.ir.schedule import Compute, Operation, Range
 from overweave.memory.group import Group
 from overweave.runtime.library import View, full_precision, run_operation
 from overweave.runtime.scaled import multiply_scaled
@@ -31,6 +31,8 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
     """
     tensors, group = moved
     epilogue = problem.epilogue
+    if epilogue is not NO_EPILOGUE and problem.columns and isinstance(operation, Compute):
+        tensors = _of_weight(tensors, problem.columns_of(operation.b.buffer))
     if epilogue.scaling and isinstance(operation, Compute):
         multiply_scaled(operation, view, tensors)
     else:
@@ -40,6 +42,12 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
             if not out.is_empty:
                 gate = _gate(view(a), tensors[GATE]) if problem.epilogue.gate else None
                 apply_epilogue(view(out), slice(*out.rows), problem.epilogue, tensors, gate)
+
+
+def _of_weight(tensors: Mapping[str, torch.Tensor], columns: Range) -> dict[str, torch.Tensor]:
+    """What the epilogue of one of several weights reads: its own columns of what has one for each."""
+    by_column = (name for name in (BIAS, SCALE_W) if name in tensors and tensors[name].numel() > 1)
+    return {**tensors, **{name: tensors[name][:, slice(*columns)] for name in by_column}}
 
 
 def _gate(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

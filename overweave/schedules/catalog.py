@@ -288,7 +288,7 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
-    candidates = shapes(problem.dtype, settings.kernel, problem.epilogue)
+    candidates = shapes(problem.dtype, settings.kernel, problem.epilogue, len(problem.widths))
     config = settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates))
     obstacle = gate_obstacle(config) if problem.epilogue.gate else ""
     if obstacle:

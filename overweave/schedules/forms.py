@@ -33,9 +33,9 @@ def _check_columns(asked: str, problem: Problem, is_fused: bool) -> None:
         raise InputError(asked, found, "n counts the columns of all weights")
     if is_fused and len(problem.columns) > MOST_WEIGHTS:
         raise InputError(asked, weights, f"A tile kernel takes {MOST_WEIGHTS}; name a library plan")
-    if problem.epilogue.bits:
+    if problem.epilogue.residual or problem.epilogue.gate:
         found = f"epilogue {problem.epilogue} of {weights}"
-        raise InputError(asked, found, "Only the product of one weight has an epilogue")
+        raise InputError(asked, found, "Only the product of one weight has a residual or a gate")
 
 
 def _check_fp8(asked: str, problem: Problem) -> None:

@@ -108,7 +108,9 @@ FLOAT8_HOPPER = (
 )
 
 
-def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE) -> tuple[TileShape, ...]:
+def shapes(
+    dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE, weights: int = 1
+) -> tuple[TileShape, ...]:
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
     candidates = _shapes(dtype, kernel)
     if epilogue.gate and dtype != "float32":
@@ -118,8 +120,11 @@ def shapes(dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EP
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
         return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
     if kernel == "hopper" and epilogue.bits:
-        # With a main loop for each of four widths, the assembler spills a few registers beside an epilogue.
-        return tuple(shape for shape in candidates if shape.config.split_n < 4)
+        # With a main loop for each of four widths, the assembler spills a few registers beside an epilogue; so it does
+        # with 256 columns in one accumulator, where tiles are of one of three weights.
+        widest = 192 if weights > 2 and dtype != FLOAT8 else 256
+        narrow = (shape for shape in candidates if shape.config.block_n <= widest or shape.config.block_m < 128)
+        return tuple(shape for shape in narrow if shape.config.split_n < 4)
     return candidates
 
 

@@ -27,9 +27,9 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
     if unknown or len(set(words)) < len(words):
         found = f"{unknown[0][:40]!r} is none" if unknown else "a word is there twice"
         raise InputError(f"{problem.operator} after {after[:60]!r}", found, f"Join some of {', '.join(WORDS)} by +")
-    if len(columns) > 1 and (problem.operator != GATHERED or problem.dtype == FLOAT8 or words):
-        found = f"{problem.operator} of {problem.dtype}{f' after {after}' if words else ''} takes one"
-        cure = f"Only {GATHERED} takes several, neither in fp8 nor with extras"
+    if len(columns) > 1 and (problem.operator != GATHERED or {GATE, RESIDUAL} & {*words}):
+        found = f"{problem.operator}{f' after {after}' if words else ''} takes one"
+        cure = f"Only {GATHERED} takes several, with neither a residual nor a gate"
         raise InputError(f"{problem.operator} of {len(columns)} weights", found, cure)
     several = replace(problem, columns=columns if len(columns) > 1 else ())
     return _normed(several, words) if RMS_NORM in words else _finished(several, words)

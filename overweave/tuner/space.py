@@ -146,7 +146,8 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     if target.kind != "cuda" or not base.is_fused(problem.operator):
         return ()
     kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
-    pinned = [_pins(shape.config) for kernel in kernels for shape in shapes(problem.dtype, kernel, problem.epilogue)]
+    asked = problem.epilogue, len(problem.widths)
+    pinned = [_pins(shape.config) for kernel in kernels for shape in shapes(problem.dtype, kernel, *asked)]
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
 
 

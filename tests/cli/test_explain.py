@@ -54,7 +54,7 @@ def test_eight_bits_and_several_weights():
         ("all_gather_matmul", "--shape", "8,8+,8", "-w", "2"),
         ("matmul_reduce_scatter", "--shape", "8,8+8,8", "-w", "2"),
         ("matmul_reduce_scatter", "--shape", "64,24,64", "--dtype", "fp8"),
-        ("all_gather_matmul", "--shape", "64,64+64,64", "--dtype", "fp8"),
+        ("all_gather_matmul", "--shape", "64,96+64,64", "--dtype", "fp8"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import OverweaveError
+from overweave.ir.shards import shard_rows
 from overweave.runtime.processes import run_ranks
 from tests.ops.calls import rows
 
@@ -80,7 +83,9 @@ def forms_and_errors() -> list[str]:
         ([w, w[:, ::2]], {}),
         ([w] * 65, {}),
         ([w] * 4, {"plan": "push"}),
-        ([w, w], {"extras": ow.Extras(activation="silu")}),
+        ([w, w], {"extras": ow.Extras(residual=torch.ones(m, 16))}),
+        ([w, w], {"extras": ow.Extras(gate=w)}),
+        ([w, w], {"extras": ow.Extras(bias=torch.ones(8))}),
         ((each for each in (w, w)), {}),
     ):
         try:
@@ -101,7 +106,9 @@ def test_bad_weights_are_typed_errors_on_every_rank():
         "w[1] [16, 4] has strides (8, 2)",
         "got 65 weights",
         "4 weights",
-        "extras with 2 weights",
+        "a residual or a gate with 2 weights",
+        "a residual or a gate with 2 weights",
+        "bias: got [8] of",
         "got generator",
     )
     for of_rank in run_ranks(forms_and_errors, 2):
@@ -131,3 +138,54 @@ def test_explain_knows_several_weights():
     many = ow.explain("all_gather_matmul", n=(256,) * 4, **sizes)
     assert many.plan == "all_gather_matmul.per_shard"
     assert "there are 4 weights, and a tile kernel takes 3" in str(many)
+
+
+def wrong_finished_products() -> list[str]:
+    """A bias for the columns of all weights, and scales of fp8 operands, by one element or by rows and columns."""
+    rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
+    generator, fp8 = torch.Generator().manual_seed(7), torch.float8_e4m3fn
+    for m, plan, form in product((1, 37), PLANS, ("bias", "rows", "tensor")):
+        columns, k = (32, 16, 16), 32
+        x, n = integers(generator, m, k), sum(columns)
+        weights = [integers(generator, cols, k) for cols in columns]
+        bias, is_fp8 = integers(generator, n), form != "bias"
+        by_row, by_column = (2.0 ** torch.randint(-2, 3, shape, generator=generator) for shape in ((m, 1), (1, n)))
+        scales = {"rows": (by_row, by_column), "tensor": (torch.tensor([0.5]), torch.tensor([4.0]))}.get(form)
+        own = slice(*shard_rows(m, ranks, rank))
+        product_of_all = torch.cat([x @ w.t() for w in weights], dim=1)
+        exact = product_of_all * scales[0] * scales[1] if scales else product_of_all
+        exact = exact + bias
+        if scales is None:
+            extras = ow.Extras(bias=bias)
+        else:
+            own_scales = scales[0][own] if form == "rows" else scales[0]
+            extras = ow.Extras(bias=bias.half(), scale_x=own_scales, scale_w=scales[1], out_dtype=torch.float16)
+        dtype = fp8 if is_fp8 else torch.float32
+        given = [w.to(dtype).t() for w in weights]
+        ys = ow.all_gather_matmul(x[own].to(dtype), given, m=m, extras=extras, plan=plan)
+        parts = exact.split(columns, dim=1)
+        if len(ys) != 3 or not all(torch.equal(y.float(), part) for y, part in zip(ys, parts, strict=True)):
+            wrong.append(f"{plan} m={m} {form}")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_products_of_several_weights_are_finished(world_size: int):
+    assert run_ranks(wrong_finished_products, world_size) == [[]] * world_size
+
+
+def tuned_choice() -> list[object]:
+    """A tuning of fp8 by three weights with a bias; and what such a call then takes."""
+    columns, after = (32, 16, 16), "bias+silu"
+    taken = ow.tune("all_gather_matmul", m=32, n=columns, k=32, dtype=torch.float8_e4m3fn, after=after, device="cpu")
+    told = ow.explain(
+        "all_gather_matmul", m=32, n=columns, k=32, world_size=2, dtype=torch.float8_e4m3fn, after=after, device="cpu"
+    )
+    return [taken.source, told.text == taken.text]
+
+
+@pytest.mark.slow
+def test_several_weights_are_tuned_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path))
+    assert run_ranks(tuned_choice, 2) == [["cache", True]] * 2

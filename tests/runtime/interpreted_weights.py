@@ -15,7 +15,8 @@ interpreter.repair()
 
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
-from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.plan import Problem, numbered  # noqa: E402
+from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
@@ -89,3 +90,54 @@ def run_gated() -> list[str]:
 
 def test_kernels_gate_their_tiles():
     assert run_ranks(run_gated, 2) == [[]] * 2
+
+
+def wrong_finished_products() -> list[str]:
+    """Bias and scales for the columns of all weights: what each tile reads begins at those of its own."""
+    group, wrong = resolve(None), []
+    generator = torch.Generator().manual_seed(5)
+    m, columns, k = 20, (48, 16, 32), 64
+    n, own = sum(columns), slice(*shard_rows(m, group.world_size, group.rank))
+    x = torch.randint(-1, 2, (m, k), generator=generator).float()
+    weights = [torch.randint(-1, 2, (cols, k), generator=generator).float() for cols in columns]
+    bias = torch.randint(-2, 3, (1, n), generator=generator).bfloat16()
+    by_row, by_column = (2.0 ** torch.randint(0, 2, shape, generator=generator) for shape in ((m, 1), (1, n)))
+    product = torch.cat([x @ w.t() for w in weights], dim=1)
+    for dtype, scaling, plan in (
+        ("bfloat16", None, "push"),
+        ("float8_e4m3fn", "rows", "push"),
+        ("float8_e4m3fn", "rows", "pull"),
+        ("float8_e4m3fn", "tensor", "push"),
+    ):
+        problem = Problem(
+            operator="all_gather_matmul",
+            m=m,
+            n=n,
+            k=k,
+            world_size=group.world_size,
+            dtype=dtype,  # type: ignore[arg-type]
+            b_is_transposed=True,
+            columns=columns,
+            epilogue=Epilogue(bias=True, scaling=scaling),  # type: ignore[arg-type]
+            out_dtype="bfloat16" if scaling else None,
+        )
+        scales = {"rows": (by_row, by_column), "tensor": (torch.full((1, 1), 2.0), torch.full((1, 1), 0.5))}
+        inputs = {"x": x[own].to(getattr(torch, dtype)), "bias": bias}
+        inputs |= {numbered("w", at): w.to(getattr(torch, dtype)).t() for at, w in enumerate(weights)}
+        exact = product
+        if scaling:
+            of_x, of_w = scales[scaling]
+            inputs |= {"scale_x": of_x[own].contiguous() if scaling == "rows" else of_x, "scale_w": of_w}
+            exact = exact * of_x * of_w
+        exact = (exact + bias.float()).bfloat16()
+        outputs = {numbered("y", at): torch.full((m, cols), torch.nan).bfloat16() for at, cols in enumerate(columns)}
+        tiles = {"block_m": 16, "block_n": 32, "block_k": 32}
+        run_on_host(catalog.build(f"all_gather_matmul.{plan}", problem, tiles), group, inputs, outputs, "interpreter")
+        if not torch.equal(torch.cat(list(outputs.values()), dim=1), exact):
+            wrong.append(f"{dtype} {scaling} {plan}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_products_of_several_weights_are_finished(world_size: int):
+    assert run_ranks(wrong_finished_products, world_size) == [[]] * world_size

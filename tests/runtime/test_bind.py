@@ -102,6 +102,10 @@ def fp8_cases() -> Iterator[Case]:
     by_rows = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
     for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
         yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500})
+    for plan in ("push kernel=hopper", "push kernel=portable", "per_shard", "gather"):
+        scaled = Epilogue(scaling="rows", bias=True)
+        yield Case(GATHER, plan, FP8 | {"epilogue": scaled, "columns": (512, 128, 128)})
+        yield Case(GATHER, plan, {"epilogue": Epilogue(bias=True, activation="gelu"), "columns": (512, 256)})
 
 
 SUMMED = (

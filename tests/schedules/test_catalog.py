@@ -78,7 +78,7 @@ def test_several_weights_over_one_gather(name: str, world_size: int):
         ("matmul_reduce_scatter.scatter", {"columns": (8, 40)}, "Only all_gather_matmul takes several"),
         ("all_gather_matmul.push", {"columns": (8, 8)}, "n=48, weights of 8+8 columns"),
         ("all_gather_matmul.push", {"columns": (8, 8, 8, 24)}, "4 weights"),
-        ("all_gather_matmul.gather", {"columns": (8, 40), "epilogue": Epilogue(activation="silu")}, "epilogue silu"),
+        ("all_gather_matmul.gather", {"columns": (8, 40), "epilogue": Epilogue(residual=True)}, "epilogue residual"),
         ("matmul_reduce_scatter.scatter", {"epilogue": Epilogue(gate=True)}, "epilogue gate"),
         ("all_gather_matmul.gather", {"epilogue": Epilogue(gate=True, bias=True)}, "epilogue bias+gate"),
         ("all_gather_matmul.push", {"epilogue": Epilogue(gate=True, scaling="tensor")}, "scaled by tensor+gate"),
