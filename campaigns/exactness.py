@@ -51,6 +51,8 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     (f"{ALL_REDUCE}.one_shot_pull", {}),
     (f"{ALL_REDUCE}.one_shot_packed", {}),
     (f"{ALL_REDUCE}.two_shot_packed", {}),
+    (f"{ALL_GATHER}.gather_packed", {}),
+    ("matmul_reduce_scatter.scatter_packed", {}),
     (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
 )
 # What options are drawn from, where a schedule has them.

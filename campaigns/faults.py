@@ -48,6 +48,8 @@ SCHEDULES = (
     "matmul_all_reduce.one_shot_pull",
     "matmul_all_reduce.one_shot_packed",
     "matmul_all_reduce.two_shot_packed",
+    "all_gather_matmul.gather_packed",
+    "matmul_reduce_scatter.scatter_packed",
     "matmul_all_reduce.two_shot_pull",
 )
 FUSED = (*SCHEDULES[:5], *SCHEDULES[-5:])

@@ -32,6 +32,8 @@ CASES = (
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter mover=copy_kernel sms=1"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"),
+    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "gather_packed"),
+    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_packed"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_pull"),

@@ -31,6 +31,8 @@ PLANS = (
     "one_shot",
     "one_shot mover=copy_kernel",
     "one_shot_pull",
+    "one_shot_packed",
+    "two_shot_packed",
     "two_shot kernel=hopper pieces=1",
     "two_shot kernel=portable pieces=2",
     "two_shot kernel=hopper pieces=2 sums=epilogue",

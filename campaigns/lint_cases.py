@@ -16,16 +16,17 @@ from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract, Guard, Packed
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
-from overweave.ir.plan import MOST_WEIGHTS, CopyConfig, DataPath, MatmulConfig, PackedConfig, ReduceConfig
+from overweave.ir.plan import MOST_WEIGHTS, PACKED_SUMS, CopyConfig, DataPath, MatmulConfig, PackedConfig, ReduceConfig
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
-from overweave.runtime.kernels import PACKED_KERNELS, packed_constants
+from overweave.runtime.kernels import PACKED_KERNELS
 from overweave.runtime.matmul import hopper_parts
-from overweave.schedules.tile_shape import PACKED, SUMS, Kernel, row_shape, shapes
+from overweave.runtime.packed_call import packed_constants
+from overweave.schedules.tile_shape import PACKED, PACKED_ROWS, SUMS, Kernel, row_shape, shapes
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
@@ -86,8 +87,6 @@ def cases() -> Iterator[Case]:
     yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)
-    for launch, shots in product(PACKED[1:], (1, 2)):
-        yield packed_case("bfloat16", 4, replace(launch, shots=shots))
     for dtype, traced in product(DTYPES, (False, True)):
         yield reduction_case(dtype, 2, traced, sum_first=True)
         yield from (add_case(dtype, traced, ragged) for ragged in (False, True))
@@ -99,8 +98,7 @@ def cases() -> Iterator[Case]:
     yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
-    for dtype, ranks, launch in product(DTYPES, OPERANDS, (PACKED[0], replace(PACKED[0], shots=2))):
-        yield packed_case(dtype, ranks, launch)
+    yield from packed_cases()
     for kernel, dtypes in TILE_KERNELS.items():
         for dtype in dtypes:
             for shape, variant in product(shapes(dtype, kernel), VARIANTS):
@@ -266,16 +264,44 @@ def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case
     return Case(source, replace(_tiles(("source",), ()), announced=announced, claims_ahead=True))
 
 
-def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0]) -> Case:
-    """The sum of packed messages: no signals, and of releases and acquires none but the alarm's."""
-    counts = ("count",) if config.shots == 1 else ("count", "shard")
-    numbers = dict.fromkeys((*counts, "stride", "half", "rank", "world_size"), "i32")
-    arrays = dict.fromkeys(("partial", "out"), f"*{DTYPES[dtype]}")
+def packed_cases() -> Iterator[Case]:
+    """Every exchange for every dtype and number of ranks, and every launch; rows that are normed alike."""
+    for dtype, ranks, exchange in product(DTYPES, OPERANDS, PACKED_KERNELS):
+        yield packed_case(dtype, ranks, replace(PACKED[0], exchange=exchange))
+    for launch, exchange in product(PACKED[1:], PACKED_KERNELS):
+        yield packed_case("bfloat16", 4, replace(launch, exchange=exchange))
+    for launch, exchange in product(PACKED_ROWS, PACKED_SUMS):
+        for ranks in OPERANDS:
+            yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), normed=True)
+        yield packed_case("float16", 2, replace(launch, exchange=exchange), normed=True)
+        yield packed_case("float32", 2, replace(launch, exchange=exchange), normed=True)
+    yield packed_case(FLOAT8, 4, replace(PACKED[0], exchange="gather"))
+
+
+def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0], normed: bool = False) -> Case:
+    """An exchange of packed messages: no signals, and of releases and acquires none but the alarm's.
+
+    normed: programs have whole rows, in several turns, and norm them.
+    """
+    numbers = dict.fromkeys(("count", "shard", "span", "stride", "half", "rank", "world_size"), "i32")
+    sides = ("x", "gathered") if config.exchange == "gather" else ("partial", "out")
+    arrays = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
     tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
     constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
+    if config.exchange in PACKED_SUMS:
+        extras = ("residual", "norm_weight", "z")
+        arrays |= dict.fromkeys(extras if normed else (), f"*{DTYPES_OF_OPERANDS[dtype]}")
+        constexprs |= {"EPS": 1e-5} | dict.fromkeys(() if normed else extras)
+    numbers |= {"turns": "i32"} if normed else {}
+    constexprs |= {} if normed else {"turns": 1}
     label = f"{dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
-    options = {"num_warps": config.warps}
-    source = _source(PACKED_KERNELS[config.shots], {**arrays, **tables, **numbers}, constexprs, options, label)
+    source = _source(
+        PACKED_KERNELS[config.exchange],
+        {**arrays, **tables, **numbers},
+        constexprs,
+        {"num_warps": config.warps},
+        label + " norm" * normed,
+    )
     messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
     return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))
 

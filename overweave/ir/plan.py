@@ -228,20 +228,25 @@ class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     warps: Literal[4, 8, 16, 32] = 16
 
 
-def messages_of(elements: int, dtype: Dtype) -> int:
-    """How many packed messages carry so many numbers."""
-    return -(-elements * ITEMSIZE_BYTES[dtype] // MESSAGE_DATA_BYTES)
+Exchange = Literal["one_shot", "two_shot", "scatter", "gather"]
+PACKED_SUMS: tuple[Exchange, ...] = ("one_shot", "two_shot")  # that bring every rank all sums, whose rows may be normed
 
 
 class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Launch of the kernel whose messages carry their flag. block: messages of a program, which lie in a row.
+    """Launch of the kernel whose messages carry their flag. block: messages that a program has under way at a time.
 
-    shots: one, where every rank adds everything; two, where each adds its shard and shares the sums.
+    exchange: what it does. one_shot: every rank adds everything; scatter: each adds its shard; gather: all get the
+    shards of all; two_shot: each adds its shard, and all get the sums.
     """
 
     block: PowerOfTwo = 128
     warps: Literal[4, 8, 16] = 4
-    shots: Literal[1, 2] = 1
+    exchange: Exchange = "one_shot"
+
+    @property
+    def shots(self) -> int:
+        """How often each rank hears from each other."""
+        return 2 if self.exchange == "two_shot" else 1
 
 
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,33 +1,87 @@
-"""What the kernels of packed messages share: peers' memory, a message's numbers, their sum, the alarm."""
+"""What the kernels of packed messages share: how a call begins, a message's numbers, their sum, the alarm.
+
+A program's part is a stretch of `span` words of what a rank sends to another: as many messages as it has under way at a
+time, or a whole row, which takes it several turns of BLOCK messages each. All ranks deal stretches alike to programs.
+"""
 
 import triton
 import triton.language as tl
 
-from overweave.memory.device import claim_alarm, report_alarm
-from overweave.memory.packed import PACKED_OPERATION
+from overweave.memory.device import TIMEOUT_NS, claim_alarm, report_alarm
+from overweave.memory.packed import DATA_WORDS, MESSAGE_BYTES, PACKED_OPERATION, push_message, take_ticket
 
 
 @triton.jit
-def peers_of(spaces, rank, SENDERS):
-    """Where the spaces of the peers lie, the next rank's first."""
+def open_call(spaces, state, limits, rank, stride, half, SENDERS):
+    """How a packed kernel begins: (epoch, part, here, mine, timeout_ns).
+
+    part: of this program, in the order of arrival. here: where what rank 0 sends to this rank lies in this call's half;
+    of each further rank, `stride` bytes behind it. mine: where this rank's own lies at each peer, the next rank first.
+    """
+    # What no ticket is needed for comes first: its loads are under way together with the ticket.
+    timeout_ns = tl.load(limits + TIMEOUT_NS)
+    here = tl.load(spaces + rank)
     peers = ()
     for step in tl.static_range(SENDERS):
         peers += (tl.load(spaces + (rank + step + 1) % (SENDERS + 1)),)
-    return peers
+    epoch, part = take_ticket(state, tl.num_programs(0))
+    begin = (epoch & 1).to(tl.int64) * half
+    mine = ()
+    for step in tl.static_range(SENDERS):
+        mine += (peers[step] + begin + rank.to(tl.int64) * stride,)
+    return epoch, part, here + begin, mine, timeout_ns
 
 
 @triton.jit
-def data_of(data, first, count):
-    """The words of each message: up to three, the last message may have fewer."""
+def stretch_of(part, turn, span, BLOCK: tl.constexpr):
+    """The messages of a program's turn: (where each lies, its first word, how many words of the stretch are left)."""
+    messages = turn * BLOCK + tl.arange(0, BLOCK)
+    within = messages * DATA_WORDS
+    at = (part * ((span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
+    return at, part * span + within, span - within
+
+
+@triton.jit
+def words_of(owner, shard, count):
+    """How many words an owner has of `count`, dealt in shards; none or fewer where it has no rows."""
+    return tl.minimum(count - owner.to(tl.int64) * shard, shard).to(tl.int32)
+
+
+@triton.jit
+def load_words(data, left):
+    """The words of each message: up to three of those that are left."""
     return (
-        tl.load(data, mask=first < count, other=0),
-        tl.load(data + 1, mask=first + 1 < count, other=0),
-        tl.load(data + 2, mask=first + 2 < count, other=0),
+        tl.load(data, mask=left > 0, other=0),
+        tl.load(data + 1, mask=left > 1, other=0),
+        tl.load(data + 2, mask=left > 2, other=0),
     )
 
 
 @triton.jit
-def added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
+def store_words(target, words, left):
+    """Stores the words of each message, up to three of those that are left."""
+    for index in tl.static_range(3):
+        tl.store(target + index, words[index], mask=left > index)
+
+
+@triton.jit
+def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
+    """The same messages to every peer."""
+    for step in tl.static_range(SENDERS):
+        push_message(mine[step] + at, words[0], words[1], words[2], epoch, inside)
+
+
+@triton.jit
+def sums_of(own, found, rank, is_void, dtype, SENDERS):
+    """The words of each message of the sum of all ranks."""
+    sums = ()
+    for index in tl.static_range(DATA_WORDS):
+        sums += (_added(own[index], found, index, rank, is_void, dtype, SENDERS),)
+    return sums
+
+
+@triton.jit
+def _added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
     """The sum of one word of all ranks, in rank order: two numbers of 16 bits, or one of 32. NaN where it is void."""
     low = tl.zeros(own.shape, tl.float32)
     high = tl.zeros(own.shape, tl.float32)
@@ -36,14 +90,32 @@ def added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, S
         behind = found[3 * (source if source < SENDERS else source - 1) + index]
         before = found[3 * (source - 1 if source > 0 else 0) + index]
         word = tl.where(source == rank, own, tl.where(source < rank, behind, before))
-        if dtype.primitive_bitwidth == 32:
-            low += word.to(tl.float32, bitcast=True)
-        else:
-            low += word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
-            high += (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        numbers = numbers_of(word, dtype)
+        low += numbers[0]
+        high += numbers[1]
     low = tl.where(is_void, float("nan"), low)
     high = tl.where(is_void, float("nan"), high)
     return word_of(low, high, dtype)
+
+
+@triton.jit
+def told_by(found, sender: tl.constexpr, is_void):
+    """The words of each message of a sender as they came; where they are void, all bits, which is NaN in any dtype."""
+    return (
+        tl.where(is_void, -1, found[3 * sender]),
+        tl.where(is_void, -1, found[3 * sender + 1]),
+        tl.where(is_void, -1, found[3 * sender + 2]),
+    )
+
+
+@triton.jit
+def numbers_of(word, dtype: tl.constexpr):
+    """The two numbers of 16 bits in a word, the lower first, or the one of 32, and nought beside it."""
+    if dtype.primitive_bitwidth == 32:
+        return word.to(tl.float32, bitcast=True), tl.zeros(word.shape, tl.float32)
+    else:
+        low = word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        return low, (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
 
 
 @triton.jit

@@ -7,63 +7,93 @@ large as the space has room for.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.plan import MESSAGE_BYTES, PACKED_KERNEL, Plan, messages_of
-from overweave.ir.schedule import Reduce
+from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
+from overweave.ir.schedule import Buffer, Copy, Operation, Put, Reduce
+from overweave.ir.shards import shard_rows
 from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import ALIGNMENT_BYTES
 
 HALVES = 2
 SMALLEST_HALF_BYTES = 8 << 20
+DATA_WORDS = MESSAGE_DATA_BYTES // INT32_BYTES
+
+
+class Stretches(NamedTuple):
+    """How what a rank sends to another is dealt to programs: so many words each, pushed in so many turns."""
+
+    span: int
+    programs: int
+    turns: int
 
 
 class PackedLayout(Struct, frozen=True):
-    """What one plan's calls need of a space. messages: from each rank to each, in each shot.
+    """What one plan's calls need of a space. source, out: the buffers that a kernel pushes from and stores to.
 
-    partial, out: the buffers of a rank's partial and of the result, both of a shape and dtype. words: of either.
-    sum_words: of the largest sum.
+    words: of the matrix that is summed or gathered. shard_words: of what a rank sends to another. row_words: of a row,
+    if programs have whole ones; else 0.
     """
 
-    messages: int
     part_bytes: int
     half_bytes: int
-    partial: str
+    source: str
     out: str
-    shape: tuple[int, int]
-    dtype: Dtype
     words: int
-    sum_words: int
+    shard_words: int
+    row_words: int
+
+    def stretches(self, block: int) -> Stretches:
+        """block: messages that a program has under way at a time."""
+        span = self.row_words or DATA_WORDS * block
+        return Stretches(span, -(-self.shard_words // span), -(-_messages(span) // block))
 
 
 def lay_out_packed(plan: Plan) -> PackedLayout:
-    """The largest product that a packed kernel of the plan sums, as messages, and the partial that it lies in."""
+    """Of a plan without packed operations, which has no rows, nothing."""
     config = plan.realization.packed
-    sums = [
-        operation
-        for operation in plan.schedule.operations
-        if isinstance(operation, Reduce) and plan.realization.engine_of(operation.queue) == PACKED_KERNEL
-    ]
-    if not sums:
-        return PackedLayout(0, 0, 0, "", "", (0, 0), plan.realization.dtype, 0, 0)
+    engines = {one.queue: one.engine for one in plan.realization.engines}
+    members = [each for each in plan.schedule.operations if engines[each.queue] == PACKED_KERNEL]
+    if not members:
+        return PackedLayout(0, 0, "", "", 0, 0, 0)
     if config is None:
         raise ScheduleError(f"lay out {plan.name}", "its packed kernel has no configuration", "Give it a PackedConfig")
-    elements = max(one.out.shape[0] * one.out.shape[1] for one in sums)
-    partial = plan.schedule.buffer(sums[0].operands[sums[0].rank].buffer)
-    dtype = plan.dtype_of(partial.name)
-    messages = messages_of(elements, dtype)
+    source, out = _ends(members, config)
+    whole = plan.schedule.buffer(out if config.exchange == "gather" else source)
+    row_bytes = whole.cols * whole.itemsize_bytes(plan.realization.dtype)
+    rows = whole.rows if config.exchange == "one_shot" else _shard_size(whole, plan.schedule.world_size)
+    row_words = row_bytes // INT32_BYTES if plan.problem.norm else 0
+    shard_words = rows * row_bytes // INT32_BYTES
+    messages = rows * _messages(row_words) if row_words else _messages(shard_words)
     part_bytes = -(-messages * MESSAGE_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    words = partial.rows * partial.cols * ITEMSIZE_BYTES[dtype] // INT32_BYTES
     return PackedLayout(
-        messages=messages,
         part_bytes=part_bytes,
         half_bytes=config.shots * plan.schedule.world_size * part_bytes,
-        partial=partial.name,
-        out=sums[0].out.buffer,
-        shape=(partial.rows, partial.cols),
-        dtype=dtype,
-        words=words,
-        sum_words=elements * ITEMSIZE_BYTES[dtype] // INT32_BYTES,
+        source=source,
+        out=out,
+        words=whole.rows * row_bytes // INT32_BYTES,
+        shard_words=shard_words,
+        row_words=row_words,
     )
+
+
+def _ends(members: list[Operation], config: PackedConfig) -> tuple[str, str]:
+    """The buffers that the kernel takes from and leaves its results in. What is summed is, before it is shared."""
+    sums = [each for each in members if isinstance(each, Reduce)]
+    moved = [part.buffer for each in members if isinstance(each, Copy) for part in each.destinations]
+    if config.exchange == "gather":
+        return next(part.buffer for each in members if isinstance(each, Put) for part in each.sources), moved[0]
+    out = moved[0] if config.exchange == "two_shot" else sums[0].out.buffer
+    return sums[0].operands[sums[0].rank].buffer, out
+
+
+def _shard_size(whole: Buffer, world_size: int) -> int:
+    lo, hi = shard_rows(whole.rows, world_size, 0)
+    return hi - lo
+
+
+def _messages(words: int) -> int:
+    return -(-words // DATA_WORDS)

@@ -16,8 +16,8 @@ from overweave.memory.packed_layout import HALVES
 class PackedSpace:
     """Collective, as every symmetric allocation. spaces: where each rank's lies, int64 `[world_size]` on the device.
 
-    state: the calls so far (memory/packed.py). product: local memory for what is about to be pushed; calls follow each
-    other in stream order, so one will do.
+    state: the calls so far (memory/packed.py). product: local memory for what is about to be pushed, or what has
+    been gathered; calls follow each other in stream order, so one will do.
     """
 
     def __init__(self, group: Group, device: torch.device, half_bytes: int) -> None:
@@ -25,8 +25,8 @@ class PackedSpace:
         self._heap = CudaHeap(group, device, HALVES * half_bytes)
         self.spaces = torch.tensor(self._heap.addresses, dtype=torch.int64, device=device)
         self.state = torch.zeros(1, dtype=torch.int64, device=device)
-        # Of a call's half, messages of one shot take W times 4/3 of a product, of two shots twice 4/3 of it.
-        self._product = torch.empty(half_bytes // 2, dtype=torch.uint8, device=device)
+        # Of a call's half, messages take 4/3 of a product at least: of one shot W times, of two shots twice as much.
+        self._product = torch.empty(half_bytes * 3 // 4, dtype=torch.uint8, device=device)
 
     def product(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """A row-major matrix in the local memory."""

@@ -37,7 +37,7 @@ from overweave.kernels.copy import copy_kernel  # noqa: E402
 from overweave.kernels.matmul import matmul_kernel  # noqa: E402
 from overweave.kernels.reduction import reduction_kernel  # noqa: E402
 from overweave.memory.device import TRACE_COLUMNS  # noqa: E402
-from overweave.runtime.interpreted_packed import sum_packed  # noqa: E402
+from overweave.runtime.interpreted_packed import exchange_packed  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -96,7 +96,8 @@ class InterpretedCall(HostCall):
         if engine == PACKED_KERNEL:
             space = self.workspace.packed(lay_out_packed(self.plan).half_bytes, self.timeout_s)
             words, limits = self._protocol[1:]
-            return self.beside(lambda: sum_packed(self.plan, step.operations, space, self.view, (words, limits)))
+            caller, tensors = (self.group.rank, (words, limits)), dict(self.tensors)
+            return self.beside(lambda: exchange_packed(self.plan, tensors, space, self.view, caller))
         rows = self.plan.tile_order(self.group.rank, step.queue).rows
         if not rows:
             return None

@@ -1,13 +1,16 @@
-"""The packed kernel under the interpreter: on ordinary memory, with flags stored behind their data."""
+"""The packed kernels under the interpreter: on ordinary memory, with flags stored behind their data."""
 
 from __future__ import annotations
 
-from overweave.ir.plan import Plan
-from overweave.ir.schedule import Operation, Region
+from typing import Any
+
+from overweave.ir.plan import Exchange, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.host_packed import HostPacked
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime import interpreter
 from overweave.runtime.library import View
+from overweave.runtime.packed_call import Caller, packed_arguments
 
 interpreter.repair()
 
@@ -15,23 +18,27 @@ interpreter.repair()
 from torch import Tensor  # noqa: E402
 
 from overweave.kernels.packed import packed_all_reduce_kernel  # noqa: E402
+from overweave.kernels.packed_gather import packed_gather_kernel  # noqa: E402
+from overweave.kernels.packed_scatter import packed_scatter_kernel  # noqa: E402
 from overweave.kernels.packed_two_shot import packed_two_shot_kernel  # noqa: E402
 
-_BLOCK = 16  # messages of a program: several programs even for small products
+_BLOCK = 16  # messages of a program: several programs even for small products, several turns even for short rows
+_KERNELS: dict[Exchange, Any] = {
+    "one_shot": packed_all_reduce_kernel,
+    "two_shot": packed_two_shot_kernel,
+    "scatter": packed_scatter_kernel,
+    "gather": packed_gather_kernel,
+}
 
 
-def sum_packed(
-    plan: Plan, operations: tuple[Operation, ...], space: HostPacked, view: View, protocol: tuple[Tensor, Tensor]
+def exchange_packed(
+    plan: Plan, tensors: dict[str, Tensor], space: HostPacked, view: View, caller: tuple[int, tuple[Tensor, Tensor]]
 ) -> None:
-    """One launch on one rank. protocol: words and limits. Returns when all programs have ended."""
-    layout, ranks, rank = lay_out_packed(plan), plan.schedule.world_size, operations[0].rank
-    rows, cols = layout.shape
-    product, out = (view(Region(name, rank, (0, rows), (0, cols))) for name in (layout.partial, layout.out))
-    is_shared = plan.realization.packed is not None and plan.realization.packed.shots == 2
-    counts = [layout.words, layout.sum_words] if is_shared else [layout.words]
-    numbers = [*counts, layout.part_bytes, space.half_bytes, rank, ranks]
-    assembly = (None, None)  # nothing is assembled here
-    kernel = packed_two_shot_kernel if is_shared else packed_all_reduce_kernel
-    kernel[(-(-layout.messages // _BLOCK),)](
-        product, out, space.spaces, space.state, *protocol, *numbers, ranks - 1, *assembly, _BLOCK
-    )
+    """One launch on one rank. tensors: the caller's. caller: rank; words and limits. Returns when all programs have
+    ended."""
+    layout, config, rank = lay_out_packed(plan), plan.realization.packed, caller[0]
+    assert config is not None
+    local = [buffer for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
+    own = {one.name: view(Region(one.name, rank, (0, one.rows), (0, one.cols))) for one in local}
+    arguments, programs = packed_arguments(plan, layout, tensors | own, space, Caller(*caller, _BLOCK))
+    _KERNELS[config.exchange][(programs,)](*arguments)

@@ -12,17 +12,23 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from overweave.ir.plan import CopyConfig, PackedConfig, ReduceConfig
+from overweave.ir.plan import CopyConfig, Exchange, PackedConfig, ReduceConfig
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.packed import packed_all_reduce_kernel
+from overweave.kernels.packed_gather import packed_gather_kernel
+from overweave.kernels.packed_scatter import packed_scatter_kernel
 from overweave.kernels.packed_two_shot import packed_two_shot_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
-from overweave.memory.ptx import poll_packed, poll_packed_constraints
 from overweave.runtime.launcher import PackedLaunch
 
-PACKED_KERNELS = {1: packed_all_reduce_kernel, 2: packed_two_shot_kernel}  # by shots
+PACKED_KERNELS: dict[Exchange, Any] = {
+    "one_shot": packed_all_reduce_kernel,
+    "two_shot": packed_two_shot_kernel,
+    "scatter": packed_scatter_kernel,
+    "gather": packed_gather_kernel,
+}
 BEGIN_BLOCK = 128
 WORDS_PER_KIB = 256  # of int32
 
@@ -88,16 +94,9 @@ def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bo
     return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
 
 
-def packed_launch(config: PackedConfig, arguments: list[Any], messages: int, ranks: int) -> Launch:
-    """The sum of packed messages. arguments: everything before the constants of the kernel."""
-    constants = [*packed_constants(ranks), config.block]
-    programs = -(-messages // config.block)
-    return Launch(PACKED_KERNELS[config.shots], programs, arguments + constants, {"num_warps": config.warps})
-
-
-def packed_constants(ranks: int) -> tuple[int, str, str]:
-    """SENDERS, POLL and HELD of a packed kernel among so many ranks."""
-    return ranks - 1, poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)
+def packed_launch(config: PackedConfig, arguments: list[Any], programs: int) -> Launch:
+    """An exchange of packed messages. arguments: all that runtime/packed_call.py tells."""
+    return Launch(PACKED_KERNELS[config.exchange], programs, arguments, {"num_warps": config.warps})
 
 
 def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:

@@ -9,14 +9,14 @@ import torch.nn.functional as functional
 
 from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm, Z
 from overweave.ir.plan import Problem
-from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Region
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.runtime.library import without_autocast
 
 View = Callable[[Region], torch.Tensor]
 
 
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
-    """What the problem's norm does to rows of `y` that an operation has just summed; nothing for other operations.
+    """What the problem's norm does to rows of `y` that an operation has just stored as sums; nothing for others.
 
     `tensors` are the caller's, the weight as `[1, n]`.
     """
@@ -36,5 +36,7 @@ def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, t
 
 
 def _sums(operation: Operation, problem: Problem) -> bool:
-    """Whether an operation leaves whole sums behind; of a group of one, products are."""
-    return isinstance(operation, Reduce | Collective) or (isinstance(operation, Compute) and problem.world_size == 1)
+    """Whether an operation leaves whole sums behind, its own or others'; of a group of one, products are."""
+    return isinstance(operation, Reduce | Copy | Collective) or (
+        isinstance(operation, Compute) and problem.world_size == 1
+    )

@@ -1,21 +1,28 @@
-"""Runs plans of packed messages on a GPU: the library's matmul, then one kernel; no head, no other stream."""
+"""Runs plans of packed messages on a GPU: one kernel, and the library's matmul before or behind it.
+
+No head of the call, no other stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import groupby
 
 import torch
 
-from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
-from overweave.ir.schedule import INPUT, OUTPUT
+from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.schedule import LOCAL, Operation
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.kernels import Launch, moving, packed_launch
+from overweave.runtime.library import View
+from overweave.runtime.packed_call import Caller, packed_arguments
 from overweave.runtime.views import Views
 
 Tensors = Mapping[str, torch.Tensor]
+Enqueue = Callable[[torch.cuda.Stream, Tensors, View], None]
 
 
 class PackedRun(CallFrame):
@@ -27,43 +34,51 @@ class PackedRun(CallFrame):
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors) -> None:
         super().__init__(workspace)
         self._plan = plan
-        self._layout = lay_out_packed(plan)
-        self._dtype = getattr(torch, self._layout.dtype)
-        self._space = workspace.packed_space(self._layout.half_bytes)
-        engines, operations = plan.realization, tuple(plan.schedule.of_rank(workspace.group.rank))
-        self._library = [each for each in operations if engines.engine_of(each.queue) == LIBRARY]
+        self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
         self._own = self._own_buffers()
-        self._views = Views(self._library, {name: tuple(each.shape) for name, each in {**example, **self._own}.items()})
-        self._packed = [each for each in operations if engines.engine_of(each.queue) == PACKED_KERNEL]
-        self._out = moving(example["y"])
-        self._launch = self._bound() if self._packed else None
+        self._moving = {name: moving(tensor) for name, tensor in example.items()}
+        operations = tuple(plan.schedule.of_rank(workspace.group.rank))
+        engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
+        runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
+        library = [each for is_library, members in runs if is_library for each in members]
+        self._views = Views(library, {name: tuple(each.shape) for name, each in {**example, **self._own}.items()})
+        self._steps = [self._bound(is_library, members) for is_library, members in runs]
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
         self.run_call(lambda stream, is_captured: self._enqueue(stream, tensors))
 
     def _enqueue(self, stream: torch.cuda.Stream, tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            self._moving[name].address = tensor.data_ptr()
         view = self._views.of({**tensors, **self._own})
-        for operation in self._library:
-            run_with_epilogue(operation, self._plan.problem, view, (tensors, self._workspace.group))
-        if self._launch is not None:
-            self._out.address = tensors["y"].data_ptr()
-            self._launch(stream.cuda_stream)
+        for enqueue in self._steps:
+            enqueue(stream, tensors, view)
 
-    def _bound(self) -> Launch:
-        config, workspace, layout = self._plan.realization.packed, self._workspace, self._layout
+    def _bound(self, is_library: bool, operations: tuple[Operation, ...]) -> Enqueue:
+        """What neighbours in launch order do: library calls one by one, or the kernel that does them all."""
+        problem, group = self._plan.problem, self._workspace.group
+        if not is_library:
+            launch = self._kernel()
+            return lambda stream, tensors, view: launch(stream.cuda_stream)
+
+        def run(stream: torch.cuda.Stream, tensors: Tensors, view: View) -> None:
+            for operation in operations:
+                run_with_epilogue(operation, problem, view, (tensors, group))
+
+        return run
+
+    def _kernel(self) -> Launch:
+        config, workspace = self._plan.realization.packed, self._workspace
         assert config is not None
-        rank, ranks = workspace.group.rank, workspace.group.world_size
         words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
-        product = self._space.product(layout.shape, self._dtype)
-        arrays = [product, self._out, self._space.spaces, self._space.state, words, workspace.limits]
-        counts = [layout.words] if config.shots == 1 else [layout.words, layout.sum_words]
-        numbers = [*counts, layout.part_bytes, self._space.half_bytes, rank, ranks]
-        return packed_launch(config, [*arrays, *numbers], layout.messages, ranks)
+        caller = Caller(workspace.group.rank, (words, workspace.limits), config.block)
+        layout = lay_out_packed(self._plan)
+        arguments, programs = packed_arguments(self._plan, layout, {**self._moving, **self._own}, self._space, caller)
+        return packed_launch(config, arguments, programs)
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
-        """This rank's product, by the name of its buffer."""
-        seen = {part.buffer for each in self._library for part in (*each.reads, *each.writes)}
-        buffers = [each for each in self._plan.schedule.buffers if each.name in seen]
-        own = [each for each in buffers if each.home not in (INPUT, OUTPUT)]
-        return {each.name: self._space.product((each.rows, each.cols), self._dtype) for each in own}
+        """This rank's product, or what it gathers, by the name of its buffer."""
+        local = [each for each in self._plan.schedule.buffers if each.home == LOCAL]
+        dtypes = {each.name: getattr(torch, each.dtype or self._plan.realization.dtype) for each in local}
+        return {each.name: self._space.product((each.rows, each.cols), dtypes[each.name]) for each in local}

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.ir.schedule import (
+    CREDITS,
+    ECHOES,
     Buffer,
     Collective,
     Copy,
@@ -31,6 +34,7 @@ from overweave.schedules.communication import (
     COMPLETE,
     ISSUE,
     MAIN,
+    PACKED,
     READY,
     SUMS,
     TILES,
@@ -45,6 +49,7 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
+from overweave.schedules.gather_packed import MESSAGES, GatherPacked, gather_packed, gather_packed_pads
 
 STAGED, GATHERED, GATHERED_OUT = "staged", "gathered", "gathered_out"
 
@@ -53,6 +58,7 @@ class _Gather(Struct, frozen=True):
     split: Split
     x: Buffer
     staged: Buffer
+    messages: Buffer
     gathered: Buffer
     gathered_out: Buffer
 
@@ -67,8 +73,9 @@ def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = Fa
     collective: the library's. push: each owner puts its pieces into its peers' `gathered`, and the flag after them.
     pull: each owner stages its shard and says `ready`; its peers get the pieces. Both use the own shard where it lies.
     whole: as push, but the own shard is copied, and all is computed at once: for shards so short that a matmul of each
-    would cost more. whole_pull: the same, but a kernel reads the staged shards.
-    returns_gathered: once all has arrived it is copied to output `gathered_out`.
+    would cost more. whole_pull: the same, but a kernel reads the staged shards. packed: in messages that carry their
+    flag (schedules/gather_packed.py).
+    returns_gathered: once all has arrived it is copied to output `gathered_out`; what was packed is unpacked there.
     """
     ranks = range(split.world_size)
     rows = split.rows
@@ -76,40 +83,47 @@ def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = Fa
         split,
         Buffer(X, split.shard_size, cols, "input"),
         Buffer(STAGED, split.shard_size, cols, "symmetric"),
-        Buffer(GATHERED, rows, cols, "local" if method in ("collective", "whole_pull") else "symmetric"),
+        Buffer(MESSAGES, rows, cols, "symmetric"),
+        Buffer(GATHERED, rows, cols, "local" if method in ("collective", "whole_pull", "packed") else "symmetric"),
         Buffer(GATHERED_OUT, rows, cols, "output"),
     )
     collects = returns_gathered and rows > 0
+    is_packed = method == "packed" and split.world_size > 1
+    gather = replace(gather, gathered=gather.gathered_out) if is_packed and returns_gathered else gather
     steps: list[Operation | Chunk] = []
     for rank in ranks:
         steps += METHODS[method](gather, rank)
-        steps += [_collect(gather, rank, method in ("push", "pull"))] if collects else []
-    buffers = (gather.x, gather.staged, gather.gathered) + ((gather.gathered_out,) if returns_gathered else ())
+        steps += [_collect(gather, rank, method in ("push", "pull"))] if collects and not is_packed else []
+    buffers = (gather.x, gather.staged, gather.messages, gather.gathered, gather.gathered_out)
     queues = _queues(split, method)
     if any(not isinstance(step, Chunk) and step.queue == MAIN for step in steps):
         queues = (Queue(MAIN, COMPLETE, after=(TILES, SUMS)), *queues)
     return Communication(
         world_size=split.world_size,
-        buffers=used(buffers, steps),
+        buffers=used(dict.fromkeys(buffers if returns_gathered else buffers[:-1]), steps),
         pads=_pads(split, method),
         queues=queues,
         given=tuple(_given(gather, rank) for rank in ranks if not is_empty(split.shard(rank))),
         goal=tuple(Goal(region(gather.gathered_out, rank, (0, rows)), A, 0, 0) for rank in ranks if collects),
         steps=tuple(steps),
+        reuse=ECHOES if is_packed else CREDITS,
     )
 
 
 def _pads(split: Split, method: str) -> tuple[SignalPad, ...]:
     if method == "collective" or split.world_size == 1:
         return ()
+    if method == "packed":
+        return gather_packed_pads(split)
     arrived = SignalPad(ARRIVED, split.world_size * split.pieces)
     ready = SignalPad(READY, split.world_size)
     return {"pull": (arrived, ready), "whole_pull": (ready,)}.get(method, (arrived,))
 
 
 def _queues(split: Split, method: str) -> tuple[Queue, ...]:
-    if method == "whole_pull":
-        return (Queue(SUMS, ISSUE, after=(MAIN,)),) if split.world_size > 1 else ()
+    kernels = {"whole_pull": SUMS, "packed": PACKED}
+    if method in kernels:
+        return (Queue(kernels[method], ISSUE, after=(MAIN,)),) if split.world_size > 1 else ()
     return () if method == "collective" else split.copy_queues()
 
 
@@ -183,6 +197,12 @@ def _whole_pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
             idle.append(Copy(name=name, rank=rank, queue=MAIN, waits=waits, sources=(), destinations=()))
     yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gather.gathered, rank, whole))
     yield from idle
+
+
+def _packed(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
+    if gather.split.world_size == 1 or gather.split.rows == 0:
+        return _collective(gather, rank)
+    return gather_packed(GatherPacked(gather.split, gather.x, gather.messages, gather.gathered), rank)
 
 
 def _puts(gather: _Gather, rank: int) -> Iterator[Put]:
@@ -286,4 +306,5 @@ METHODS: dict[str, Callable[[_Gather, int], Iterator[Operation | Chunk]]] = {
     "pull": _pull,
     "whole": _whole,
     "whole_pull": _whole_pull,
+    "packed": _packed,
 }

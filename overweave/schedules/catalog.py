@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import (
-    MOST_PACKED_RANKS,
     MatmulConfig,
     Plan,
     Problem,
@@ -27,6 +26,7 @@ from overweave.schedules.communication import (
     COPYING_KERNELS,
     ISSUE,
     MAIN,
+    PACKED,
     SUMS,
     TILES,
     A,
@@ -40,7 +40,7 @@ from overweave.schedules.communication import (
     region,
 )
 from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms
+from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, check_messages
 from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Option, Settings, settle
@@ -76,6 +76,11 @@ class Template(Struct, frozen=True):
         """Whether a kernel of ours runs, whose rows must start at multiples of 16 bytes."""
         return self.is_fused or self.helped
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether what moves are packed messages."""
+        return self.method.endswith("packed")
+
 
 _MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)
@@ -100,6 +105,9 @@ TEMPLATES: dict[str, Template] = {
     ),
     f"{_AG}.gather_pull": Template(
         _AG, "whole_pull", False, "a kernel reads the peers' staged shards, then one library matmul", helped=True
+    ),
+    f"{_AG}.gather_packed": Template(
+        _AG, "packed", False, "gathered in packed messages, one library matmul", helped=True
     ),
     f"{_AG}.pull": Template(
         _AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", (*_FUSED, options.ROTATION)
@@ -137,6 +145,9 @@ TEMPLATES: dict[str, Template] = {
     ),
     f"{_RS}.pull": Template(
         _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
+    ),
+    f"{_RS}.scatter_packed": Template(
+        _RS, "packed", False, "library matmul, parts to their owners in packed messages, who sum in order", helped=True
     ),
     f"{_RS}.ring": Template(
         _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
@@ -257,8 +268,8 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
-    if template.method in all_reduce.PACKED_METHODS and problem.world_size > MOST_PACKED_RANKS:
-        raise InputError(asked, f"{problem.world_size} ranks", f"Packed messages serve {MOST_PACKED_RANKS} at most")
+    if template.has_messages:
+        check_messages(asked, problem)
     obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
@@ -312,7 +323,7 @@ def _sums(problem: Problem, template: Template, settings: Settings) -> ReduceCon
 
 def _queue(config: MatmulConfig | None) -> Queue:
     """All work of the caller's stream runs in launch order, kernels too: hence each names the other."""
-    return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS,))
+    return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
 
 
 _How = tuple[Settings, MatmulConfig | None]

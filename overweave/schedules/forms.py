@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import MOST_WEIGHTS, Problem
+from overweave.ir.plan import MOST_PACKED_RANKS, MOST_WEIGHTS, Problem
 
 ALL_GATHER_MATMUL = "all_gather_matmul"
 
@@ -42,3 +42,12 @@ def _check_fp8(asked: str, problem: Problem) -> None:
     if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
         found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
         raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
+
+
+def check_messages(asked: str, problem: Problem) -> None:
+    """What packed messages carry, and among how many ranks. Raises InputError."""
+    if problem.world_size > MOST_PACKED_RANKS:
+        raise InputError(asked, f"{problem.world_size} ranks", f"Packed messages serve {MOST_PACKED_RANKS} at most")
+    travels = problem.operator == ALL_GATHER_MATMUL and problem.world_size > 1
+    if problem.epilogue.scaling == "rows" and travels:
+        raise InputError(asked, "scales of rows", "Packed messages carry none: name another plan, or one scale for all")

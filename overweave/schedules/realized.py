@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.exchange import exchange_of
 from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
@@ -19,11 +21,11 @@ from overweave.ir.plan import (
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import Copy, Queue, Reduce, Schedule
+from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
-from overweave.schedules.tile_shape import packed_shape
+from overweave.schedules.tile_shape import packed_row_shape, packed_shape
 
 _ENGINES = {
     COPIES: COPY_ENGINE,
@@ -51,11 +53,13 @@ def realized(
 
 
 def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
-    """Sums of whole partials are shared by nobody; else those of a shard are."""
-    sums = [each.out.shape for each in schedule.operations if isinstance(each, Reduce) and each.queue == PACKED]
-    is_shared = any(isinstance(each, Copy) and each.queue == PACKED for each in schedule.operations)
-    elements = max((rows * cols for rows, cols in sums), default=0)
-    return packed_shape(elements, problem.result_dtype, sms, 2 if is_shared else 1)
+    members = [each for each in schedule.operations if each.queue == PACKED]
+    buffers = {buffer.name: buffer for buffer in schedule.buffers}
+    if problem.norm is not None:
+        return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], exchange_of(members, buffers))
+    pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
+    sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]
+    return packed_shape(max(sizes, default=0), sms, exchange_of(members, buffers))
 
 
 def _engine(queue: Queue) -> Engine:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
+    CREDITS,
+    ECHOES,
     Buffer,
     Clear,
     Collective,
@@ -32,6 +34,7 @@ from overweave.schedules.communication import (
     COPIES,
     ISSUE,
     MAIN,
+    PACKED,
     READY,
     SUMMED,
     SUMS,
@@ -49,6 +52,7 @@ from overweave.schedules.communication import (
     used,
 )
 from overweave.schedules.scatter_adds import remote_add
+from overweave.schedules.scatter_packed import scatter_packed, scatter_packed_pads
 from overweave.schedules.scatter_rings import fused_ring, ring
 from overweave.schedules.scattered import FINISHED, PARTIAL, RUNNING, SLOTS, Scatter
 
@@ -64,7 +68,8 @@ def reduce_scatter(
     must pass on a sum before its kernel has ended). fused_ring: the same way, but the tiles themselves add what arrived
     to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
     last tile. remote_add: partials are added at their owners in fp32, in whatever order they come. pull: owners read
-    the partials where they lie, and sum them in rank order.
+    the partials where they lie, and sum them in rank order. packed: in messages that carry their flag
+    (schedules/scatter_packed.py).
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
@@ -92,6 +97,7 @@ def reduce_scatter(
         given=(),
         goal=tuple(_goal(scatter, rank, held, method) for rank in ranks if not is_empty(split.shard(rank))),
         steps=tuple(steps),
+        reuse=ECHOES if method == "packed" and split.world_size > 1 else CREDITS,
     )
 
 
@@ -100,6 +106,8 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
         return ()
     if method == "pull":
         return (SignalPad(READY, split.world_size - 1),)
+    if method == "packed":
+        return scatter_packed_pads(split)
     every = split.world_size * split.pieces
     if method == "remote_add":
         own = SignalPad(READY, split.world_size - 1), SignalPad(FINISHED, 1)
@@ -121,6 +129,8 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
         return main
     if method == "pull":
         return (*main, Queue(SUMS, ISSUE, after=(MAIN,)))
+    if method == "packed":
+        return (Queue(PACKED, ISSUE, after=(MAIN,)),)
     copies = split.copy_queues((TILES,) if split.is_one_wave else ())
     if method in ("ring", "fused_ring") or sums != SUMS:
         return main + copies
@@ -282,4 +292,5 @@ METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "fused_ring": fused_ring,
     "remote_add": remote_add,
     "pull": _pull,
+    "packed": scatter_packed,
 }

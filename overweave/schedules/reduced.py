@@ -21,7 +21,15 @@ class Summing(Struct, frozen=True):
 
 
 # All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.
-NORMING = ("collective", "one_shot", "one_shot_pull", "two_shot", "two_shot_pull")
+NORMING = (
+    "collective",
+    "one_shot",
+    "one_shot_pull",
+    "one_shot_packed",
+    "two_shot",
+    "two_shot_pull",
+    "two_shot_packed",
+)
 
 
 def norm_obstacle(problem: Problem, method: str, sharing: object = None) -> str:

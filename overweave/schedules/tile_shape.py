@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import MatmulConfig, PackedConfig, ReduceConfig, messages_of, narrow_width
+from overweave.ir.plan import MESSAGE_DATA_BYTES, Exchange, MatmulConfig, PackedConfig, ReduceConfig, narrow_width
 
 Kernel = Literal["portable", "hopper"]
 # Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,
@@ -246,8 +246,18 @@ def reduction_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
 PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=512, warps=16))
 
 
-def packed_shape(elements: int, dtype: Dtype, sms: int, shots: Literal[1, 2]) -> PackedConfig:
-    """The smallest programs of which no SM gets more than four: tickets are taken one by one. elements: of a sum."""
-    messages = messages_of(elements, dtype)
+# Of whole rows. Those between spill a few registers where they share sums among eight ranks.
+PACKED_ROWS = (PACKED[0], PACKED[-1])
+
+
+def packed_shape(sent_bytes: int, sms: int, exchange: Exchange) -> PackedConfig:
+    """The smallest programs of which no SM gets more than four: tickets are taken one by one. sent_bytes: to a peer."""
+    messages = -(-sent_bytes // MESSAGE_DATA_BYTES)
     config = next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
-    return replace(config, shots=shots)
+    return replace(config, exchange=exchange)
+
+
+def packed_row_shape(row_bytes: int, exchange: Exchange) -> PackedConfig:
+    """The smallest programs if they have a whole row under way at a time, else the largest, which may take turns."""
+    messages = -(-row_bytes // MESSAGE_DATA_BYTES)
+    return replace(PACKED_ROWS[messages > PACKED_ROWS[0].block], exchange=exchange)

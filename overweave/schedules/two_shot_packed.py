@@ -17,7 +17,7 @@ from overweave.schedules.two_shot import SHARED
 
 
 def two_shot_packed(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
-    """The whole partial; then, in the order of the kernel, parts to owners, the own sum, sums to peers, theirs here."""
+    """The whole partial; then, as the kernel goes, parts to owners, the own sum, that to peers, and all in place."""
     yield reduced.multiplied(rank, reduced.partial)
     for owner in reduced.peers(rank):
         yield _part(reduced, rank, owner)
@@ -51,7 +51,7 @@ def _part(reduced: Reduced, rank: int, owner: int) -> Put:
 
 
 def _sum(reduced: Reduced, rank: int) -> Reduce:
-    """Straight into the result, in rank order; its messages are made of the same bits."""
+    """In rank order. It is stored and sent: the kernel keeps it nowhere else."""
     rows = reduced.split.shard(rank)
     own = region(reduced.partial, rank, rows)
     parts = (reduced.in_slot(rank, source, rows) for source in range(reduced.size))
@@ -62,7 +62,7 @@ def _sum(reduced: Reduced, rank: int) -> Reduce:
         waits=(_all(reduced, ARRIVED),),
         notifies=(Notify(SUMMED, rank, 0),),
         operands=tuple(own if source == rank else part for source, part in enumerate(parts)),
-        out=region(reduced.y, rank, rows),
+        out=region(reduced.total, rank, rows),
     )
 
 
@@ -75,20 +75,21 @@ def _share(reduced: Reduced, rank: int, peer: int) -> Put:
         queue=PACKED,
         waits=(_all(reduced, ARRIVED),) if is_empty(rows) else one(SUMMED, 0),
         notifies=(Notify(SHARED, peer, reduced.place(rank, peer)),),
-        sources=() if is_empty(rows) else (region(reduced.y, rank, rows),),
+        sources=() if is_empty(rows) else (region(reduced.total, rank, rows),),
         destinations=() if is_empty(rows) else (region(reduced.total, peer, rows),),
     )
 
 
 def _moved(reduced: Reduced, rank: int) -> Copy:
-    """What peers shared, out of their messages."""
-    shards = [reduced.split.shard(owner) for owner in range(reduced.size) if owner != rank]
+    """The sums of all, the peers' out of their messages."""
+    shards = [reduced.split.shard(owner) for owner in range(reduced.size)]
     held = [rows for rows in shards if not is_empty(rows)]
+    own = () if is_empty(reduced.split.shard(rank)) else one(SUMMED, 0)
     return Copy(
         name=f"move.{rank}",
         rank=rank,
         queue=PACKED,
-        waits=(_all(reduced, SHARED),),
+        waits=(_all(reduced, SHARED), *own),
         sources=tuple(region(reduced.total, rank, rows) for rows in held),
         destinations=tuple(region(reduced.y, rank, rows) for rows in held),
     )

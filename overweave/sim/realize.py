@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
+from overweave.ir.exchange import exchange_of
 from overweave.ir.plan import (
     Assignment,
     CopyConfig,
     Engine,
+    Exchange,
     MatmulConfig,
     PackedConfig,
     Plan,
@@ -37,15 +39,16 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
             matmul=_tile_shape(computes, machine),
             reduction=ReduceConfig(),
             copy=CopyConfig(),
-            packed=PackedConfig(shots=2 if any(_is_shared(each, schedule) for each in schedule.operations) else 1),
+            packed=PackedConfig(exchange=_exchange(schedule)),
         ),
     )
 
 
-def _is_shared(operation: Operation, schedule: Schedule) -> bool:
-    """Whether it is what a packed kernel does with sums that others made."""
-    queues = {queue.name for queue in schedule.queues if queue.order == "issue"}
-    return schedule.reuse == ECHOES and isinstance(operation, Copy) and operation.queue in queues
+def _exchange(schedule: Schedule) -> Exchange:
+    """Of its packed kernel, if it has one."""
+    queues = {queue.name for queue in schedule.queues if queue.order == "issue" and schedule.reuse == ECHOES}
+    members = [each for each in schedule.operations if each.queue in queues]
+    return exchange_of(members, {buffer.name: buffer for buffer in schedule.buffers})
 
 
 def _engine(queue: Queue, schedule: Schedule) -> Engine:

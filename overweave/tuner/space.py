@@ -40,7 +40,7 @@ BY_TORCH = {
     TORCH_ONE_SHOT: ("matmul_all_reduce",),
     TORCH_TWO_SHOT: ("matmul_all_reduce",),
 }
-MOST_PACKED_BYTES = 8 << 20  # of a product: beyond that latency is no matter
+MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that latency is no matter
 TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
 
 
@@ -106,6 +106,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("gather", {"order": ("ring", "all_peers")}),
         Family("gather", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("gather_pull"),
+        Family("gather_packed"),
     ),
     "matmul_reduce_scatter": (
         Family(SEQUENTIAL),
@@ -113,6 +114,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("per_shard"),
         Family("ring", {"pieces": (1, 2)}),
         Family("pull"),
+        Family("scatter_packed"),
         Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
         Family("fused_ring", _PIECES),
@@ -218,7 +220,11 @@ def _packed_obstacle(problem: Problem, what: Candidate) -> str:
         return ""
     if problem.world_size > MOST_PACKED_RANKS:
         return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
-    sent_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.moved_dtype]
+    gathers = problem.operator == "all_gather_matmul"
+    if gathers and problem.epilogue.scaling == "rows":
+        return "packed messages carry no scales of rows"
+    columns = problem.k if gathers else problem.n
+    sent_bytes = problem.m * columns * ITEMSIZE_BYTES[problem.moved_dtype]
     if sent_bytes > MOST_PACKED_BYTES:
         return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
     return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -12,24 +11,33 @@ from campaigns.lint_cases import packed_case
 from overweave.compiler.aot import Compiled, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
+from overweave.ir.plan import PACKED_SUMS, Exchange
 from overweave.schedules.tile_shape import PACKED
 from tests.compiler.cases import edit, rules
 
 pytestmark = pytest.mark.slow
 
 
+EXCHANGES: tuple[Exchange, ...] = ("one_shot", "two_shot", "scatter", "gather")
+
+
 @cache
-def packed(shots: Literal[1, 2]) -> tuple[Compiled, Contract]:
-    source, contract = packed_case("bfloat16", 2, replace(PACKED[0], shots=shots))
+def packed(exchange: Exchange, normed: bool = False) -> tuple[Compiled, Contract]:
+    source, contract = packed_case("bfloat16", 2, replace(PACKED[0], exchange=exchange), normed)
     return compile_kernel(source), contract
 
 
-@pytest.mark.parametrize("shots", [1, 2])
-def test_the_kernel_passes(shots: Literal[1, 2]) -> None:
-    assert lint(*packed(shots)) == ()
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_the_kernel_passes(exchange: Exchange) -> None:
+    assert lint(*packed(exchange)) == ()
 
 
-@pytest.mark.parametrize("shots", [1, 2])
+@pytest.mark.parametrize("exchange", PACKED_SUMS)
+def test_the_kernel_passes_with_rows_in_turns_and_a_norm(exchange: Exchange) -> None:
+    assert lint(*packed(exchange, normed=True)) == ()
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize(
     "change",
     [
@@ -45,14 +53,14 @@ def test_the_kernel_passes(shots: Literal[1, 2]) -> None:
     ],
     ids=["scope", "weak", "lost", "vector", "volatile", "one look", "deadline", "alarm", "flag"],
 )
-def test_seeded_violation_is_found(change: tuple[str, str], shots: Literal[1, 2]) -> None:
-    compiled, contract = packed(shots)
+def test_seeded_violation_is_found(change: tuple[str, str], exchange: Exchange) -> None:
+    compiled, contract = packed(exchange)
     assert "packed-messages" in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
 
 
 def test_each_shot_is_looked_for() -> None:
     """Of two shots neither may get lost in compiling, whichever the other does."""
-    compiled, contract = packed(2)
+    compiled, contract = packed("two_shot")
     for pattern in (r"@here st\.relaxed\.sys\.global\.b128[^;]*;", r"ld\.relaxed\.sys\.global\.b128[^;]*;"):
         lost = edit(compiled.ptx, (pattern, "", 1))
         assert "packed-messages" in rules(lint(replace(compiled, ptx=lost), contract))

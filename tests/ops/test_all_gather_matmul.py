@@ -12,7 +12,7 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
 
-PLANS = ("sequential", "per_shard", "push", "gather", "gather_pull", "pull")
+PLANS = ("sequential", "per_shard", "push", "gather", "gather_pull", "gather_packed", "pull")
 PLANS += ("mesh", "ring", "double_ring", "islands")
 WITH_OPTIONS = (
     "per_shard order=all_peers",

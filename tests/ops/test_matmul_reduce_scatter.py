@@ -12,7 +12,7 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
 
-PLANS = ("sequential", "per_shard", "scatter", "pull", "ring", "fused_ring", "remote_add")
+PLANS = ("sequential", "per_shard", "scatter", "pull", "scatter_packed", "ring", "fused_ring", "remote_add")
 WITH_OPTIONS = (
     "per_shard order=all_peers",
     "scatter pieces=1",

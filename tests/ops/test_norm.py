@@ -19,6 +19,8 @@ PLANS = (
     "one_shot",
     "one_shot mover=copy_kernel",
     "one_shot_pull",
+    "one_shot_packed",
+    "two_shot_packed",
     "two_shot pieces=1",
     "two_shot pieces=3",
     "two_shot_pull pieces=2",

@@ -341,6 +341,8 @@ def call_alone(schedule: str, options: dict[str, int | str]) -> str:
         ("matmul_reduce_scatter.fused_ring", {}, "multiply.1-1.1 waits for arrived[3]"),
         ("matmul_all_reduce.one_shot_packed", {}, "sum.1 waits for arrived[0]"),
         ("matmul_all_reduce.two_shot_packed", {}, "sum.1 waits for arrived[0]"),
+        ("matmul_reduce_scatter.scatter_packed", {}, "sum.1 waits for arrived[0]"),
+        ("all_gather_matmul.gather_packed", {}, "move.1 waits for arrived[0]"),
     ],
 )
 def test_kernels_that_wait_in_vain_are_ended(schedule: str, options: dict[str, int | str], late: str):

@@ -28,32 +28,36 @@ TILES: dict[str, Any] = {"block_m": 16, "block_n": 32}
 PLANS: dict[str, dict[str, Any]] = {
     "one_shot": {},
     "one_shot_pull": {},
+    "one_shot_packed": {},
+    "two_shot_packed": {},
     "two_shot": {"pieces": 2, **TILES},
     "two_shot_pull": {"pieces": 2},
 }
-N, K, EPS = 40, 16, 1e-3
+K, EPS = 16, 1e-3
 
 
 def in_parts(plan: Plan) -> Plan:
-    """The plan, its rows summed and normed in four parts, the last of them empty."""
+    """The plan, its rows summed and normed in four parts, the last of them empty; those of packed messages in turns."""
+    if plan.realization.reduction is None:
+        return plan
     sums = replace(plan.realization.reduction, parts=4)
     return replace(plan, realization=replace(plan.realization, reduction=sums))
 
 
-def run_norms(names: tuple[str, ...], dtype: str, ms: tuple[int, ...]) -> list[str]:
+def run_norms(names: tuple[str, ...], dtype: str, ms: tuple[int, ...], n: int = 40) -> list[str]:
     """Integers, so that z is exact in every plan; the norm of z may differ in its last bit."""
     group, wrong = resolve(None), []
     own = getattr(torch, dtype)
     for name, has_residual, m in product(names, (False, True), ms):
         torch.manual_seed(m)
-        weight, residual = torch.randn(1, N).to(own), torch.randn(m, N).to(own)
+        weight, residual = torch.randn(1, n).to(own), torch.randn(m, n).to(own)
         torch.manual_seed(group.rank + 1)
-        x, w = torch.randint(-1, 2, (m, K)).to(own), torch.randint(-1, 2, (K, N)).to(own)
-        shape = {"m": m, "n": N, "k": K, "world_size": group.world_size, "dtype": dtype}
+        x, w = torch.randint(-1, 2, (m, K)).to(own), torch.randint(-1, 2, (K, n)).to(own)
+        shape = {"m": m, "n": n, "k": K, "world_size": group.world_size, "dtype": dtype}
         problem = Problem(operator="matmul_all_reduce", norm=Norm(eps=EPS, residual=has_residual), **shape)
         plan = in_parts(catalog.build(f"matmul_all_reduce.{name}", problem, PLANS[name]))
         inputs = {"x": x, "w": w, "norm_weight": weight} | ({"residual": residual} if has_residual else {})
-        outputs = {"y": torch.full((m, N), torch.nan, dtype=own), "z": torch.full((m, N), torch.nan, dtype=own)}
+        outputs = {"y": torch.full((m, n), torch.nan, dtype=own), "z": torch.full((m, n), torch.nan, dtype=own)}
         run_on_host(plan, group, inputs, outputs, depth="interpreter")
         normed, z = reference.matmul_all_reduce_norm(x, w, weight[0], residual if has_residual else None, EPS)
         if not torch.equal(outputs["z"], z) or not torch.allclose(outputs["y"], normed, rtol=2**-7, atol=1e-6):
@@ -68,4 +72,11 @@ def test_every_plan(world_size: int):
 
 def test_other_dtypes():
     for dtype in ("float16", "float32"):
-        assert run_ranks(run_norms, 2, ("one_shot_pull",), dtype, (9,)) == [[]] * 2
+        assert run_ranks(run_norms, 2, ("one_shot_pull", "one_shot_packed"), dtype, (9,)) == [[]] * 2
+
+
+def test_rows_of_many_turns():
+    """Packed messages: a row takes a program of 16 messages seven turns, the last of them short."""
+    for world_size in (2, 4):
+        names = ("one_shot_packed", "two_shot_packed")
+        assert run_ranks(run_norms, world_size, names, "float32", (5,), 296, timeout_s=120) == [[]] * world_size

@@ -101,7 +101,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(handwritten_gpu, "_BoundSlot", lambda declared, layout, space, slot: RecordedSteps(log, slot))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
     monkeypatch.setattr(packed, "run_with_epilogue", lambda operation, *rest: log.append(operation.name))
-    monkeypatch.setattr(packed.PackedRun, "_bound", lambda self: lambda stream: log.append(f"sum on {stream}"))
+    monkeypatch.setattr(packed.PackedRun, "_kernel", lambda self: lambda stream: log.append(f"packed on {stream}"))
 
     def captured(enqueue: Any) -> Any:
         log.append("capture [")
@@ -143,10 +143,10 @@ def steps_run(log: Log) -> Any:
     return lambda: run(b"call", [(MAIN, Raise("first", 0, 0)), ("beside", Raise("second", 0, 1))])
 
 
-def packed_run(log: Log) -> Any:
+def packed_run(log: Log, operator: str = "matmul_all_reduce", name: str = "one_shot_packed") -> Any:
     tensors = {name: torch.zeros(4) for name in ("x", "w", "y")}
     workspace: Any = Workspace(log)
-    run = packed.PackedRun(planned("matmul_all_reduce", "one_shot_packed"), workspace, tensors)
+    run = packed.PackedRun(planned(operator, name), workspace, tensors)
     return lambda: run(tensors)
 
 
@@ -198,10 +198,19 @@ def test_steps_of_hand_fused_kernels(log: Log, monkeypatch: pytest.MonkeyPatch) 
     assert eager(run, log) == frame(0, "beside", steps, ("post", "slot 0"))
 
 
-def test_packed_messages_have_no_head(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = packed_run(log)
+@pytest.mark.parametrize(
+    ("operator", "name", "steps"),
+    [
+        ("matmul_all_reduce", "one_shot_packed", ["multiply.0", "packed on caller"]),
+        ("all_gather_matmul", "gather_packed", ["packed on caller", "multiply.0"]),
+    ],
+)
+def test_packed_messages_have_no_head(
+    operator: str, name: str, steps: list[str], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = packed_run(log, operator, name)
     found = eager(run, log)
-    assert (found[0], found[-2:]) == ("enter caller", ["sum on caller", "leave caller"])
+    assert found == ["enter caller", *steps, "leave caller"]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert eager(run, log) == found[1:-1]
 

@@ -97,4 +97,5 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         limits=torch.zeros(8, dtype=torch.int64),
         stream=lambda queue: SIDE_STREAM,
         current_stream=lambda: CALLER,
+        captured=[],
     )

@@ -150,7 +150,7 @@ def test_names_are_sorted_by_operator():
     assert names("all_gather_matmul") == tuple(
         f"all_gather_matmul.{m}"
         for m in (
-            *("sequential", "per_shard", "push", "gather", "gather_pull", "pull"),
+            *("sequential", "per_shard", "push", "gather", "gather_pull", "gather_packed", "pull"),
             *("mesh", "ring", "double_ring", "islands"),
         )
     )

@@ -35,9 +35,27 @@ def test_sums_are_shared_behind_them_and_without_another_launch():
     assert gap == pytest.approx(once, abs=0.01)  # spans are rounded
 
 
-def test_a_schedule_alone_is_realized_with_its_shots():
-    for name, shots in (("one_shot_packed", 1), ("two_shot_packed", 2)):
-        problem = Problem(operator="matmul_all_reduce", m=64, n=48, k=16, world_size=4, dtype="bfloat16")
-        packed = realize(build(f"matmul_all_reduce.{name}", problem, {}).schedule, H200X4).realization.packed
-        assert packed is not None
-        assert packed.shots == shots
+PLANS = {
+    "one_shot": "matmul_all_reduce.one_shot_packed",
+    "two_shot": "matmul_all_reduce.two_shot_packed",
+    "scatter": "matmul_reduce_scatter.scatter_packed",
+    "gather": "all_gather_matmul.gather_packed",
+}
+
+
+@pytest.mark.parametrize("m", [1, 2, 64])
+@pytest.mark.parametrize("exchange", PLANS)
+def test_a_schedule_alone_is_realized_with_its_exchange(exchange: str, m: int):
+    operator = PLANS[exchange].split(".")[0]
+    problem = Problem(operator=operator, m=m, n=48, k=16, world_size=4, dtype="bfloat16")
+    packed = realize(build(PLANS[exchange], problem, {}).schedule, H200X4).realization.packed
+    assert packed is not None
+    assert packed.exchange == exchange
+
+
+def test_a_gather_ends_before_the_matmul_begins_and_a_scatter_begins_behind_it():
+    for exchange, first, second in (("gather", "move.1", "multiply.1"), ("scatter", "multiply.1", "push.1-2")):
+        operator = PLANS[exchange].split(".")[0]
+        problem = Problem(operator=operator, m=64, n=1024, k=1024, world_size=4, dtype="bfloat16")
+        spans = {span.name: span for span in simulate(build(PLANS[exchange], problem, {}), H200X4).spans}
+        assert spans[first].end_us <= spans[second].begin_us

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, Plan
+from overweave.ir.plan import LIBRARY, PACKED_KERNEL, PACKED_SUMS, REDUCE_KERNEL, Plan
 from overweave.ir.schedule import OUTPUT, Collective, Compute, Operation, Range, Reduce, Region
 from overweave.ir.verify.verdict import Findings
 
 
 def check_norm(plan: Plan, findings: Findings) -> None:
-    """Rows of the output come from sums of whole rows, by the reduction kernel or the library; nothing else norms."""
+    """Rows of the output come from sums of whole rows, by the reduction kernel, a packed one that brings everybody all,
+    or the library; nothing else norms."""
     sums = plan.realization.reduction
     if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
         findings.add(
@@ -46,6 +47,9 @@ def _obstacle(plan: Plan, operation: Operation, region: Region) -> str:
         config = plan.realization.reduction
         block_n = config.block_n if config else 0
         return "" if block_n >= cols else f"a tile of {block_n} columns holds no row of {cols}"
+    if engine == PACKED_KERNEL and plan.realization.packed:
+        exchange = plan.realization.packed.exchange
+        return "" if exchange in PACKED_SUMS else f"a packed {exchange} does not norm"
     if engine == LIBRARY and isinstance(operation, Reduce | Collective | Compute):
         return ""
     return f"the {engine} that writes them does not norm"

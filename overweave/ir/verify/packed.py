@@ -1,5 +1,5 @@
 """Whether a packed kernel does what its queue says: all of one buffer to every peer, all of theirs added by rank.
-Of two shots: verify/packed_two_shot.py.
+Of those that deal shards: verify/packed_shards.py.
 
 The kernel waits word by word, the schedule for whole Puts. That is the same proof: cut every Put and Reduce into words,
 each with a signal of its own, and every path from a Put to a Reduce is one from a word to the same word.
@@ -13,7 +13,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, LIMIT, LOCAL, OUTPUT, Operation, Put, Reduce, Region
 from overweave.ir.verify.graphs import Graph
-from overweave.ir.verify.packed_two_shot import Fault, two_shot_faults
+from overweave.ir.verify.packed_shards import Fault, shard_faults
 from overweave.ir.verify.verdict import Findings
 from overweave.ir.words import INT32_BYTES
 
@@ -45,8 +45,11 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
 
 def _faults(plan: Plan, members: dict[int, list[Operation]]) -> Iterator[Fault]:
     config = plan.realization.packed
-    if config is not None and config.shots == 2:
-        yield from two_shot_faults(plan, members)
+    exchange = config.exchange if config else "one_shot"
+    if sum(buffer.home == LOCAL for buffer in plan.schedule.buffers) > 1:
+        yield None, "beside the memory of its messages a packed kernel has room for one local buffer"
+    if exchange != "one_shot":
+        yield from shard_faults(plan, members, exchange)
         return
     for of_rank in members.values():
         yield from _Rank(plan, of_rank).faults()

@@ -1,0 +1,53 @@
+"""What a packed kernel is given, the same on a GPU and under the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.plan import PACKED_SUMS, Plan
+from overweave.memory.packed_layout import PackedLayout
+from overweave.memory.ptx import poll_packed, poll_packed_constraints
+
+
+class Space(Protocol):
+    """Memory of packed messages: memory/packed_space.py, memory/host_packed.py."""
+
+    half_bytes: int
+    spaces: Tensor
+    state: Tensor
+
+
+class Caller(NamedTuple):
+    """Who launches: rank; words and limits (memory/device.py); block, the messages of a program at a time."""
+
+    rank: int
+    protocol: tuple[Tensor, Tensor]
+    block: int
+
+
+def packed_arguments(
+    plan: Plan, layout: PackedLayout, tensors: Mapping[str, Any], space: Space, caller: Caller
+) -> tuple[list[Any], int]:
+    """All arguments of the plan's packed kernel, and how many programs it has.
+
+    tensors: by buffer name, and what a norm reads and writes by its own.
+    """
+    config, norm, ranks = plan.realization.packed, plan.problem.norm, plan.schedule.world_size
+    assert config is not None
+    may_norm = config.exchange in PACKED_SUMS
+    extras = [tensors.get(name) if norm else None for name in (RESIDUAL, NORM_WEIGHT, Z)] if may_norm else []
+    arrays = [tensors[layout.source], tensors[layout.out], *extras, space.spaces, space.state, *caller.protocol]
+    span, programs, turns = layout.stretches(caller.block)
+    counts = [layout.words, layout.shard_words, span, turns]
+    numbers = [*counts, layout.part_bytes, space.half_bytes, caller.rank, ranks]
+    constants = [*packed_constants(ranks), caller.block, *([norm.eps if norm else 0.0] if may_norm else [])]
+    return [*arrays, *numbers, *constants], programs
+
+
+def packed_constants(ranks: int) -> tuple[int, str, str]:
+    """SENDERS, POLL and HELD of a packed kernel among so many ranks."""
+    return ranks - 1, poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)
