@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from campaigns.lint_cases import Case
+from campaigns.lint_case import Case
 from overweave.compiler.aot import Source
 from overweave.compiler.emit import PARAMETERS, parameters_of
 from overweave.compiler.fuse import contract_of, weaving_of

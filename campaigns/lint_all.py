@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from campaigns.lint_cases import Case, cases
+from campaigns.lint_case import Case
+from campaigns.lint_cases import cases
 from overweave.compiler.aot import Resources, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Finding

@@ -5,35 +5,31 @@ The signatures are what a launch specialises for: pointers aligned to 16 bytes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 
-from overweave.compiler.aot import Source
-from overweave.compiler.lint_contract import Contract, Guard, Packed
+from campaigns.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
+from campaigns.lint_packed import packed_cases
+from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
-from overweave.ir.plan import MOST_WEIGHTS, PACKED_SUMS, CopyConfig, DataPath, MatmulConfig, PackedConfig, ReduceConfig
+from overweave.ir.plan import MOST_WEIGHTS, CopyConfig, DataPath, MatmulConfig, ReduceConfig
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
-from overweave.runtime.kernels import PACKED_KERNELS
 from overweave.runtime.matmul import hopper_parts
-from overweave.runtime.packed_call import packed_constants
-from overweave.schedules.tile_shape import PACKED, PACKED_ROWS, SUMS, Kernel, row_shape, shapes
+from overweave.schedules.tile_shape import SUMS, Kernel, row_shape, shapes
 
-DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
-DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
 WORDS_PER_KIB = 256  # of int32
-OPERANDS = (2, 4, 8)
 NORMED_COLS = (1024, 4096, 16384)
 EPILOGUES = (
     Epilogue(bias=True, activation="silu"),
@@ -45,13 +41,6 @@ BEGIN_BLOCK = 128
 # What every kernel that waits is given (memory/device.py), and what a kernel that takes tiles from a table is given.
 PROTOCOL = {"signals": "*i32", "words": "*i32", "limits": "*i64"}
 TABLE = {"table": "*i32", "claims": "*i32", "trace": "*i64", "tiles": "i32", "world_size": "i32", "n": "i32"}
-
-
-class Case(NamedTuple):
-    """A kernel in one configuration. The configuration's name is `source.config`."""
-
-    source: Source
-    contract: Contract
 
 
 class Variant(NamedTuple):
@@ -193,7 +182,7 @@ def begin_case() -> Case:
         claims=("claims",),
     )
     signature = {"state": "*i64", "claims": "*i32", **PROTOCOL, **numbers}
-    return Case(_source(begin_kernel, signature, {"BLOCK": BEGIN_BLOCK}, {"num_warps": 4}, ""), contract)
+    return Case(source_of(begin_kernel, signature, {"BLOCK": BEGIN_BLOCK}, {"num_warps": 4}, ""), contract)
 
 
 def stamp_case() -> Case:
@@ -208,7 +197,7 @@ def stamp_case() -> Case:
     )
     tables = {"state": "*i64", "addresses": "*i64", "signals": "*i32", "words": "*i32", "limits": "*i64"}
     return Case(
-        _source(stamp_kernel, {**tables, "rank": "i32", "world_size": "i32"}, {}, {"num_warps": 4}, ""), contract
+        source_of(stamp_kernel, {**tables, "rank": "i32", "world_size": "i32"}, {}, {"num_warps": 4}, ""), contract
     )
 
 
@@ -225,7 +214,7 @@ def reduction_case(
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
     label += " sum first" * sum_first
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
-    source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
+    source = source_of(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
     return Case(source, _tiles(("*operands",), ("out", "*operands")))
 
 
@@ -237,7 +226,7 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     constexprs = {name: value for name, value in plain.source.constexprs.items() if name not in read} | {"EPS": 1e-5}
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     signature = {"operands": "*i64", "out": pointer, **PROTOCOL, **TABLE, **read}
-    source = _source(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
+    source = source_of(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
     return Case(source, plain.contract)
 
 
@@ -248,7 +237,7 @@ def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
     constexprs = {**source.constexprs, "ADDS": True}
     label = f"adds {dtype} {source.config}"
     divisible = () if ragged else ("row_words",)
-    return Case(_source(copy_kernel, signature, constexprs, source.options, label, divisible), contract)
+    return Case(source_of(copy_kernel, signature, constexprs, source.options, label, divisible), contract)
 
 
 def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case:
@@ -259,51 +248,9 @@ def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case
     constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "BULK": path == "bulk", "ADDS": False, "TRACED": traced}
     label = " ".join(word for word, holds in ((path, True), ("traced", traced), ("ragged", ragged)) if holds)
     divisible = () if ragged else ("row_words",)
-    source = _source(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
+    source = source_of(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
     announced = (Guard("*targets", ("*targets",), optional=True),)
     return Case(source, replace(_tiles(("source",), ()), announced=announced, claims_ahead=True))
-
-
-def packed_cases() -> Iterator[Case]:
-    """Every exchange for every dtype and number of ranks, and every launch; rows that are normed alike."""
-    for dtype, ranks, exchange in product(DTYPES, OPERANDS, PACKED_KERNELS):
-        yield packed_case(dtype, ranks, replace(PACKED[0], exchange=exchange))
-    for launch, exchange in product(PACKED[1:], PACKED_KERNELS):
-        yield packed_case("bfloat16", 4, replace(launch, exchange=exchange))
-    for launch, exchange in product(PACKED_ROWS, PACKED_SUMS):
-        for ranks in OPERANDS:
-            yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), normed=True)
-        yield packed_case("float16", 2, replace(launch, exchange=exchange), normed=True)
-        yield packed_case("float32", 2, replace(launch, exchange=exchange), normed=True)
-    yield packed_case(FLOAT8, 4, replace(PACKED[0], exchange="gather"))
-
-
-def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0], normed: bool = False) -> Case:
-    """An exchange of packed messages: no signals, and of releases and acquires none but the alarm's.
-
-    normed: programs have whole rows, in several turns, and norm them.
-    """
-    numbers = dict.fromkeys(("count", "shard", "span", "stride", "half", "rank", "world_size"), "i32")
-    sides = ("x", "gathered") if config.exchange == "gather" else ("partial", "out")
-    arrays = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
-    tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
-    constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
-    if config.exchange in PACKED_SUMS:
-        extras = ("residual", "norm_weight", "z")
-        arrays |= dict.fromkeys(extras if normed else (), f"*{DTYPES_OF_OPERANDS[dtype]}")
-        constexprs |= {"EPS": 1e-5} | dict.fromkeys(() if normed else extras)
-    numbers |= {"turns": "i32"} if normed else {}
-    constexprs |= {} if normed else {"turns": 1}
-    label = f"{dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
-    source = _source(
-        PACKED_KERNELS[config.exchange],
-        {**arrays, **tables, **numbers},
-        constexprs,
-        {"num_warps": config.warps},
-        label + " norm" * normed,
-    )
-    messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
-    return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))
 
 
 def matmul_case(
@@ -349,7 +296,7 @@ def matmul_case(
     tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
     added = f"{addends} addend{'s' if addends > 1 else ''}" if addends else ""
     several = f"{weights} weights" if weights > 1 else ""
-    source = _source(
+    source = source_of(
         matmul_hopper_kernel if is_hopper else matmul_kernel,
         {**sides, **extras, **sums, **PROTOCOL, **TABLE, **dict.fromkeys(columns, "i32"), "k": "i32"},
         {**constant, **variant.constexprs},
@@ -399,15 +346,3 @@ def _descriptor(dtype: Dtype, block: tuple[int, int], is_gluon: bool) -> str:
     if not is_gluon:
         return f"tensordesc<{shape}>"
     return f"tensordesc<{shape},{gl.NVMMASharedLayout.get_default_for(list(block), GLUON_DTYPES[dtype])!r}>"
-
-
-def _source(
-    kernel: Any,
-    signature: Mapping[str, str],
-    constexprs: Mapping[str, Any],
-    options: Mapping[str, int],
-    label: str,
-    divisible: tuple[str, ...] = (),
-) -> Source:
-    aligned = (name for name, kind in signature.items() if kind.startswith("*"))
-    return Source(kernel, signature, constexprs, dict.fromkeys((*aligned, *divisible), 16), options, label)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from campaigns.lint_all import report
-from campaigns.lint_cases import Case
+from campaigns.lint_case import Case
 from examples.tile_kernels.all_gather_experts import gather_experts_kernel
 from examples.tile_kernels.gathered_attention import attention_kernel
 from examples.tile_kernels.matmul_ring_reduce_scatter import matmul_ring_kernel

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
@@ -32,7 +31,6 @@ from overweave.schedules.communication import (
     A,
     B,
     Communication,
-    Mover,
     Split,
     W,
     X,
@@ -43,10 +41,11 @@ from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, check_messages
 from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried
-from overweave.schedules.options import Option, Settings, settle
+from overweave.schedules.options import Settings, settle
 from overweave.schedules.realized import realized
 from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
+from overweave.schedules.template import Template
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
 
@@ -54,33 +53,6 @@ MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
-
-
-class Template(Struct, frozen=True):
-    """A named schedule: the communication it stands on, whether a tile kernel computes, and what can be asked.
-
-    helped: a library matmul computes, and a kernel of ours moves what it needs, or adds what it made.
-    mover: who carries what it moves, if that is not to be asked.
-    """
-
-    operator: str
-    method: str
-    is_fused: bool
-    summary: str
-    options: tuple[Option, ...] = ()
-    helped: bool = False
-    mover: Mover | None = None
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether a kernel of ours runs, whose rows must start at multiples of 16 bytes."""
-        return self.is_fused or self.helped
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether what moves are packed messages."""
-        return self.method.endswith("packed")
-
 
 _MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint_all import main
-from campaigns.lint_cases import Case, Variant, add_case, begin_case, copy_case, matmul_case, norm_case, reduction_case
+from campaigns.lint_case import Case
+from campaigns.lint_cases import Variant, add_case, begin_case, copy_case, matmul_case, norm_case, reduction_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract

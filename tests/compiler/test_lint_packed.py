@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from campaigns.lint_cases import packed_case
+from campaigns.lint_packed import packed_case
 from overweave.compiler.aot import Compiled, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract

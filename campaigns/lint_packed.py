@@ -1,0 +1,58 @@
+"""The kernels of packed messages in every configuration, with what each promises to the lint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from msgspec.structs import replace
+
+from campaigns.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
+from overweave.compiler.lint_contract import Contract, Packed
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.plan import PACKED_SUMS, PackedConfig
+from overweave.runtime.kernels import PACKED_KERNELS
+from overweave.runtime.packed_call import packed_constants
+from overweave.schedules.tile_shape import PACKED, PACKED_ROWS
+
+
+def packed_cases() -> Iterator[Case]:
+    """Every exchange for every dtype and number of ranks, and every launch; rows that are normed alike."""
+    for dtype, ranks, exchange in product(DTYPES, OPERANDS, PACKED_KERNELS):
+        yield packed_case(dtype, ranks, replace(PACKED[0], exchange=exchange))
+    for launch, exchange in product(PACKED[1:], PACKED_KERNELS):
+        yield packed_case("bfloat16", 4, replace(launch, exchange=exchange))
+    for launch, exchange in product(PACKED_ROWS, PACKED_SUMS):
+        for ranks in OPERANDS:
+            yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), normed=True)
+        yield packed_case("float16", 2, replace(launch, exchange=exchange), normed=True)
+        yield packed_case("float32", 2, replace(launch, exchange=exchange), normed=True)
+    yield packed_case(FLOAT8, 4, replace(PACKED[0], exchange="gather"))
+
+
+def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0], normed: bool = False) -> Case:
+    """An exchange of packed messages: no signals, and of releases and acquires none but the alarm's.
+
+    normed: programs have whole rows, in several turns, and norm them.
+    """
+    numbers = dict.fromkeys(("count", "shard", "span", "stride", "half", "rank", "world_size"), "i32")
+    sides = ("x", "gathered") if config.exchange == "gather" else ("partial", "out")
+    arrays = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
+    tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
+    constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
+    if config.exchange in PACKED_SUMS:
+        extras = ("residual", "norm_weight", "z")
+        arrays |= dict.fromkeys(extras if normed else (), f"*{DTYPES_OF_OPERANDS[dtype]}")
+        constexprs |= {"EPS": 1e-5} | dict.fromkeys(() if normed else extras)
+    numbers |= {"turns": "i32"} if normed else {}
+    constexprs |= {} if normed else {"turns": 1}
+    label = f"{dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
+    source = source_of(
+        PACKED_KERNELS[config.exchange],
+        {**arrays, **tables, **numbers},
+        constexprs,
+        {"num_warps": config.warps},
+        label + " norm" * normed,
+    )
+    messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
+    return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))
