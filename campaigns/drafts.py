@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from overweave.ir.schedule import (
     Buffer,
+    Clear,
     Compute,
     Copy,
     Credit,
@@ -147,6 +148,10 @@ class Draft:
     def want(self, region: Region, tensor: str, row: int, col: int, terms: Terms) -> None:
         self.goals.append(Goal(region, tensor, row, col, terms))
 
+    def want_in_any_order(self) -> None:
+        """What was wanted last is a sum in any order."""
+        self.goals[-1] = replace(self.goals[-1], unordered=True)
+
     def want_shard(self, deal: Sharding, rank: int, y: Place, order: list[int]) -> None:
         """The rank's shard of the product, at the head of `y`, with the ranks' parts added in this order."""
         lo, hi = deal.shard(rank)
@@ -176,6 +181,16 @@ class Draft:
                 destinations=parts[1:],
             )
         )
+
+    def clear(self, at: At, region: Region, notifies: Notifies) -> None:
+        name = self.named("clear", at[0])
+        self.operations.append(Clear(name=name, rank=at[0], queue=at[1], notifies=notifies, destinations=(region,)))
+
+    def in_any_order(self) -> None:
+        """The move that was added last adds while others do."""
+        last = self.operations[-1]
+        assert isinstance(last, ReducePut)
+        self.operations[-1] = replace(last, unordered=True)
 
     def in_tiles(self, count: int) -> None:
         """The move that was added last is one of several instances, as a kernel's is. Only Puts may be."""

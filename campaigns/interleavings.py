@@ -178,6 +178,10 @@ class System:
             reads |= memory.pad_element(notify.rank)
         return reads, writes
 
+    def _commute(self, at: int, other: int) -> bool:
+        one, two = self.events[at].operation, self.events[other].operation
+        return one is not None and two is not None and self.memory.commute(one, two)
+
     def _conflicts(self) -> list[int]:
         """For each event, as bits, the events it conflicts with and that its needs do not order before or after it."""
         behind = [0] * len(self.events)
@@ -189,6 +193,8 @@ class System:
             for other in range(at):
                 its_reads, its_writes = self.touches[other]
                 ordered = behind[at] >> other & 1 or behind[other] >> at & 1
+                if not ordered and self._commute(at, other):
+                    continue
                 if not ordered and (writes & (its_reads | its_writes) or its_writes & reads):
                     conflicts[at] |= 1 << other
                     conflicts[other] |= 1 << at

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from overweave.ir.schedule import (
+    Clear,
     Collective,
     Compute,
     Copy,
@@ -122,12 +123,14 @@ class Memory:
             return self._compute(operation, memory)
         if isinstance(operation, Reduce):
             return self._patch(operation.out, self._sum([self.load(one, memory) for one in operation.operands]))
+        if isinstance(operation, Clear):
+            return _merged([self._patch(one, self._zeros(one)) for one in operation.destinations])
         assert isinstance(operation, Put | Get | Copy | ReducePut)
         patches = []
         for source, destination in zip(operation.sources, operation.destinations, strict=True):
             values = self.load(source, memory)
             if isinstance(operation, ReducePut):
-                values = self._sum([self.load(destination, memory), values])
+                values = self._sum([self.load(destination, memory), values], operation.unordered)
             patches.append(self._patch(destination, values))
         return _merged(patches)
 
@@ -177,19 +180,25 @@ class Memory:
     def _product(self, pairs: list[tuple[int, int]]) -> int:
         return self._number(("sum", *pairs))
 
-    def _sum(self, operands: list[list[list[int]]]) -> list[list[int]]:
+    def _zeros(self, region: Region) -> list[list[int]]:
+        return [[self._number(("sum",)) for _ in row] for row in self.grid(region)]
+
+    def _sum(self, operands: list[list[list[int]]], unordered: bool = False) -> list[list[int]]:
         first = operands[0]
         if any([len(row) for row in one] != [len(row) for row in first] for one in operands):
             raise Malformed("operands of different shapes")
-        return [[self._add([one[i][j] for one in operands]) for j in range(len(row))] for i, row in enumerate(first)]
+        places = [[(i, j) for j in range(len(row))] for i, row in enumerate(first)]
+        return [[self._add([one[i][j] for one in operands], unordered) for i, j in row] for row in places]
 
-    def _add(self, values: list[int]) -> int:
+    def _add(self, values: list[int], unordered: bool) -> int:
         if len(values) == 1 or NOTHING in values:
             return values[0] if len(values) == 1 else NOTHING
         terms: list[object] = []
         for value in values:
             label = self.labels[value]
             terms += label[1:] if label[0] == "sum" else [value]
+        if unordered:
+            terms.sort(key=repr)
         return self._number(("sum", *terms))
 
     def _patch(self, out: Region, values: list[list[int]]) -> Patch:
@@ -231,10 +240,29 @@ class Memory:
                                     for k in range(lo, hi)
                                 ]
                             )
-                        if memory[element] != wanted:
+                        if memory[element] != wanted and not (goal.unordered and self._same(memory[element], wanted)):
                             found = self.labels[memory[element]]
                             return f"{goal.region}: element [{i},{j}] is {found}, not {self.labels[wanted]}"
         return ""
+
+    def _same(self, found: int, wanted: int) -> bool:
+        """Whether two sums have the same terms, in whatever order."""
+        one, other = self.labels[found], self.labels[wanted]
+        return one[0] == other[0] == "sum" and sorted(one[1:], key=repr) == sorted(other[1:], key=repr)
+
+    def commute(self, one: Operation, other: Operation) -> bool:
+        """Whether two operations add to the same elements, neither minding whose part comes first."""
+        if not (isinstance(one, ReducePut) and isinstance(other, ReducePut) and one.unordered and other.unordered):
+            return False
+        written = [self._union(each.destinations) for each in (one, other)]
+        read = [self._union(each.sources) for each in (one, other)]
+        return not (written[0] & read[1] or written[1] & read[0])
+
+    def _union(self, parts: tuple[Region, ...]) -> int:
+        bits = 0
+        for part in parts:
+            bits |= self.elements(part)
+        return bits
 
     def _element(self, tensor: str, row: int, col: int, call: int) -> int:
         return self._number((tensor, row, col, call))

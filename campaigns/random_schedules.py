@@ -11,6 +11,7 @@ from random import Random
 
 from msgspec import Struct
 
+from campaigns.random_adds import add_in_any_order
 from campaigns.random_chunks import chunked
 from campaigns.random_gathers import collectives, gather, gather_columns, into_outputs
 from campaigns.random_sums import add_in_turn, ring, scatter, scatter_into_tiles
@@ -35,6 +36,7 @@ TEMPLATES = (
     Template(scatter_into_tiles, lambda ranks: 2 * ranks * ranks - ranks),
     Template(ring, lambda ranks: 3 * ranks * ranks - 2 * ranks),
     Template(add_in_turn, lambda ranks: 2 * ranks * ranks),
+    Template(add_in_any_order, lambda ranks: 2 * ranks * ranks),
     Template(all_reduces, lambda ranks: 2 * ranks),
     Template(read_everywhere, lambda ranks: 3 * ranks),
 )
