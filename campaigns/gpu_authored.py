@@ -198,6 +198,19 @@ def sums_by_hand() -> ow.Reduction:
     return ow.Reduction(ranks, tuple(moves))
 
 
+def blocks_by_hand(sends: bool) -> ow.AllToAll:
+    """Every block in two chunks, one in each of two lanes."""
+    ranks, block = dist.get_world_size(), ROWS // dist.get_world_size()
+    moves = [
+        ow.Put(rank, peer, ow.Chunk((peer * block + low, peer * block + low + block // 2)), lane=int(low > 0))
+        for step in range(1, ranks)
+        for rank in range(ranks)
+        for peer in [(rank + step) % ranks]
+        for low in (0, block // 2)
+    ]
+    return ow.AllToAll(ranks, tuple(moves), sends)
+
+
 def trials() -> Iterator[Trial]:
     """Every kernel with every schedule."""
     for how in (*CHUNKED_SUMS, *PUSHED_BEHIND):
@@ -207,6 +220,7 @@ def trials() -> Iterator[Trial]:
     yield Trial("persistent", {"A": "all_gather.ring", "C": "reduce_scatter.mesh"}, matmul(True, "AC"))
     yield Trial("persistent", {"C": PUSHED_BEHIND[0]}, matmul(True, "C"))
     yield Trial("matmul", {"C": "all_to_all.send mover=bulk_kernel"}, sent)
+    yield Trial("matmul", {"A": blocks_by_hand(False), "C": blocks_by_hand(True)}, exchanged)
     for name, is_persistent in (("matmul", False), ("persistent", True)):
         yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*GATHERS, *CHUNKED, by_hand()))
         yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)

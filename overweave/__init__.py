@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from overweave.ops.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
-    from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Put, Reduction, Sum
+    from overweave.schedules.chunks import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
 __version__ = "0.1.0"
 
@@ -42,6 +42,7 @@ _HOMES = {
     "explain": "overweave.ops.explain",
     "tune": "overweave.ops.tune",
     "Extras": "overweave.ops.epilogue",
+    "AllToAll": "overweave.schedules.chunks",
     "Chunk": "overweave.schedules.chunks",
     "Collective": "overweave.schedules.chunks",
     "Gather": "overweave.schedules.chunks",
@@ -60,6 +61,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AllToAll",
     "Chunk",
     "Collective",
     "Extras",

@@ -20,7 +20,7 @@ from overweave.ops.compile import Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.author_plan import TILE_GROUP, author_plan
-from overweave.schedules.chunks import Gather, Reduction
+from overweave.schedules.chunks import AllToAll, Gather, Reduction
 from overweave.schedules.transports import GATHER, Asked, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
@@ -71,7 +71,7 @@ def compile_auto(
     path, name = where_of(kernel)
     read = kernel_of(path, name)
     named = schedule.values() if isinstance(schedule, Mapping) else (schedule,)
-    if not all(isinstance(how, str | Gather | Reduction) for how in named):
+    if not all(isinstance(how, str | Gather | Reduction | AllToAll) for how in named):
         cure = "Pass names, such as all_gather.auto, or lists of moves"
         raise InputError("compile_auto", f"schedule {str(schedule)[:60]}", cure)
     if not isinstance(schedule, Mapping):

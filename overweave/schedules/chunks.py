@@ -24,6 +24,7 @@ from overweave.schedules.communication import Mover
 After = tuple[tuple[int, int], ...]
 AnyMover = Mover | Literal["auto"]
 AUTO: Final = "auto"
+MOST_LANES = 16
 MOST_PROGRAMS = 64  # SMs that a kernel which moves chunks may have
 
 
@@ -151,12 +152,44 @@ class Reduction(Struct, frozen=True):
 
     def places(self) -> dict[tuple[int, int], int]:
         """(rank, index) -> position in `moves`."""
-        known: dict[tuple[int, int], int] = {}
-        counts: dict[int, int] = {}
-        for at, move in enumerate(self.moves):
-            index = counts.get(move.rank, 0)
-            known[move.rank, index], counts[move.rank] = at, index + 1
-        return known
+        return _places(self.moves)
+
+
+class AllToAll(Struct, frozen=True):
+    """Puts after which block s of every rank p is what was block p of rank s. Blocks are equally many rows, one a rank.
+
+    A chunk names rows of its peer's block, as their sender has them; they land in the sender's block there. sends: of a
+    tensor that tiles write, which run in the order of sending; else of one that they read, in the order of arrival.
+    Raises InputError for what is no list of Puts; `compile` raises ScheduleError where something is left out or twice.
+    """
+
+    world_size: int
+    moves: tuple[Put, ...]
+    sends: bool = False
+    copy_programs: int = 16
+
+    def __post_init__(self) -> None:
+        _check_moves("all-to-all", self.moves, (Put,))
+        _check_programs(self.copy_programs)
+
+    def __str__(self) -> str:
+        return f"all_to_all_by_hand moves={len(self.moves)} #{_digest(self)}"
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """(rank, index) -> position in `moves`."""
+        return _places(self.moves)
+
+
+Written = Gather | Reduction | AllToAll
+
+
+def _places(moves: Iterable[Step]) -> dict[tuple[int, int], int]:
+    known: dict[tuple[int, int], int] = {}
+    counts: dict[int, int] = {}
+    for at, move in enumerate(moves):
+        index = counts.get(move.rank, 0)
+        known[move.rank, index], counts[move.rank] = at, index + 1
+    return known
 
 
 def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type, ...]) -> None:
@@ -194,12 +227,12 @@ def _check_programs(copy_programs: object) -> None:
         raise InputError(f"copy_programs={str(copy_programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
 
 
-def movers_in(written: Gather | Reduction) -> frozenset[str]:
+def movers_in(written: Written) -> frozenset[str]:
     """The back ends that carry its moves, `auto` too."""
     return frozenset(move.mover for move in written.moves if isinstance(move, Put | Get))
 
 
-def settled(written: Gather | Reduction, mover: Mover) -> Gather | Reduction:
+def settled(written: Written, mover: Mover) -> Written:
     """The same, its Puts carried by `mover` where that is left open; Gets are the copy engine's."""
 
     def one(move: Move | Step) -> Move | Step:

@@ -20,9 +20,10 @@ from overweave.schedules.all_to_all import receive, received, send
 from overweave.schedules.back_ends import PUSHES, check_mover
 from overweave.schedules.behind_tiles import carried_behind_tiles, in_parts
 from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
+from overweave.schedules.chunked_all_to_all import chunked_all_to_all
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunked_reduction import KERNEL_COLS, chunked_reduction
-from overweave.schedules.chunks import Gather, Reduction, movers_in
+from overweave.schedules.chunks import AllToAll, Gather, Reduction, Written, movers_in
 from overweave.schedules.communication import (
     CARRYING_TILES,
     COPIES,
@@ -128,20 +129,20 @@ def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int,
     return max(1, MOVED_TILE // max(1, operand.cols))
 
 
-def _by_hand(operand: Operand, written: Gather | Reduction, tiles: int, world_size: int) -> Exchange:
+def _by_hand(operand: Operand, written: Written, tiles: int, world_size: int) -> Exchange:
     if written.world_size != world_size:
         found, asked = f"the group has {world_size} ranks", f"exchange {operand.tensor} on {written.world_size} ranks"
         raise InputError(asked, found, "Write its moves for this group")
     return _written(operand, written, transport_of(written), tiles)
 
 
-def _written(operand: Operand, written: Gather | Reduction, transport: Transport, tiles: int) -> Exchange:
+def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> Exchange:
     """tiles: of the kernel."""
-    made = _gathered(written, operand) if isinstance(written, Gather) else _reduced(written, operand)
+    made = _communicated(written, operand)
     ranks = written.world_size
     slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
-    is_away = isinstance(written, Reduction) and "tiles" in movers_in(written)
+    is_away = transport.side != GATHER and "tiles" in movers_in(written)
     return Exchange(
         operand=operand,
         method=transport.method,
@@ -149,6 +150,15 @@ def _written(operand: Operand, written: Gather | Reduction, transport: Transport
         communication=stored_at_peers(made) if is_away else made,
         copy=by_hand_config(written),
     )
+
+
+def _communicated(written: Written, operand: Operand) -> Communication:
+    if isinstance(written, AllToAll):
+        name = operand.tensor
+        tensors = {received(A, rank): received(name, rank) for rank in range(written.world_size)}
+        made = chunked_all_to_all(written, operand.rows, operand.cols)
+        return renamed(made, name, {X: name, Y: name}, tensors)
+    return _gathered(written, operand) if isinstance(written, Gather) else _reduced(written, operand)
 
 
 def _gathered(gather: Gather, operand: Operand) -> Communication:

@@ -15,11 +15,10 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
-from overweave.schedules.chunks import Box, Chunk, Get, Put, Reduction, Sum
+from overweave.schedules.chunks import MOST_LANES, Box, Chunk, Get, Put, Reduction, Sum
 from overweave.schedules.communication import is_empty
 
 OWN = -1  # stands for the rank's tiles among the moves that bring something
-MOST_LANES = 16
 PARTIAL, SLOTS, RUNNING, TOTAL = "partial", "slots", "running", "total"
 
 Value = int | tuple["Value", ...]  # a rank's partial, or the sum of such, in this order

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, Problem
-from overweave.schedules.chunks import Gather, Reduction, movers_in
+from overweave.schedules.chunks import Written, movers_in
 from overweave.schedules.communication import Split
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import count_tiles
@@ -38,7 +38,7 @@ def copy_config(settings: Settings) -> CopyConfig | None:
     return CopyConfig(programs=settings.copy_programs, path=path) if path else None
 
 
-def by_hand_config(written: Gather | Reduction) -> CopyConfig | None:
+def by_hand_config(written: Written) -> CopyConfig | None:
     """The same of a list of moves. Raises InputError for two kernels."""
     paths = [PATHS[mover] for mover in sorted(movers_in(written)) if mover in PATHS]
     if len(paths) > 1:

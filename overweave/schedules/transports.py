@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.plan import DataPath
 from overweave.schedules.back_ends import check_mover
-from overweave.schedules.chunks import Gather, Reduction, movers_in
+from overweave.schedules.chunks import AllToAll, Gather, Reduction, Written, movers_in
 from overweave.schedules.communication import CARRYING_TILES
 from overweave.schedules.options import (
     ANY_MOVER,
@@ -28,8 +28,8 @@ from overweave.schedules.options import (
 )
 
 Side = Literal["gather", "scatter", "spread"]
-Asked = str | Gather | Reduction  # a schedule by name and options, or written by hand
-HAND_WRITTEN = (Gather, Reduction)
+Asked = str | Written  # a schedule by name and options, or written by hand
+HAND_WRITTEN = (Gather, Reduction, AllToAll)
 GATHER: Final = "gather"
 SCATTER: Final = "scatter"
 SPREAD: Final = "spread"
@@ -180,17 +180,19 @@ TRANSPORTS: dict[str, Transport] = {
 BY_HAND: dict[type, Transport] = {
     Gather: Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down"),
     Reduction: Transport(SCATTER, "by_hand", "moves and sums of chunks that the caller wrote down"),
+    AllToAll: Transport(GATHER, "receive_by_hand", "chunks of blocks, put as the caller wrote down"),
 }
+SENT_BY_HAND = Transport(SPREAD, "send_by_hand", "chunks of blocks that tiles store, put as the caller wrote down")
 
 
 def transport_of(words: object) -> Transport:
     """What a schedule's first word names. Raises InputError."""
     if isinstance(words, HAND_WRITTEN):
-        by_hand = BY_HAND[type(words)]
+        by_hand = SENT_BY_HAND if isinstance(words, AllToAll) and words.sends else BY_HAND[type(words)]
         return replace(by_hand, gathers_sums=True) if isinstance(words, Reduction) and words.everywhere else by_hand
     if not isinstance(words, str):
         found = f"a {type(words).__name__}"
-        raise InputError("schedule", found, "Give a name with options, a Gather or a Reduction")
+        raise InputError("schedule", found, "Give a name with options, a Gather, Reduction or AllToAll")
     name = words.split(maxsplit=1)[0] if words.strip() else ""
     if name not in TRANSPORTS:
         known = f"Schedules: {', '.join(TRANSPORTS)}"
@@ -225,10 +227,10 @@ def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Map
     One schedule alone stands for the first tensor that is read, or written.
     """
     given: object = schedule
-    if not isinstance(given, str | Mapping | Gather | Reduction):
-        found, cure = f"a {type(given).__name__}", "Give a name, a Gather or Reduction, or a mapping of tensors to them"
+    if not isinstance(given, str | Mapping | Gather | Reduction | AllToAll):
+        found, cure = f"a {type(given).__name__}", "Give a name, a list of moves, or a mapping of tensors to them"
         raise InputError("schedules of a kernel", found, cure)
-    if isinstance(schedule, str | Gather | Reduction):
+    if isinstance(schedule, str | Gather | Reduction | AllToAll):
         side = loads if transport_of(schedule).side == GATHER else stores
         if not side:
             raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")

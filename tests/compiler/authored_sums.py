@@ -14,7 +14,13 @@ interpreter.repair()
 import overweave as ow  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
-from tests.compiler.authored_kernels import persistent_matmul, reduced_matmul, scattered_matmul  # noqa: E402
+from tests.compiler.authored_kernels import (  # noqa: E402
+    CALLS,
+    exchanged_matmul,
+    persistent_matmul,
+    reduced_matmul,
+    scattered_matmul,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +70,22 @@ def mixed() -> list[float]:
 def test_every_rank_may_have_its_own_back_end():
     found = run_ranks(mixed, 3)
     assert max(error for errors in found for error in errors) <= 2.0
+
+
+def blocks_by_hand() -> list[float]:
+    """All-to-all, matmul, all-to-all, each block in two chunks and two lanes."""
+    ranks = resolve(None).world_size
+    pairs = [(rank, (rank + step) % ranks) for step in range(1, ranks) for rank in range(ranks)]
+    moves = tuple(
+        ow.Put(rank, peer, ow.Chunk((32 * peer + low, 32 * peer + low + 16)), lane=low // 16)
+        for rank, peer in pairs
+        for low in (0, 16)
+    )
+    return exchanged_matmul({"A": ow.AllToAll(ranks, moves), "C": ow.AllToAll(ranks, moves, sends=True)})  # type: ignore[dict-item]
+
+
+def test_blocks_written_by_hand():
+    assert run_ranks(blocks_by_hand, 3) == [[0.0] * CALLS] * 3
 
 
 def test_sums_of_eight():

@@ -77,7 +77,7 @@ def test_chunk_schedules_of_sums_are_searched_with_their_back_ends():
     ways = [
         str(each.way)
         for each in ow.compile_auto(MATMUL, {"C": "reduce_scatter.auto"}).rank(
-            {**NUMBERS, "BLOCK_M": 128, "BLOCK_N": 128}, 4
+            {**NUMBERS, "M": 8192, "N": 3584, "BLOCK_M": 128, "BLOCK_N": 128}, 4
         )
     ]
     for words in (".mesh mover=tiles", ".mesh mover=copy_kernel", ".ring", ".double_ring", ".islands"):
