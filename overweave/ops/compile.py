@@ -48,7 +48,7 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     kernel: a `@triton.jit` function whose file holds directives (docs/directives.md), or `"FILE.py:NAME"`.
     schedule: how tensors are exchanged, `{"A": "all_gather.push pieces=2", "C": "reduce_scatter.ring"}`; one schedule
     alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension. In place of
-    a name, a `Gather` lists the moves of a tensor's chunks by hand, a `Reduction` or `AllToAll` those of other exchanges.
+    a name, a `Gather` lists the moves of a tensor's chunks by hand, a `Reduction` or `AllToAll` those of others.
 
     Returns a callable with the kernel's own parameters, and `group`.
     A call takes Triton's options of a launch by name, and `tile_group`: how many blocks of rows run together, column by
