@@ -169,7 +169,7 @@ class AllToAll(Struct, frozen=True):
     copy_programs: int = 16
 
     def __post_init__(self) -> None:
-        _check_moves("all-to-all", self.moves, (Put,))
+        _check_moves("all-to-all", self.world_size, self.moves, (Put,))
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
