@@ -1,11 +1,12 @@
-"""Packed messages on GPUs: are all bits right, whatever runs between them, and how quick are small all-reduces?
+"""Packed messages on GPUs: are all bits right, whatever runs between them, and how quick are small calls?
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_packed
 
 exact: shapes from one row on, odd ones and primes, each packed plan between calls of plans with slots and credits.
 late: thousands of calls with a rank that comes late. replays: graphs between eager calls of other sizes. absent: a call
-that one rank leaves out raises within the deadline and names it; after a reset all is well.
-latency: captured graphs at decoding sizes, beside cuBLAS with NCCL's all-reduce and with torch's, paired, slowest rank.
+that one rank leaves out raises within the deadline and names it; after a reset all is well. latency: captured graphs at
+decoding sizes, beside the library's matmul with NCCL's collective and with torch's, paired, slowest rank.
+Of all-reduces with a norm: campaigns/gpu_norms.py.
 """
 
 from __future__ import annotations
@@ -20,28 +21,53 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, Case, expected, is_bit_equal, long_run, make_inputs, run
+from campaigns.gpu_exactness import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Case,
+    expected,
+    is_bit_equal,
+    long_run,
+    make_inputs,
+    run,
+)
 from campaigns.gpu_faults import absent_rank
 from campaigns.gpu_ranks import join, report
 from overweave.memory.group import Group, resolve
-from overweave.tuner.attempt import Result
 from overweave.tuner.baselines import planned
 from overweave.tuner.replay import replayed
-from overweave.tuner.sides import Setting, side
+from overweave.tuner.sides import Call, Setting, Side, side
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
 
-PACKED = ("one_shot_packed", "two_shot_packed")
+PACKED = (
+    (ALL_REDUCE, "one_shot_packed"),
+    (ALL_GATHER, "gather_packed"),
+    (ALL_REDUCE, "two_shot_packed"),
+    (REDUCE_SCATTER, "scatter_packed"),
+)
 BETWEEN = (
     (ALL_REDUCE, "one_shot_pull"),
     (ALL_REDUCE, "two_shot"),
     (ALL_GATHER, "push"),
     (ALL_GATHER, "gather_pull"),
+    (REDUCE_SCATTER, "pull"),
     (ALL_REDUCE, "sequential"),
 )
 PRIMES = (1, 1, 2, 3, 5, 7, 13, 31, 61, 127, 257, 509)
 # n and a rank's part of k at tensor parallel 4: `o` and `down` of Llama-3-8B, then of 70B.
-LAYERS = ((4096, 1024), (4096, 3584), (8192, 2048), (8192, 7168))
+SUMMED = ((4096, 1024), (4096, 3584), (8192, 2048), (8192, 7168))
+# A rank's part of n and k: query, key and value, and gate and up, of the same.
+GATHERED = ((1536, 4096), (7168, 4096), (2560, 8192), (14336, 8192))
+LAYERS = {ALL_REDUCE: SUMMED, REDUCE_SCATTER: SUMMED, ALL_GATHER: GATHERED}
+# What they are measured beside: of torch's, and of ours that a kernel pulls.
+TORCHS: dict[str, dict[str, Callable[[Side], Call]]] = {
+    ALL_REDUCE: {"torch 1": lambda one: one.torch_one_shot, "torch 2": lambda one: one.torch_two_shot},
+    REDUCE_SCATTER: {"torch": lambda one: one.torch_fused},
+    ALL_GATHER: {"torch": lambda one: one.torch_fused},
+}
+PULLS = {ALL_REDUCE: "one_shot_pull", REDUCE_SCATTER: "pull", ALL_GATHER: "gather_pull"}
 ROWS = (1, 8, 64, 256, 512)
 EFFORT = Effort(rounds=30, warmup=5, host_calls=0)
 
@@ -53,9 +79,9 @@ def mixed_cases(count: int, seed: int) -> Iterator[tuple[Case, Case]]:
         m = chance.choice(PRIMES) if index % 3 else chance.randint(1, 600)
         n, k = 8 * chance.randint(1, 300), 8 * chance.randint(1, 64)
         dtype, is_transposed = chance.choice((torch.bfloat16, torch.float16)), chance.random() < 0.5
-        operator, plan = BETWEEN[index % len(BETWEEN)]
+        (operator, plan), (own, packed) = BETWEEN[index % len(BETWEEN)], PACKED[index % len(PACKED)]
         yield (
-            Case(ALL_REDUCE, m, n, k, dtype, is_transposed, PACKED[index % len(PACKED)]),
+            Case(own, m, n, k, dtype, is_transposed, packed),
             Case(operator, chance.randint(1, 600), 8 * chance.randint(1, 64), k, dtype, is_transposed, plan),
         )
 
@@ -70,14 +96,14 @@ def exact(shapes: int) -> list[str]:
     return wrong
 
 
-def interleaved(plan: str, turns: int) -> int:
+def interleaved(operator: str, plan: str, turns: int) -> int:
     """How many results differ of replays of one graph of three calls, with eager calls of other sizes in between."""
     cases = (
-        Case(ALL_REDUCE, 64, 2048, 256, torch.bfloat16, True, plan),
+        Case(operator, 64, 2048, 256, torch.bfloat16, True, plan),
         Case(ALL_REDUCE, 33, 512, 256, torch.bfloat16, True, "one_shot_pull"),
-        Case(ALL_REDUCE, 1, 1024, 256, torch.bfloat16, True, plan),
+        Case(operator, 1, 1024, 256, torch.bfloat16, True, plan),
     )
-    eager = Case(ALL_REDUCE, 7, 4096, 256, torch.bfloat16, True, plan)
+    eager = Case(operator, 7, 4096, 256, torch.bfloat16, True, plan)
     inputs = [make_inputs(case, index, exact=True) for index, case in enumerate((*cases, eager))]
     wanted = [
         expected(case, given, torch.float32).to(case.dtype) for case, given in zip((*cases, eager), inputs, strict=True)
@@ -106,37 +132,40 @@ def interleaved(plan: str, turns: int) -> int:
     return int(differing)
 
 
-def latencies(group: Group, device: torch.device) -> Iterator[str]:
+def latencies(operator: str, rows: tuple[int, ...], group: Group, device: torch.device) -> Iterator[str]:
     """A line per shape: microseconds of each method, and how many times quicker the best packed plan is."""
 
-    def operator(
-        x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
-    ) -> torch.Tensor:
-        return ow.matmul_all_reduce(x, w, group, plan=plan)
+    def ours(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None) -> torch.Tensor:
+        if operator == ALL_GATHER:
+            return ow.all_gather_matmul(x, w, group, m=m, plan=plan)
+        reduced = ow.matmul_all_reduce if operator == ALL_REDUCE else ow.matmul_reduce_scatter
+        return reduced(x, w, group, plan=plan)
 
-    setting = Setting(group=group, device=device, dtype=torch.bfloat16, operator=operator)
-    yield f"{'rows':>4} {'n':>5} {'k':>5}  {'matmul':>8} {'nccl':>8} {'torch 1':>8} {'torch 2':>8}  plans, us"
-    for rows in ROWS:
-        for n, k in LAYERS:
-            one = side(ALL_REDUCE, rows, n, k * group.world_size, setting)
-            calls: dict[str, Callable[[int], Result]] = {
-                "matmul": one.matmul,
-                "nccl": one.sequential,
-                "torch one-shot": one.torch_one_shot,
-                "torch two-shot": one.torch_two_shot,
-            }
-            plans = (*PACKED, "one_shot_pull")
-            calls |= {plan: planned(plan)(one) for plan in plans}
-            for call in calls.values():
-                call(0)
-            took = compare(
-                {name: replayed(call) for name, call in calls.items()}, device, group.process_group, EFFORT
-            ).device_us
-            us = {name: median(values) for name, values in took.items()}
-            theirs, ours = min([us[name] for name in list(calls)[1:4]]), min(us[plan] for plan in PACKED)
-            told = "  ".join(f"{plan} {us[plan]:.1f}" for plan in plans)
-            base = " ".join(f"{us[name]:8.1f}" for name in list(calls)[:4])
-            yield f"{rows:4d} {n:5d} {k:5d}  {base}  {told}  {theirs / ours:.2f} x the best of theirs"
+    setting = Setting(group=group, device=device, dtype=torch.bfloat16, operator=ours)
+    yield f"{operator}: rows, n, k of a rank; us"
+    for m in rows:
+        for n, k in LAYERS[operator]:
+            whole = (n * group.world_size, k) if operator == ALL_GATHER else (n, k * group.world_size)
+            took = _times(operator, side(operator, m, *whole, setting))
+            packed = [us for name, us in took.items() if name.endswith("packed")]
+            theirs = [took[name] for name in ("nccl", *TORCHS[operator]) if name in took]
+            told = "  ".join(f"{name} {us:.1f}" for name, us in took.items())
+            yield f"{m:4d} {n:5d} {k:5d}  {told}  {min(theirs) / min(packed):.2f} x the best of theirs"
+
+
+def _times(operator: str, one: Side) -> dict[str, float]:
+    """Medians of every method, as graphs, in one run."""
+    group = one.setting.group
+    calls: dict[str, Call] = {"matmul": one.matmul, "nccl": one.sequential}
+    if operator == ALL_REDUCE or one.m % group.world_size == 0:  # torch's fused ones deal even shards only
+        calls |= {name: of(one) for name, of in TORCHS[operator].items()}
+    plans = [plan for own, plan in PACKED if own == operator]
+    calls |= {plan: planned(plan)(one) for plan in (*plans, PULLS[operator])}
+    for call in calls.values():
+        call(0)
+    replays = {name: replayed(call) for name, call in calls.items()}
+    took = compare(replays, one.setting.device, group.process_group, EFFORT).device_us
+    return {name: median(values) for name, values in took.items()}
 
 
 def main() -> None:
@@ -145,29 +174,30 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--replays", type=int, default=300)
     parser.add_argument("--deadline", type=float, default=6.0)
+    parser.add_argument("--only", nargs="*", choices=tuple(LAYERS), default=tuple(LAYERS), help="operators to time")
+    parser.add_argument("--rows", nargs="*", type=int, default=ROWS, help="to time")
     parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--no-faults", action="store_true")
     arguments = parser.parse_args()
     device, started = join(timedelta(seconds=arguments.deadline)), time.monotonic()
     if arguments.shapes:
         report.line("exact, between other plans", 3 * arguments.shapes, exact(arguments.shapes), started)
-    for plan in PACKED:
-        case = Case(ALL_REDUCE, 61, 1032, 512, torch.bfloat16, True, plan)
+    for operator, plan in PACKED:
+        case = Case(operator, 61, 1032, 512, torch.bfloat16, True, plan)
         differing = report.total(long_run(case, arguments.calls, False)) if arguments.calls else 0
         told = [f"{differing} differ"] if differing else []
         report.line(f"{plan}: calls with a late rank", arguments.calls, told, started)
-        differing = report.total(interleaved(plan, arguments.replays)) if arguments.replays else 0
+        differing = report.total(interleaved(operator, plan, arguments.replays)) if arguments.replays else 0
         told = [f"{differing} differ"] if differing else []
         report.line(f"{plan}: replays between eager calls", arguments.replays, told, started)
-    if not arguments.no_latency:
-        for line in latencies(resolve(None), device):
+    for operator in () if arguments.no_latency else arguments.only:
+        for line in latencies(operator, tuple(arguments.rows), resolve(None), device):
             if dist.get_rank() == 0:
                 print(line, flush=True)
     ow.check()
-    if not arguments.no_faults:
-        for plan in PACKED:
-            case = Case(ALL_REDUCE, 100, 512, 512, torch.bfloat16, True, plan)
-            report.line(f"{plan}: absent rank", 1, absent_rank(case, arguments.deadline), started)
+    for operator, plan in () if arguments.no_faults else PACKED:
+        case = Case(operator, 100, 512, 512, torch.bfloat16, True, plan)
+        report.line(f"{plan}: absent rank", 1, absent_rank(case, arguments.deadline), started)
     report.finish()
 
 
