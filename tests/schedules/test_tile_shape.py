@@ -88,6 +88,17 @@ def test_epilogues_take_no_tiles_whose_kernel_would_spill():
     assert (config.block_n, config.split_n) == (256, 2)
 
 
+def test_finished_tiles_of_three_weights_are_no_taller_or_wider_than_fits():
+    biased = Epilogue(bias=True)
+    for kernel in ("portable", "hopper"):
+        two, three = (shapes("bfloat16", kernel, biased, weights) for weights in (2, 3))
+        assert two == shapes("bfloat16", kernel, biased)
+        left_out = [shape.config for shape in two if shape not in three]
+        assert [max(config.block_m, config.block_n) for config in left_out] == [256]
+        assert shapes("bfloat16", kernel, weights=3) == shapes("bfloat16", kernel)
+        assert shapes("float8_e4m3fn", kernel, biased, 3) == shapes("float8_e4m3fn", kernel, biased)
+
+
 def test_full_precision_has_shapes_of_its_own():
     assert blocks((4096,), 4096, dtype="float32") in {(s.config.block_m, s.config.block_n) for s in shapes("float32")}
     assert len(shapes("bfloat16")) >= 3
