@@ -19,6 +19,10 @@ from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, 
 Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 Dtypes = tuple[Dtype, Dtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
+# A tile reads several addends strip by strip, each strip when the one before is stored: slower than its SM's share.
+# MEASURED: fitted to the 18 rows of sums=epilogue in benchmarks/results/plans.matmul_reduce_scatter.h200x4.2026-11-20,
+# three addends a tile: their mean error is 1.5 % with it and 5.0 % without, where the reduction kernel's is 0.4 %.
+STRIPS_SLOWER = 2.5
 
 
 class Work(Struct, frozen=True):
@@ -69,7 +73,7 @@ def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None
     far = sum(size(region) for region in operation.addends) - own
     sms, item = machine.processor.sms, ITEMSIZE_BYTES[dtype] / max(count, 1)
     from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(sms) / sms
-    return machine.latency.observe.us + item * (own / from_hbm + far / from_peers) / 1e3
+    return machine.latency.observe.us + item * (STRIPS_SLOWER * own / from_hbm + far / from_peers) / 1e3
 
 
 def before_and_behind_last_part(operation: Apply, tile_us: float) -> tuple[float, float]:
