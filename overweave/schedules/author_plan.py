@@ -28,9 +28,10 @@ from overweave.ir.plan import (
     Realization,
     ReduceConfig,
 )
-from overweave.ir.schedule import Apply, Queue, Range, Schedule, Wait
+from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.applied import slices_of, source_of
+from overweave.ir.words import COPY_WORD_BYTES
 from overweave.schedules.back_ends import PUSHES
 from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
 from overweave.schedules.exchange import exchange
@@ -80,6 +81,7 @@ def author_plan(
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
     )
+    _check_words(schedule, realization)
     tiles = (space, bounds, tile_group)
     moved, ranks = bounds[0].operand, range(world_size) if rank is None else (rank,)
     return Plan(
@@ -89,6 +91,20 @@ def author_plan(
         realization=realization,
         tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, tiles, one)),
     )
+
+
+def _check_words(schedule: Schedule, realization: Realization) -> None:
+    """Kernels move rows in whole words: told here, while another back end can still be asked for. Raises InputError."""
+    row_bytes = {buffer.name: buffer.cols * buffer.itemsize_bytes(realization.dtype) for buffer in schedule.buffers}
+    for move in schedule.operations:
+        if isinstance(move, Put | Copy) and realization.engine_of(move.queue) in (COPY_KERNEL, AUTHOR_KERNEL):
+            for region in (*move.reads, *move.writes):
+                if row_bytes[region.buffer] % COPY_WORD_BYTES:
+                    asked = f"carry {region.buffer.split('.')[0]} by a kernel"
+                    found = (
+                        f"its rows are {row_bytes[region.buffer]} bytes, and kernels move words of {COPY_WORD_BYTES}"
+                    )
+                    raise InputError(asked, found, "Use mover=copy_engine, or pad its rows")
 
 
 def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:

@@ -94,6 +94,17 @@ def test_what_cannot_be_keeps_its_reason():
     ranked = ow.compile_auto(MATMUL, "reduce_scatter.auto", configs=CONFIGS).rank(ragged, 4)
     reasons = [each.obstacle for each in ranked if each.predicted_us is None]
     assert any("straddle" in reason for reason in reasons)
+
+
+def test_a_way_that_is_predicted_can_be_called():
+    """Rows of 8,200 bytes are no whole words, and kernels move words: that is the copy engine's, or the library's."""
+    ragged = {**NUMBERS, "K": 4100} | dict(CONFIGS[0])
+    auto = ow.compile_auto(MATMUL, "all_gather.auto")
+    ranked = auto.rank(ragged, 4)
+    assert any("words of 16" in each.obstacle for each in ranked)
+    for each in ranked:
+        if each.predicted_us is not None:
+            auto.fused(each.way).plan(ragged, 4)
     assert ranked[0].predicted_us is not None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from overweave.errors import OverweaveError
+from overweave.errors import InputError, OverweaveError
 from overweave.ir.files import from_json, to_json
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Wait
@@ -128,5 +128,8 @@ def test_what_tiles_cannot_carry_is_refused(wanted: dict[str, str], found: str):
 
 
 def test_rows_that_are_no_words_are_refused():
-    plan = author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
-    assert refusals(plan) == {"alignment"}
+    with pytest.raises(InputError, match="72 bytes, and kernels move words of 16"):
+        author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
+    wide = author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "float32", chosen="A")
+    problem, realization = (replace(part, dtype="bfloat16") for part in (wide.problem, wide.realization))
+    assert refusals(replace(wide, problem=problem, realization=realization)) == {"alignment"}
