@@ -162,6 +162,48 @@ def test_sums_that_wait_keep_no_block_from_its_tile(
     assert "reduction_kernel" in launched
 
 
+def by_hand(everywhere: bool) -> ow.Reduction:
+    """Of two ranks: pushed by a kernel, and pulled, one part of the rows by columns, which the library adds."""
+    half = M // 2
+    moves: list[ow.Put | ow.Get | ow.Sum] = [
+        ow.Put(0, 1, ow.Chunk((half, M)), mover="bulk_kernel"),
+        ow.Get(0, 1, ow.Chunk((0, half // 2))),
+        ow.Get(0, 1, ow.Chunk((half // 2, half), (0, N // 2)), lane=1),
+        ow.Get(0, 1, ow.Chunk((half // 2, half), (N // 2, N)), lane=1),
+    ]
+    if everywhere:
+        moves += [ow.Sum(0, ow.Chunk((0, half))), ow.Sum(1, ow.Chunk((half, M)))]
+        moves += [ow.Get(1, 0, ow.Chunk((0, half))), ow.Put(1, 0, ow.Chunk((half, M)))]
+    return ow.Reduction(2, tuple(moves), everywhere)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_sums_written_by_hand(everywhere: bool, rank: int, launched: list[str], tmp_path: Path) -> None:
+    exchanges: dict[str, Any] = {"C": by_hand(everywhere)}
+    given = matmul({"C": "" if everywhere else "reduce_scatter"})
+    slot = bound(Case("matmul", exchanges), tmp_path, given, (rank, 2))
+    for enqueue in slot.enqueue:
+        enqueue(CALLER, {"C": given["c_ptr"]}, given)
+    assert launched.count("matmul_kernel") == 1
+    assert ("copy_kernel" in launched) == (rank == 0)
+    assert launched.count("reduction_kernel") == 1
+
+
+def test_blocks_written_by_hand(launched: list[str], tmp_path: Path) -> None:
+    half = M // 2
+    moves = (
+        ow.Put(0, 1, ow.Chunk((half, M)), mover="copy_kernel"),
+        ow.Put(1, 0, ow.Chunk((0, half)), mover="copy_kernel"),
+    )
+    exchanges: dict[str, Any] = {"C": ow.AllToAll(2, moves, sends=True)}
+    given = matmul({})
+    slot = bound(Case("matmul", exchanges), tmp_path, given)
+    for enqueue in slot.enqueue:
+        enqueue(CALLER, {"C": given["c_ptr"]}, given)
+    assert {"matmul_kernel", "copy_kernel"} <= set(launched)
+
+
 @pytest.mark.parametrize("mover", MOVERS)
 def test_a_rank_without_rows_takes_part_in_the_exchange(mover: str, launched: list[str], tmp_path: Path) -> None:
     """Five rows on four ranks: the last one has none, gathers them all the same, and peers count on it."""
