@@ -1,6 +1,7 @@
 """Are results right on GPUs? Every operator through its public face, every result compared on the device.
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_exactness --shapes 200 --calls 1000 --replays 1000
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_exactness --shapes 200 --calls 1000 --replays 1000 \\
+        [--plans split_k --set ""]
 
 Integer data in {-1, 0, 1} with at most 32 non-zeros along the global k: every partial and total is exact, so results
 are bit-equal. Float data: at most 1.05 times the error of torch + NCCL against fp64. Outputs start as NaN, inputs
@@ -34,6 +35,9 @@ PLANS = {
         "push pieces=4",
         "push kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "push kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",  # whose last waves are quarters
+        "push split_k=3",
+        "push split_k=8 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
+        "push split_k=2 kernel=portable",
         "push kernel=portable",
         "push mover=copy_kernel",
         "push mover=copy_kernel copy_programs=4 pieces=4 order=all_peers",
@@ -54,6 +58,9 @@ PLANS = {
         "scatter kernel=hopper block_m=128 block_n=256 split_n=4 stages=3",
         "scatter sums=epilogue kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "scatter sums=epilogue kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
+        "scatter split_k=4",
+        "scatter split_k=3 sums=epilogue",
+        "scatter split_k=2 mover=copy_kernel",
         "scatter kernel=portable",
         "scatter sums=epilogue pieces=1",
         "scatter sums=epilogue pieces=4 order=all_peers",
@@ -82,6 +89,7 @@ PLANS = {
         "two_shot sharing=get",
         "two_shot sums=epilogue pieces=4",
         "two_shot sums=epilogue sharing=get",
+        "two_shot split_k=2 sums=epilogue sharing=get",
         "two_shot kernel=portable",
         "one_shot",
         "one_shot order=all_peers",
@@ -97,9 +105,11 @@ PLANS = {
 LONG_RUNS = (
     (ALL_GATHER, "push"),
     (ALL_GATHER, "push mover=copy_kernel"),
+    (ALL_GATHER, "push split_k=3"),
     (ALL_GATHER, "per_shard"),
     (ALL_GATHER, "gather_packed"),
     (REDUCE_SCATTER, "scatter"),
+    (REDUCE_SCATTER, "scatter split_k=3"),
     (REDUCE_SCATTER, "scatter sums=epilogue"),
     (REDUCE_SCATTER, "fused_ring"),
     (REDUCE_SCATTER, "remote_add sms=1"),
@@ -207,13 +217,13 @@ def error_ratio(case: Case, seed: int) -> float:
     return float((squares[0] / squares[1].clamp(min=1e-30)).sqrt())
 
 
-def random_cases(count: int, seed: int, operators: tuple[str, ...] = OPERATORS) -> Iterator[Case]:
-    """Any of the operators, plan, layout and 16-bit dtype; every tenth m is smaller than the group."""
+def random_cases(count: int, seed: int, operators: tuple[str, ...] = OPERATORS, text: str = "") -> Iterator[Case]:
+    """Any operator, plan with `text` in it, layout and 16-bit dtype; every tenth m is smaller than the group."""
     chance, world_size = random.Random(seed), dist.get_world_size()
     for index in range(count):
         operator = operators[index % len(operators)]
         m = chance.randrange(world_size) if index % 10 == 0 else chance.randint(1, LARGEST)
-        plan = chance.choice(PLANS[operator])
+        plan = chance.choice([plan for plan in PLANS[operator] if text in (plan or "")])
         step = 1 if plan in (None, "per_shard", "sequential", "ring") else 8
         n, k = (step * chance.randint(1, LARGEST // step) for _ in range(2))
         dtype = chance.choice((torch.bfloat16, torch.float16))
@@ -273,12 +283,13 @@ def main() -> None:
     parser.add_argument("--set", default="mlp", help="a shape set to check too; empty: none")
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--replays", type=int, default=100)
+    parser.add_argument("--plans", default="", help="only plans with this text in them, such as split_k")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
     started = time.monotonic()
     only = tuple(arguments.only)
-    cases = [*random_cases(arguments.shapes, arguments.seed, only)]
+    cases = [*random_cases(arguments.shapes, arguments.seed, only, arguments.plans)]
     cases += shape_set(arguments.set, only) if arguments.set else ()
     wrong = [case for index, case in enumerate(cases) if not report.all_agree(is_bit_equal(case, index))]
     report.line("bit-equal on integers", len(cases), [str(case) for case in wrong], started)
@@ -287,7 +298,7 @@ def main() -> None:
     loud = [f"{r:.3f} {c}" for r, c in zip(ratios, judged, strict=True) if not r <= ERROR_RATIO]
     report.line(f"float error, worst ratio {max(ratios, default=0):.3f}", len(judged), loud, started)
     for is_replayed, calls in ((False, arguments.calls), (True, arguments.replays)):
-        for operator, plan in (run for run in LONG_RUNS if run[0] in only):
+        for operator, plan in (run for run in LONG_RUNS if run[0] in only and arguments.plans in run[1]):
             case = Case(operator, 1000, 512, 512, torch.bfloat16, True, plan)
             differing = report.total(long_run(case, calls, is_replayed)) if calls else 0
             what = "replays" if is_replayed else "successive calls"

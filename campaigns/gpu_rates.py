@@ -80,21 +80,22 @@ def configs(kernels: tuple[Kernel, ...]) -> tuple[MatmulConfig, ...]:
     return tuple(found)
 
 
-def rows_of(m: int, n: int, k: int, config: MatmulConfig) -> tuple[TileRow, ...]:
-    """The table of an ordinary matmul: the gather's of a group of one."""
+def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
+    """The table of an ordinary matmul: the gather's of a group of one. split_k: the option of that name."""
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
-    options = {name: getattr(config, name) for name in SHAPE_OPTIONS}
+    options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
+    options["split_k"] = split_k
     options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
     return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
 
 
-def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> Matmul:
+def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1) -> Matmul:
     """The matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
     (m, k), n = a.shape, b.shape[1]
     out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
-    matmul = Matmul(config, rows_of(m, n, k, config), a, b, out)
+    matmul = Matmul(config, rows_of(m, n, k, config, split_k), a, b, out)
     matmul()
-    assert torch.equal(out, exact), f"{m}x{n}x{k} {config}: wrong"
+    assert torch.equal(out, exact), f"{m}x{n}x{k} {config} split_k={split_k}: wrong"
     return matmul
 
 

@@ -1,12 +1,13 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
-    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--world 4] [--plain]
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--most-rows M] [--plain] [--times FILE]
 
-The local matmuls of both operators of each set, at 512 rows and more, in every tile shape of the Hopper kernel. First
-each runs on integers, whose result is compared bit for bit. Then all are timed by turns on normal numbers, beside
-cuBLAS with `b` in either layout, of which the better counts. `b` is transposed for ours, or with --plain row-major.
-Ends with each tile shape's time per wave against the first one's, where neither has a narrow tile: the efficiencies of
-schedules/tile_shape.py.
+The local matmuls of both operators of each set, at 512 rows and more, in every tile shape of the Hopper kernel, and
+with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
+result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout,
+of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or with
+--plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/tile_fit.py draws the
+constants of the model.
 """
 
 from __future__ import annotations
@@ -16,43 +17,32 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from math import exp, log
-from statistics import median
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from campaigns.gpu_rates import made, make_normal, medians_us, operands, product
-from overweave.ir.plan import MatmulConfig
-from overweave.schedules.tile_shape import count_tiles, shapes, tile_shape, tiles_to_cut
+from campaigns.tile_times import Candidate, Times, efficiencies
+from overweave.ir.plan import MatmulConfig, shares_obstacle
+from overweave.runtime.matmul import Matmul
+from overweave.schedules.along_k import MOST_SHARES
+from overweave.schedules.tile_shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
 from overweave.tuner.shapes import read_shapes
 
 SETS = ("mlp", "gpt3", "llm_layers")
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 LEAST_ROWS, MOST_TFLOP = 512, 2.8  # beyond this waves are so many that every tile shape fills them
 MOST_TILES = 8192
+SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
 SAMPLES = 9
-CALL_US = 5.0  # of any launch: what a shape's waves do not explain
+WAYS = range(2, MOST_SHARES + 1)
 Shape = tuple[int, int, int]
 
 
-class Timed(NamedTuple):
-    """One tile shape at one matmul. waves: of whole tiles; 0 if some tile is narrow."""
-
-    config: MatmulConfig
-    time_us: float
-    waves: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.config.block_m}x{self.config.block_n}/{self.config.split_n}"
-
-    @property
-    def wave_us(self) -> float:
-        """Of a wave of tiles as large as 128 x 256."""
-        return (self.time_us - CALL_US) / self.waves / (self.config.block_m * self.config.block_n) * 128 * 256
-
-
-def local_shapes(sets: list[str], world_size: int) -> Iterator[Shape]:
+def local_shapes(sets: list[str], world_size: int, most_rows: int = 1 << 30) -> Iterator[Shape]:
     """`(m, n, k)` of one rank, each once."""
     seen = set[Shape]()
     for name in sets:
@@ -60,95 +50,120 @@ def local_shapes(sets: list[str], world_size: int) -> Iterator[Shape]:
             for case in read_shapes(name, operator).cases:
                 problem = case.problem(operator, world_size, "bf16")
                 shape = problem.m, problem.n, problem.k
-                is_sized = problem.m >= LEAST_ROWS and 2e-12 * problem.m * problem.n * problem.k <= MOST_TFLOP
+                is_sized = LEAST_ROWS <= problem.m <= most_rows
+                is_sized &= 2e-12 * problem.m * problem.n * problem.k <= MOST_TFLOP
                 if is_sized and shape not in seen:
                     seen.add(shape)
                     yield shape
 
 
 def configs() -> list[MatmulConfig]:
-    return [shape.config for shape in shapes("bfloat16", "hopper")]
+    """The catalog's tile shapes, and others to try: twice as many steps of half the length, in as much memory."""
+    known = [shape.config for shape in shapes("bfloat16", "hopper")]
+    return known + [replace(one, block_k=32, stages=2 * one.stages) for one in known if one in SHORTER_STEPS]
 
 
-def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int) -> None:
-    """Fills Triton's cache, from a process of its own. Kernels differ by whether 16 divides the number of tiles."""
-    shape = tile_rows * config.block_m, config.block_n, 512
+def candidates(shape: Shape, sms: int) -> list[Candidate]:
+    """Every tile shape, and every different way to deal its last tiles out."""
+    m, n, k = shape
+    found = dict[Candidate, None]()
+    for config in configs():
+        tiles = count_tiles((m,), n, config).tiles
+        if tiles > MOST_TILES:
+            continue
+        found[Candidate(config)] = None
+        dealt = () if shares_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
+        found |= dict.fromkeys(Candidate(config, way) for way in dealt)
+    return list(found)
+
+
+def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split_k: int) -> None:
+    """Fills Triton's cache, from a process of its own. Kernels differ by whether 16 divides the number of rows."""
+    shape = tile_rows * config.block_m, config.block_n, 1024
     a, b = operands(*shape, is_transposed)
-    made(config, a, b, product(a, b))
+    made(config, a, b, product(a, b), split_k)
 
 
 def compile_all(is_transposed: bool) -> None:
     """Every kernel, in processes beside each other."""
     with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = [pool.submit(compile_one, config, is_transposed, rows) for config in configs() for rows in (16, 15)]
+        ways = [(one, split_k) for one in configs() for split_k in (1, 3) if split_k == 1 or not shares_obstacle(one)]
+        jobs = [pool.submit(compile_one, config, is_transposed, rows, way) for config, way in ways for rows in (16, 15)]
         for job in jobs:
             job.result()
 
 
-def compare(shape: Shape, is_transposed: bool) -> tuple[float, list[Timed]]:
-    """The better cuBLAS time in us, and every tile shape's. Raises AssertionError for a result that differs."""
+def compare(shape: Shape, is_transposed: bool) -> Times:
+    """Every time in us. Raises AssertionError for a result that differs."""
     m, n, k = shape
     a, b = operands(m, n, k, is_transposed)
-    tried = [config for config in configs() if -(-m // config.block_m) * -(-n // config.block_n) <= MOST_TILES]
+    tried = candidates(shape, torch.cuda.get_device_properties(0).multi_processor_count)
     exact = product(a, b)
-    matmuls = [made(config, a, b, exact) for config in tried]
+    matmuls = [made(one.config, a, b, exact, one.split_k) for one in tried]
     other = b.contiguous() if is_transposed else b.t().contiguous().t()
     make_normal(a, b)
     other.copy_(b)
+    for one, matmul in zip(tried, matmuls, strict=True):
+        check_repeats(one, matmul)
     out = torch.empty_like(exact)
     library: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out), lambda: torch.mm(a, other, out=out)]
     first, second, *times = medians_us([*library, *matmuls], SAMPLES)
-    waves = [whole_waves(m, n, config) for config in tried]
-    return min(first, second), [Timed(*one) for one in zip(tried, times, waves, strict=True)]
+    return Times(m, n, k, min(first, second), dict(zip(tried, times, strict=True)))
 
 
-def whole_waves(m: int, n: int, config: MatmulConfig) -> int:
-    """How many waves of whole tiles a matmul has; 0 if any of its tiles is narrow."""
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    count = count_tiles((m,), n, config)
-    return 0 if count.narrow or tiles_to_cut(count, sms, config) else -(-count.tiles // sms)
+def check_repeats(one: Candidate, matmul: Matmul) -> None:
+    """What is dealt out gives the same bits, whoever comes last. Raises AssertionError."""
+    if one.split_k == 1:
+        return
+    matmul()
+    first = matmul.out.clone()
+    for _ in range(3):
+        matmul.out.fill_(float("nan"))
+        matmul()
+        assert torch.equal(matmul.out, first), f"{one.name}: other bits"
+    assert matmul.shares is None or not matmul.shares.arrivals.any(), f"{one.name}: counters are not at zero"
 
 
-def print_efficiencies(found: list[list[Timed]]) -> None:
-    """The median over the matmuls, and how many these are."""
-    for config in configs():
-        ratios = [
-            timed[0].wave_us / one.wave_us
-            for timed in found
-            for one in timed
-            if one.config == config and one.waves and timed[0].waves
-        ]
-        if ratios:
-            name = Timed(config, 0.0, 0).name
-            print(f"{name:10s} {median(ratios):6.3f} of {Timed(configs()[0], 0.0, 0).name} per wave, {len(ratios)}")
+def chosen(shape: Shape, sms: int, split_k: int | Literal["best"]) -> Candidate:
+    """What the model takes, with tiles dealt out or without."""
+    m, n, k = shape
+    found = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"), k if split_k == BEST else 0)
+    return Candidate(replace(found, split_tiles=0, split_k=0), found.split_k or 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m campaigns.gpu_tile_choice")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--most-rows", type=int, default=1 << 30)
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
+    parser.add_argument("--times", type=Path, help="where to write every time")
     asked = parser.parse_args()
     compile_all(not asked.plain)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    chosen_shares, best_shares, found = [], [], []
-    for m, n, k in local_shapes(asked.sets, asked.world):
-        library_us, timed = compare((m, n, k), not asked.plain)
-        choice = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"))
-        chosen = next(one for one in timed if one.config == choice)
-        best = min(timed, key=lambda one: one.time_us)
-        said = " ".join(
-            f"{word} {one.name:9s} {one.time_us:8.1f} us {library_us / one.time_us:5.3f}"
-            for word, one in (("chosen", chosen), ("best", best))
-        )
-        print(f"{m:5d}x{n:5d}x{k:5d}: cuBLAS {library_us:8.1f} us, {said}", flush=True)
-        chosen_shares.append(library_us / chosen.time_us)
-        best_shares.append(library_us / best.time_us)
-        found.append(timed)
-    for word, shares in (("chosen", chosen_shares), ("best", best_shares)):
-        mean = exp(sum(map(log, shares)) / len(shares))
-        print(f"{word}: {mean:.3f} of cuBLAS over {len(shares)} matmuls, the worst {min(shares):.3f}")
-    print_efficiencies(found)
+    shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
+    found = []
+    for shape in local_shapes(asked.sets, asked.world, asked.most_rows):
+        times = compare(shape, not asked.plain)
+        picked = {
+            "whole": chosen(shape, sms, 1),
+            "chosen": chosen(shape, sms, BEST),
+            "best": min(times.us, key=lambda one: times.us[one]),
+        }
+        said = ", ".join(f"{word} {times.said(one)}" for word, one in picked.items())
+        print(f"{times.shape}: cuBLAS {times.library_us:8.1f} us, {said}", flush=True)
+        for word, one in picked.items():
+            shares[word].append(times.library_us / times.us[one])
+        found.append(times)
+        if asked.times:
+            with asked.times.open("ab") as file:
+                file.write(msgspec.json.encode(times.record()) + b"\n")
+    for line in efficiencies(found, configs(), sms):
+        print(line)
+    for word, each in shares.items():
+        mean = exp(sum(map(log, each)) / len(each))
+        reached = sum(share >= 0.97 for share in each)
+        print(f"{word}: {mean:.3f} of cuBLAS over {len(each)}, {reached} at 0.97, the worst {min(each):.3f}")
 
 
 if __name__ == "__main__":

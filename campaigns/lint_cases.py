@@ -17,7 +17,14 @@ from campaigns.lint_packed import packed_cases
 from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
-from overweave.ir.plan import MOST_WEIGHTS, CopyConfig, DataPath, MatmulConfig, ReduceConfig
+from overweave.ir.plan import (
+    MOST_WEIGHTS,
+    CopyConfig,
+    DataPath,
+    MatmulConfig,
+    ReduceConfig,
+    shares_obstacle,
+)
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
@@ -25,7 +32,7 @@ from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.protocol import begin_kernel
 from overweave.memory.stamp import stamp_kernel
 from overweave.runtime.matmul import hopper_parts
-from overweave.schedules.tile_shape import SUMS, Kernel, row_shape, shapes
+from overweave.schedules.tile_shape import SUMS, Kernel, TileShape, row_shape, shapes
 
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
@@ -100,6 +107,7 @@ def cases() -> Iterator[Case]:
         yield from sum_cases(kernel)
         yield from several_cases(kernel)
         yield from gated_cases(kernel)
+    yield from split_cases("hopper")
     yield from scaled_cases("portable")
     yield from scaled_cases("hopper")
     yield reduction_case(FLOAT8, 2, False)
@@ -164,6 +172,26 @@ def gated_cases(kernel: Kernel) -> Iterator[Case]:
     rest = Epilogue(activation="gelu_tanh", residual=True, gate=True)
     for shape in shapes("float16", kernel, rest):
         yield matmul_case("float16", shape.config, VARIANTS[-1], rest)
+
+
+def split_cases(kernel: Kernel) -> Iterator[Case]:
+    """Tiles dealt out along k: in every shape that can be; of one, all that may come with it."""
+    plain = [config for config in map(dealt, shapes("bfloat16", kernel)) if not shares_obstacle(config)]
+    for config in plain:
+        yield matmul_case("bfloat16", config, VARIANTS[-1])
+    for variant in (VARIANTS[0], *RARE_VARIANTS):
+        yield matmul_case("bfloat16", plain[0], variant)
+    yield matmul_case("bfloat16", plain[0], SUM, addends=3)
+    yield matmul_case("bfloat16", plain[0], VARIANTS[-1], weights=2)
+    for epilogue in (*EPILOGUES, Epilogue(activation="silu", gate=True)):
+        yield matmul_case("bfloat16", dealt(shapes("bfloat16", kernel, epilogue)[0]), VARIANTS[-1], epilogue)
+    by_rows = Epilogue(scaling="rows")
+    yield matmul_case(FLOAT8, dealt(shapes(FLOAT8, kernel, by_rows)[0]), SCALED, by_rows)
+
+
+def dealt(shape: TileShape) -> MatmulConfig:
+    """A tile shape whose kernel knows shares. How many is no matter to it."""
+    return replace(shape.config, split_tiles=1, split_k=2)
 
 
 def begin_case() -> Case:
@@ -287,29 +315,38 @@ def matmul_case(
     if addends > 1:
         sums.pop("addend_tiles", None)
     constant |= dict.fromkeys({"total", "addends", *beside} - sums.keys()) | {"ADDENDS": addends}
+    shares = {"partials": "*fp32", "arrivals": "*i32"} if config.split_k else {}
+    constant |= dict.fromkeys({"partials", "arrivals"} - shares.keys()) | {"SPLIT_K": config.split_k > 0}
     columns = _names("n", weights)
     constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
     constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
     constant["WEIGHTS"] = weights
     options = {"num_warps": 4} if is_hopper else {"num_warps": config.warps, "num_stages": config.stages}
-    launch = f"{config.warps}w{config.stages}s" + (f"/{config.split_n}" if config.split_n > 1 else "")
-    tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
+    tile = f"{config.block_m}x{config.block_n}x{config.block_k} {_launch(config)}"
     added = f"{addends} addend{'s' if addends > 1 else ''}" if addends else ""
     several = f"{weights} weights" if weights > 1 else ""
     source = source_of(
         matmul_hopper_kernel if is_hopper else matmul_kernel,
-        {**sides, **extras, **sums, **PROTOCOL, **TABLE, **dict.fromkeys(columns, "i32"), "k": "i32"},
+        {**sides, **extras, **sums, **shares, **PROTOCOL, **TABLE, **dict.fromkeys(columns, "i32"), "k": "i32"},
         {**constant, **variant.constexprs},
         options,
-        " ".join(filter(None, (f"{dtype} {tile} {launch}", str(variant), str(epilogue), added, several))),
+        " ".join(filter(None, (f"{dtype} {tile}", str(variant), str(epilogue), added, several))),
         () if variant.ragged else (*columns, "k"),
     )
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
     announced = (*outs, *(name for name in sums if name.startswith("total")))
     contract = _tiles(guarded, announced, uses_tensor_cores=dtype != "float32")
+    if config.split_k:
+        contract = replace(contract, private=("arrivals",))
     if dtype == FLOAT8:  # each step's product is added to the sums before the next: loads alone are ahead
         contract = replace(contract, depth=0)
     return Case(source, _with_addends(contract, "addend_tiles" in sums) if addends else contract)
+
+
+def _launch(config: MatmulConfig) -> str:
+    """For labels: warps and stages, rectangles of columns, and whether its kernel knows shares along k."""
+    parts = f"/{config.split_n}" if config.split_n > 1 else ""
+    return f"{config.warps}w{config.stages}s{parts}" + (" along k" if config.split_k else "")
 
 
 def _names(base: str, weights: int) -> list[str]:

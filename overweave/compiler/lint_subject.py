@@ -9,7 +9,7 @@ from msgspec import Struct
 from overweave.compiler.aot import Compiled
 from overweave.compiler.lint_contract import Contract, Finding
 from overweave.compiler.ptx import Edge, Instruction, parse
-from overweave.compiler.ptx_flow import THREAD, Access, Flow, reaches
+from overweave.compiler.ptx_flow import THREAD, Access, Flow, direct, reaches
 from overweave.compiler.ptx_graph import Facts, Graph, Loop
 from overweave.errors import InputError
 
@@ -82,7 +82,8 @@ class Subject:
 
     def is_private(self, access: Access) -> bool:
         names = (*self.contract.private, *self.contract.claims)
-        return bool(access.pointers) and access.pointers <= {*names, *(f"*{name}" for name in names)}
+        base = direct(access.pointers) or access.pointers  # as in `reaches`
+        return bool(base) and base <= {*names, *(f"*{name}" for name in names)}
 
     def is_guard(self, access: Access) -> bool:
         """Whether it touches the signal of some guard."""

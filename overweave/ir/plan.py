@@ -120,6 +120,8 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     split_n: how many rectangles of columns, side by side, a tile is made of. Tiles of the last wave may be cut into
     them, so that more SMs share that wave, and a last column of tiles has no more of them than it needs
     (split_obstacle says which tiles can be split).
+    split_tiles, split_k: the last `split_tiles` tiles of a rank are dealt out along k, in `split_k` shares each
+    (TileRow.shares). 0: every tile is one row.
     """
 
     kernel: Literal["portable", "hopper"] = "portable"
@@ -130,6 +132,8 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     stages: Count = 3
     warps: Count = 8
     split_n: Annotated[int, Meta(ge=1, le=4)] = 1
+    split_tiles: Annotated[int, Meta(ge=0)] = 0
+    split_k: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def part_n(self) -> int:
@@ -153,6 +157,13 @@ def split_obstacle(config: MatmulConfig) -> str:
         return f"block_n={config.block_n} in {config.split_n} leaves less than 64 columns"
     if config.kernel == "hopper" and config.block_m < 128:
         return f"the halves of a tile of {config.block_m} rows are one consumer's each"
+    return ""
+
+
+def shares_obstacle(config: MatmulConfig) -> str:
+    """Why a kernel's tiles cannot be dealt out along k; empty if they can."""
+    if config.kernel == "hopper" and config.split_n > 3:
+        return f"beside sums of shares, main loops for {config.split_n} widths spill registers"
     return ""
 
 

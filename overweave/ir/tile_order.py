@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
 OWN_SHARD, WORKSPACE = 0, 1
 NO_SIGNAL = -1
 NO_ADDENDS = -1
+ARRIVAL_WORDS = 4  # of int32: the counters of each place of the partials
 
 
 class TileRow(NamedTuple):
@@ -28,6 +30,9 @@ class TileRow(NamedTuple):
     result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
     weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
     into: of the outputs of that weight, in the order of their first Computes, the one it writes: 0 or 1.
+    shares: how many rows its tile is, each of which multiplies `[k_lo, k_hi)` of k, in the order of `share`; or 0: it
+    is one row, which multiplies all of k. The row that is done last sums them and alone announces the tile;
+    what it sums lies in places `[partial, partial + shares)` of the kernel's partials.
     operation: position of its operation among those of the rank and queue, for traces and reports.
     APPLY: `row` is the tile's number in the author's kernel; `col`: how many slices are to be claimed before it waits,
     `width`: 1 if it claims any, one at least. Slices are COPY rows behind all others. PART: no tile, but rows
@@ -55,6 +60,11 @@ class TileRow(NamedTuple):
     late_count: int = 0
     weight: int = 0
     into: int = 0
+    k_lo: int = 0
+    k_hi: int = 0
+    share: int = 0
+    shares: int = 0
+    partial: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,3 +79,8 @@ def outputs(schedule: Schedule, rank: int, weight: str) -> tuple[str, ...]:
     """The buffers into which a rank's products by a weight go, in the order of its Computes."""
     computes = (operation for operation in schedule.of_rank(rank) if isinstance(operation, Compute))
     return tuple(dict.fromkeys(part.buffer for each in computes if each.b.buffer == weight for part in each.out))
+
+
+def share_places(rows: Iterable[TileRow]) -> int:
+    """How many places the shares of a table need."""
+    return max((row.partial + row.shares for row in rows), default=0)

@@ -17,18 +17,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from overweave.kernels.epilogue import BIAS, BY_ROWS, GATE, finished_by_parts, gated, scales_of
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
-from overweave.kernels.hopper_tiles import read_column, record_time
+from overweave.kernels.hopper_tiles import place_of, read_column, record_time
 from overweave.kernels.received_hopper import half_of, hear_of_addends, store_sum
+from overweave.kernels.shares import LEFT_OUT, k_range
+from overweave.kernels.shares_hopper import end_share, tell
 from overweave.kernels.weights import columns_before, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
-    COL,
     FROM_OWN_SHARD,
     INTO,
     MULTIPLIED,
     PLACE,
     ROW,
-    ROW_END,
     SOURCE,
     SOURCE_ROW,
 )
@@ -66,7 +66,7 @@ def no_sums(PART_M: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def multiply(
-    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, k, PART_N: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, depth, PART_N: gl.constexpr,
     B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Main loop. The sums of the most rectangles that are a power of two, those of the rest, and the next step.
@@ -86,7 +86,7 @@ def multiply(
     sums = no_sums(PART_M, WIDE * PART_N)
     if REST > 0:
         rest = no_sums(PART_M, REST * PART_N)
-    for index in range(gl.cdiv(k, BLOCK_K)):
+    for index in range(gl.cdiv(depth, BLOCK_K)):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
         a_tile = a_tiles.index(STRIDE_A * stage + OWN_A)
@@ -122,7 +122,7 @@ def multiply_step(a_tile, b_tile):
 
 @gluon.jit
 def multiply_in_steps(
-    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, k, PART_N: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, depth, PART_N: gl.constexpr,
     B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """As `multiply`, for fp8, of which tensor cores keep about 14 bits as they add: each step's product is added to the
@@ -142,7 +142,7 @@ def multiply_in_steps(
     if REST > 0:
         rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST * PART_N, 32])
         rest = gl.zeros((PART_M, REST * PART_N), gl.float32, rest_layout)
-    for _ in range(gl.cdiv(k, BLOCK_K)):
+    for _ in range(gl.cdiv(depth, BLOCK_K)):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
         a_tile = a_tiles.index(STRIDE_A * stage + OWN_A)
@@ -207,39 +207,25 @@ def hand_over(
 
 
 @gluon.jit
-def consume_tile(
-    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received,
-    trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
-):  # fmt: skip
-    """One consumer's half of a tile of PARTS rectangles; the next step."""
-    GATED: gl.constexpr = (GATE & EPILOGUE) != 0
-    PART_M: gl.constexpr = c_tiles.type.shape[1]
-    PART_N: gl.constexpr = c_tiles.type.shape[2]
-    IS_FP8: gl.constexpr = a_tiles.dtype.is_fp8()
-    WIDE: gl.constexpr = widest(PARTS, PART_N, IS_FP8)
-    AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
-    tile = message & NUMBER
-    row = read_column(table, tile, ROW) + (0 if IN_COLUMNS else HALF * PART_M)
-    row_end = read_column(table, tile, ROW_END)
-    col = read_column(table, tile, COL) + (HALF * PART_N if IN_COLUMNS else 0)
-    weight = weight_of(table, tile, WEIGHTS)
-    target = of_weight(weight, out_pointer, out_pointer_1, out_pointer_2, WEIGHTS)
+def target_of(table, tile, weight, out, out_1, out_2, total, WEIGHTS: gl.constexpr):
+    """The output that a tile writes."""
+    target = of_weight(weight, out, out_1, out_2, WEIGHTS)
     if total is not None:
         target = gl.where(read_column(table, tile, INTO) == 0, target, total)
-    cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
-    if IS_FP8:
-        result, others, step = multiply_in_steps(
-            PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
-        )
-    else:
-        result, others, step = multiply(
-            2 if GATED else PARTS, HALF, step, a_tiles, b_tiles, full, empty, k, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
-        )
-    result += gl.where(message < VOID, 0.0, float("nan"))
-    if GATED:
+    return target
+
+
+@gluon.jit
+def end_tile(
+    PARTS: gl.constexpr, WIDE: gl.constexpr, HALF: gl.constexpr, result, others, turn, c_tiles, c_empty, out, target,
+    bias, residual, scale_x, scales, scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row,
+    row_end, col, n, n_1, cols_end, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr,
+    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+):  # fmt: skip
+    """The products of all of k, finished and handed over."""
+    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
+    if GATE & EPILOGUE:
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
         result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
         result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
@@ -248,16 +234,14 @@ def consume_tile(
         WEIGHTS,
     )  # fmt: skip
     if PARTS > WIDE:
-        others += gl.where(message < VOID, 0.0, float("nan"))
         further = col + WIDE * PART_N
         if ADDENDS == 0:  # with addends, behind those of the others: both would not fit
             others = finish(
                 others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
                 EPILOGUE, WEIGHTS,
             )  # fmt: skip
-    if HALF == 0:
-        record_time(trace, tile, MULTIPLIED, TRACED and ADDENDS > 0)
-    mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
+    if not SPLIT_K:
+        await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
     hand_over(
         result, c_tiles, AT, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
         col, cols_end, ADDENDS, EPILOGUE,
@@ -272,6 +256,77 @@ def consume_tile(
             others, c_tiles, AT + WIDE, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row,
             row_end, further, cols_end, ADDENDS, EPILOGUE,
         )  # fmt: skip
+
+
+@gluon.jit
+def await_room(HALF: gl.constexpr, turn, c_empty, trace, table, tile, TRACED: gl.constexpr):
+    """The products are there; the storer is done with the last tile."""
+    if HALF == 0:
+        record_time(trace, tile, MULTIPLIED, TRACED)
+    mbarrier.wait(c_empty.index(HALF), (turn & 1) ^ 1)
+
+
+@gluon.jit
+def consume_tile(
+    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
+    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
+    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of,
+    trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+):  # fmt: skip
+    """One consumer's half of a tile of PARTS rectangles; the next step."""
+    GATED: gl.constexpr = (GATE & EPILOGUE) != 0
+    PART_M: gl.constexpr = c_tiles.type.shape[1]
+    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    IS_FP8: gl.constexpr = a_tiles.dtype.is_fp8()
+    BLOCK_K: gl.constexpr = a_tiles.type.shape[2]
+    WIDE: gl.constexpr = widest(PARTS, PART_N, IS_FP8)
+    SIZE: gl.constexpr = PART_M * PART_N * (2 if GATED else c_tiles.type.shape[0] // 2)
+    BELOW: gl.constexpr = 0 if IN_COLUMNS else HALF * PART_M
+    BESIDE: gl.constexpr = HALF * PART_N if IN_COLUMNS else 0
+    tile = message & NUMBER
+    if not SPLIT_K:
+        row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
+        target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, WEIGHTS)
+        cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+    low, high = k_range(table, tile, k, BLOCK_K, SPLIT_K)
+    if IS_FP8:
+        result, others, step = multiply_in_steps(
+            PARTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+        )
+    else:
+        result, others, step = multiply(
+            2 if GATED else PARTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED,
+            IN_COLUMNS,
+        )  # fmt: skip
+    result += gl.where(message < VOID, 0.0, float("nan"))
+    if PARTS > WIDE:
+        others += gl.where(message < VOID, 0.0, float("nan"))
+    if SPLIT_K:
+        told, result, others = end_share(
+            PARTS > WIDE, HALF, SIZE, result, others, partials, arrivals, table, tile, message < VOID
+        )
+        await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
+        if told != LEFT_OUT:
+            # Where the tile lies is read here: beside sums of shares there is no register for it.
+            row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
+            target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, WEIGHTS)
+            cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+            end_tile(
+                PARTS, WIDE, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
+                scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1,
+                cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+            )  # fmt: skip
+        elif addend_tiles is not None:
+            if read_column(table, tile, PLACE) != ADDS_NOTHING:
+                hear_of_addends(verdicts, received, turn)  # what is loaded for nothing is there before the next tile's
+        tell(told_of.index(HALF), told)
+    else:
+        end_tile(
+            PARTS, WIDE, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
+            scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1, cols_end,
+            EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
     return step
 
@@ -280,9 +335,10 @@ def consume_tile(
 def consume(
     HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
     out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, trace, table, n,
+    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n,
     n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     step = 0
     turn = 0
@@ -294,8 +350,8 @@ def consume(
                     SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
                     c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
                     total, addends, addend_tiles, verdicts,
-                    received, trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
-                    WEIGHTS,
+                    received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED, IN_COLUMNS,
+                    EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
                 )  # fmt: skip
         turn += 1
         message = receive(ring, ring_full, ring_empty, turn)
@@ -305,15 +361,16 @@ def consume(
 def consume_upper(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
+    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
     B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     consume(
         0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
-        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
+        total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
+        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip
 
 
@@ -321,13 +378,14 @@ def consume_upper(
 def consume_lower(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
+    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
     B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     consume(
         1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, addends, addend_tiles, verdicts, received, trace, table, n, n_1, n_2, k,
-        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
+        total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
+        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip

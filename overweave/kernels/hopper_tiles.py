@@ -3,14 +3,18 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from overweave.kernels.weights import weight_of
 from overweave.lang.tile_table import (
     ALSO,
     ALSO_COUNT,
+    COL,
     COLUMNS,
     LATE_COUNT,
     LATE_HI,
     LATE_LO,
     OPERATION,
+    ROW,
+    ROW_END,
     TRACE_COLUMNS,
     WAIT_COUNT,
     WAIT_HI,
@@ -25,6 +29,14 @@ WAIT_ASSEMBLY = gl.constexpr(WAIT_UNTIL_AT_LEAST_IN_WARP)
 @gluon.jit
 def read_column(table, tile, COLUMN: gl.constexpr):
     return gl.load(table + tile * COLUMNS + COLUMN)
+
+
+@gluon.jit
+def place_of(table, tile, BELOW: gl.constexpr, BESIDE: gl.constexpr, WEIGHTS: gl.constexpr):
+    """A consumer's first row, the end of the tile's rows, the consumer's first column, and whose they are."""
+    row, row_end = read_column(table, tile, ROW), read_column(table, tile, ROW_END)
+    col = read_column(table, tile, COL)
+    return row + BELOW, row_end, col + BESIDE, weight_of(table, tile, WEIGHTS)
 
 
 @gluon.jit

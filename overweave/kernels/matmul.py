@@ -10,7 +10,7 @@ One program holds one tile at a time. Prologue: claim a row of the table, wait f
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
 (kernels/received.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
 automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
-(`TileRow.width`) takes as long as a whole one here.
+(`TileRow.width`) takes as long as a whole one here. A tile that is dealt out along k ends in kernels/shares.py.
 
 Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in runtime/matmul.py).
 SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
@@ -21,6 +21,7 @@ import triton.language as tl
 
 from overweave.kernels.epilogue import BIAS, BY_ROWS, GATE, finished, gated, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
+from overweave.kernels.shares import LEFT_OUT, SUMMED, end_share, k_range
 from overweave.kernels.weights import columns_before, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -47,13 +48,13 @@ from overweave.lang.tile_table import (
 
 
 @triton.jit
-def multiply_tile(a, b, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: tl.constexpr):
-    """`a[row:, :] @ b[:, col:]` of one tile in fp32. Rows and columns beyond the matrices read as zero."""
+def multiply_tile(a, b, row, col, low, high, PRECISION: tl.constexpr, B_IS_TRANSPOSED: tl.constexpr):
+    """`a[row:, low:high] @ b[low:high, col:]` of a tile in fp32. Rows and columns beyond the matrices read as zero."""
     BLOCK_M: tl.constexpr = a.block_shape[0]
     BLOCK_K: tl.constexpr = a.block_shape[1]
     BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for depth in range(0, k, BLOCK_K):
+    for depth in range(low, high, BLOCK_K):
         a_tile = a.load([row, depth])
         if B_IS_TRANSPOSED:
             b_tile = b.load([col, depth]).T
@@ -68,14 +69,14 @@ def multiply_tile(a, b, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: t
 
 
 @triton.jit
-def multiply_tile_by_both(a, b, gate, row, col, k, PRECISION: tl.constexpr, B_IS_TRANSPOSED: tl.constexpr):
+def multiply_tile_by_both(a, b, gate, row, col, low, high, PRECISION: tl.constexpr, B_IS_TRANSPOSED: tl.constexpr):
     """`multiply_tile` by two weights of one shape: each tile of a is loaded once."""
     BLOCK_M: tl.constexpr = a.block_shape[0]
     BLOCK_K: tl.constexpr = a.block_shape[1]
     BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for depth in range(0, k, BLOCK_K):
+    for depth in range(low, high, BLOCK_K):
         a_tile = a.load([row, depth])
         if B_IS_TRANSPOSED:
             b_tile = b.load([col, depth]).T
@@ -86,6 +87,42 @@ def multiply_tile_by_both(a, b, gate, row, col, k, PRECISION: tl.constexpr, B_IS
         accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
         gate_accumulator = tl.dot(a_tile, gate_tile, gate_accumulator, input_precision=PRECISION)
     return accumulator, gate_accumulator
+
+
+@triton.jit
+def end_tile(
+    value, verdict, bias, residual, scale_x, scales, scale_w, out, addends, table, tile, row, row_end, col,
+    width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED: tl.constexpr,
+    EPILOGUE: tl.constexpr, ADDENDS: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """What a tile does with its sums: finishes, stores and announces them."""
+    BLOCK_M: tl.constexpr = value.shape[0]
+    BLOCK_N: tl.constexpr = value.shape[1]
+    rows = row + tl.arange(0, BLOCK_M)
+    cols = col + tl.arange(0, BLOCK_N)
+    col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
+    if EPILOGUE:
+        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
+        beside = scales_of(scale_x, scales, is_own, row, read_column(table, tile, SOURCE_ROW), EPILOGUE)
+        own_bias, own_scales = bias, scale_w
+        if WEIGHTS > 1:
+            before = columns_before(weight, n, n_1, WEIGHTS)
+            if BIAS & EPILOGUE:
+                own_bias = bias + before
+            if BY_ROWS & EPILOGUE:
+                own_scales = scale_w + before
+        value = finished(value, own_bias, residual, beside, own_scales, rows, row_end, cols, cols_end, EPILOGUE)
+    if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
+        record_time(trace, tile, MULTIPLIED, TRACED)
+        verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)
+        record_time(trace, tile, RECEIVED, TRACED)
+        value += tl.where(verdict == 1, 0.0, float("nan"))
+        store_sum(value, out, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
+    else:
+        inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
+        places = out + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
+        tl.store(places, value.to(out.dtype.element_ty), mask=inside)
+    finish_tile(table, tile, signals, verdict)
 
 
 @triton.jit
@@ -105,6 +142,8 @@ def matmul_kernel(
     scale_w,
     total,
     addends,
+    partials,
+    arrivals,
     table,
     claims,
     signals,
@@ -124,8 +163,8 @@ def matmul_kernel(
     EPILOGUE: tl.constexpr,
     ADDENDS: tl.constexpr,
     WEIGHTS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = a_shard.block_shape[0]
     BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
 
     tile = claim_tile(claims)
@@ -150,41 +189,29 @@ def matmul_kernel(
         if total is not None:
             target = tl.where(read_column(table, tile, INTO) == 0, target, total)
         cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+        low, high = k_range(table, tile, k, a_shard.block_shape[1], SPLIT_K)
         if GATE & EPILOGUE:
-            accumulator, gate = multiply_tile_by_both(a, b, b_1, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
-            accumulator = gated(accumulator, gate, EPILOGUE)
+            accumulator, gate = multiply_tile_by_both(a, b, b_1, source_row, col, low, high, PRECISION, B_IS_TRANSPOSED)
         else:
             factor = of_weight(weight, b, b_1, b_2, WEIGHTS)
-            accumulator = multiply_tile(a, factor, source_row, col, k, PRECISION, B_IS_TRANSPOSED)
+            accumulator = multiply_tile(a, factor, source_row, col, low, high, PRECISION, B_IS_TRANSPOSED)
+            gate = accumulator
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.
-        rows = row + tl.arange(0, BLOCK_M)
-        cols = col + tl.arange(0, BLOCK_N)
-        col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
-        if EPILOGUE:
-            is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
-            beside = scales_of(scale_x, scales, is_own, row, source_row, EPILOGUE)
-            own_bias, own_scales = bias, scale_w
-            if WEIGHTS > 1:
-                before = columns_before(weight, n, n_1, WEIGHTS)
-                if BIAS & EPILOGUE:
-                    own_bias = bias + before
-                if BY_ROWS & EPILOGUE:
-                    own_scales = scale_w + before
-            accumulator = finished(
-                accumulator, own_bias, residual, beside, own_scales, rows, row_end, cols, cols_end, EPILOGUE
+        told = SUMMED
+        if SPLIT_K:
+            told, accumulator, gate = end_share(
+                accumulator, gate, (GATE & EPILOGUE) != 0, partials, arrivals, table, tile, verdict
             )
-        if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
-            record_time(trace, tile, MULTIPLIED, TRACED)
-            verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)
-            record_time(trace, tile, RECEIVED, TRACED)
-            accumulator += tl.where(verdict == 1, 0.0, float("nan"))
-            store_sum(accumulator, target, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
-        else:
-            inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
-            places = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
-            tl.store(places, accumulator.to(out.dtype.element_ty), mask=inside)
-        finish_tile(table, tile, signals, verdict)
+            verdict = (told == SUMMED).to(tl.int32)
+        if SPLIT_K == 0 or told != LEFT_OUT:
+            if GATE & EPILOGUE:
+                accumulator = gated(accumulator, gate, EPILOGUE)
+            end_tile(
+                accumulator, verdict, bias, residual, scale_x, scales, scale_w, target, addends, table, tile,
+                row, row_end, col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED,
+                EPILOGUE, ADDENDS, WEIGHTS,
+            )  # fmt: skip
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

@@ -28,6 +28,8 @@ from overweave.kernels.hopper_consumer import consume_lower, consume_upper
 from overweave.kernels.hopper_ring import LACKS, LAST, NUMBER, RING, VOID, lacking, pass_on, receive
 from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_tile
 from overweave.kernels.received_hopper import await_addends, load_addend
+from overweave.kernels.shares import LEFT_OUT, SUMMED, k_range
+from overweave.kernels.shares_hopper import hear, is_announced
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -58,6 +60,7 @@ def produce(
     a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims,
     signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr,
     TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr, GATED: gl.constexpr, WEIGHTS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     PART_M: gl.constexpr = a_shard.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
@@ -84,7 +87,8 @@ def produce(
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
         factor = of_weight(weight_of(table, tile, WEIGHTS), b, b_1, b_2, WEIGHTS)
-        for depth in range(0, k, BLOCK_K):
+        low, high = k_range(table, tile, k, BLOCK_K, SPLIT_K)
+        for depth in range(low, high, BLOCK_K):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             arrived = full.index(stage)
@@ -110,8 +114,9 @@ def produce(
 @gluon.jit
 def store(
     c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends, addend_tiles,
-    verdicts, received, table, signals, words, limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
-    IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
+    verdicts, received, arrivals, told_of, table, signals, words, limits, trace, world_size, TRACED: gl.constexpr,
+    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
@@ -141,11 +146,18 @@ def store(
         if total_tiles is not None:
             if read_column(table, tile, INTO) != 0:
                 target = total_tiles
+        ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
+            is_ended = True
+            if SPLIT_K:
+                told = hear(told_of.index(half))
+                is_ended = told != LEFT_OUT
+                is_sound = is_sound & (told <= SUMMED)
+                ended += is_ended.to(gl.int32)
             top, left = row + half * STEP_M, col + half * STEP_N
             if ADDENDS == 0 or addend_tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
-                if top + PART_M <= row_end:
+                if is_ended & (top + PART_M <= row_end):
                     for part in gl.static_range(SPLIT_N):
                         if part == 0 or lacking(message) < SPLIT_N - part:
                             store_tile(target, [top, left + part * PART_N], c_tiles.index(SPLIT_N * half + part))
@@ -155,6 +167,8 @@ def store(
         if signal != SIGNALS_NOBODY:
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
             gl.thread_barrier()
+            if SPLIT_K:
+                is_sound = is_announced(arrivals, table, tile, ended, is_sound)
             gl.atomic_add(signals + signal * STRIDE, 1, mask=is_sound, sem="release", scope="sys")
         record_time(trace, tile, STORED, TRACED)
         turn += 1
@@ -183,6 +197,8 @@ def matmul_hopper_kernel(
     total_tiles,
     addends,
     addend_tiles,
+    partials,
+    arrivals,
     table,
     claims,
     signals,
@@ -204,6 +220,7 @@ def matmul_hopper_kernel(
     EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr,
     WEIGHTS: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):
     DTYPE: gl.constexpr = a_shard.dtype
     A_SHAPE: gl.constexpr = a_shard.block_type.shape
@@ -223,6 +240,7 @@ def matmul_hopper_kernel(
     c_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     c_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     verdicts = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    told_of = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     received = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
@@ -240,21 +258,23 @@ def matmul_hopper_kernel(
             (consume_upper, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, addends, addend_tiles, verdicts, received, trace, table, n, n_1,
-                n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
+                total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
+                table, n, n_1, n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
+                SPLIT_K)),
             (consume_lower, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, addends, addend_tiles, verdicts, received, trace, table, n, n_1,
-                n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS)),
+                total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
+                table, n, n_1, n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
+                SPLIT_K)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
                 claims, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES, TRACED,
-                STAGES, SPLIT_N, GATED, WEIGHTS)),
+                STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
                 c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends,
-                addend_tiles, verdicts, received, table, signals, words, limits, trace, world_size, TRACED, SPLIT_N,
-                IN_COLUMNS, ADDENDS, WEIGHTS)),
+                addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace, world_size,
+                TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K)),
         ],
         [4, 1, 1],
         [240, 24, 24],

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from overweave.ir.tile_order import NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
+from overweave.ir.tile_order import ARRIVAL_WORDS, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
 from overweave.memory.device import (
     CLAIMED,
     MULTIPLIED,
@@ -70,6 +70,16 @@ LATE_HI = tl.constexpr(TileRow._fields.index("late_hi"))
 LATE_COUNT = tl.constexpr(TileRow._fields.index("late_count"))
 WEIGHT = tl.constexpr(TileRow._fields.index("weight"))
 INTO = tl.constexpr(TileRow._fields.index("into"))
+K_LO = tl.constexpr(TileRow._fields.index("k_lo"))
+K_HI = tl.constexpr(TileRow._fields.index("k_hi"))
+SHARE = tl.constexpr(TileRow._fields.index("share"))
+SHARES = tl.constexpr(TileRow._fields.index("shares"))
+PARTIAL = tl.constexpr(TileRow._fields.index("partial"))
+
+# Counters of the shares of a tile: how many of each half are there, and how many halves of the sum are stored.
+ARRIVALS = tl.constexpr(ARRIVAL_WORDS)
+DONE = tl.constexpr(2)
+VOID_SHARE = tl.constexpr(1 << 16)  # what a void share adds beside its one
 
 # Slices that tiles carry: columns of their tiles' rows, and of the table of addresses (memory/lower.py).
 SLICES_BEFORE, CLAIMS_SLICES = COL, WIDTH

@@ -32,6 +32,7 @@ from overweave.memory.packed import PACKED_OPERATION
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
 from overweave.memory.protocol import BEGIN_OPERATION, STATE_WORDS
+from overweave.memory.shares import SharedShares
 from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
@@ -64,6 +65,7 @@ class Workspace:
     """See the module. Built collectively; `Workspace.of` keeps one per group and device.
 
     words, state, limits, claims, report: the protocol's words (memory/device.py, memory/protocol.py).
+    shares: memory for tiles that are dealt out along k.
     calls: how many calls this rank has launched eagerly. captures: makes the graphs of its calls. captured: what graphs
     of callers replay, which nobody may drop.
     """
@@ -83,6 +85,7 @@ class Workspace:
         self._report: memoryview[int] = memoryview(self.report.numpy())  # type: ignore[arg-type]
         limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
         self.limits = torch.tensor(limits, dtype=torch.int64, device=device)
+        self.shares = SharedShares(device)
         self._packed: list[PackedSpace] = []  # as the heaps
         self._heaps: list[CudaHeap] = []  # the last one is leased; plans bound earlier keep to theirs
         self._slot_bytes = 0
@@ -238,6 +241,7 @@ class Workspace:
         self.words.tensor.zero_()
         self.state.zero_()
         self.claims.zero_()
+        self.shares.clear()
         for space in self._packed:
             space.clear()
         self.report.zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce, ReducePut
-from overweave.ir.tile_order import outputs
+from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -22,6 +23,7 @@ from overweave.memory.lower import (
     reduction_operands,
     sums_first,
 )
+from overweave.memory.shares import share_numbers
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.kernels import (
@@ -132,7 +134,9 @@ class SlotKernels:
             addends=self._addends(queue),
             addend_rows=self._addend_rows(queue),
         )
-        launch = matmul_launch(config, operands, self._protocol(queue, 0))
+        places, numbers = share_places(self._plan.tile_order(self._rank, queue).rows), share_numbers(config, epilogue)
+        shares = self._workspace.shares.get(places, numbers) if places else None
+        launch = matmul_launch(config, operands, replace(self._protocol(queue, 0), shares=shares))
         followed = [(bases[side], name) for side, name in movers.items()]
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:

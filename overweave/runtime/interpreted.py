@@ -18,11 +18,12 @@ from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import COPY_KERNEL, MOST_WEIGHTS, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, MatmulConfig, Plan
 from overweave.ir.schedule import INPUT, Compute, Reduce, ReducePut
-from overweave.ir.tile_order import OWN_SHARD, WORKSPACE, outputs
+from overweave.ir.tile_order import OWN_SHARD, WORKSPACE, outputs, share_places
 from overweave.memory.host_heap import ABORT, COMPLETED
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import sums_first
 from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime import interpreter
 from overweave.runtime.agenda import Agenda, Step
 from overweave.runtime.beside import Beside, IsDone
@@ -141,6 +142,9 @@ class InterpretedCall(HostCall):
         addends = self._addends(computes)
         extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)] + self._scales(computes)
         arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends]
+        places = share_places(self.plan.tile_order(self.group.rank, step.queue).rows)
+        shares = Shares.allocate(places, share_numbers(config, problem.epilogue), table.device) if places else None
+        arguments += [*(shares or (None, None))]
         arguments += [table, claims, *self._protocol, self._trace(step.queue, len(table))]
         numbers = [len(table), *_filled(problem.widths), problem.k, self.group.world_size]
         flags = [
@@ -150,8 +154,9 @@ class InterpretedCall(HostCall):
             self.stopwatch is not None,
             problem.epilogue.bits,
         ]
-        flags += [0 if addends is None else addends.shape[1], len(weights)]
+        flags += [0 if addends is None else addends.shape[1], len(weights), shares is not None]
         matmul_kernel[grid](*arguments, *numbers, *flags)
+        assert shares is None or not shares.arrivals.any(), "the next launch finds the counters at zero"
 
     def _factor(self, weight: str, config: MatmulConfig) -> Any:
         is_transposed, matrix = self.plan.problem.b_is_transposed, self.tensors[weight]

@@ -13,10 +13,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig, numbered
-from overweave.ir.tile_order import TileRow
+from overweave.ir.tile_order import TileRow, share_places
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
+from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime.kernels import Launch, Moving, descriptor, moving, table_tensor
 
 # fp32 means fp32: no TF32. For 16-bit operands the name decides nothing.
@@ -114,6 +115,7 @@ class Protocol:
     world_size: int
     traced: bool = False
     sms_beside: int = 0  # that the kernel leaves to another one
+    shares: Shares | None = None  # if tiles have any
 
     def programs(self) -> int:
         """One persistent program per SM that is left, or fewer if there are fewer tiles."""
@@ -122,6 +124,11 @@ class Protocol:
     @property
     def arrays(self) -> list[torch.Tensor]:
         return [self.table, self.claims, self.signals, self.words, self.limits, self.trace]
+
+    @property
+    def split_k(self) -> list[Any]:
+        """The memory of shares, as the kernels take it."""
+        return list(self.shares or (None, None))
 
 
 def matmul_launch(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Launch:
@@ -149,10 +156,10 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
     total = None if operands.total is None else operands.base("total")
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled([base for _, base in operands.outs])]
     arguments += [*operands.extras, total, operands.addends]
-    arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
+    arguments += [*protocol.split_k, *protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
     arguments += [_has_two_sources(operands), protocol.traced, operands.epilogue.bits, operands.addend_count]
-    arguments += [len(operands.outs)]
+    arguments += [len(operands.outs), protocol.shares is not None]
     options = {"num_warps": config.warps, "num_stages": config.stages}
     return Launch(matmul_kernel, protocol.programs(), arguments, options)
 
@@ -181,10 +188,10 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
     arguments += [*filled([base for _, base in operands.outs]), *operands.extras]
     arguments += [total, total_tiles, addends, addend_tiles]
-    arguments += [*protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
+    arguments += [*protocol.split_k, *protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]
-    arguments += [operands.addend_count, len(outs)]
+    arguments += [operands.addend_count, len(outs), protocol.shares is not None]
     return Launch(matmul_hopper_kernel, protocol.programs(), arguments, {"num_warps": 4})
 
 
@@ -223,17 +230,21 @@ class Matmul:
         out: torch.Tensor,
         epilogue: Epilogue = NO_EPILOGUE,
         extras: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        traced: bool = False,
     ) -> None:
-        """extras: what the epilogue reads, by name."""
+        """extras: what the epilogue reads, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`."""
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
         read: dict[str, Any] = {name: extras.get(name) for name in (BIAS, RESIDUAL, GATE, SCALE_X, "scales", SCALE_W)}
         operands = Operands(a, None, b, out, is_transposed, {}, **read, epilogue=epilogue)
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
-        trace = torch.zeros(TRACE_COLUMNS.value, dtype=torch.int64, device=device)
+        trace_size = (len(rows) if traced else 1, TRACE_COLUMNS.value)
+        self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
         table = table_tensor(rows, device)
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
-        protocol = Protocol(table, self._claims, words, words, limits, trace, world_size=1)
+        places, self.out = share_places(rows), out
+        self.shares = Shares.allocate(places, share_numbers(config, epilogue), device) if places else None
+        protocol = Protocol(table, self._claims, words, words, limits, self.trace, 1, traced, shares=self.shares)
         self.launch = matmul_launch(config, operands, protocol)
 
     def __call__(self) -> None:

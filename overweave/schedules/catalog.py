@@ -16,6 +16,7 @@ from overweave.ir.plan import (
     ReduceConfig,
     gate_obstacle,
     numbered,
+    shares_obstacle,
     step_obstacle,
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
@@ -47,7 +48,15 @@ from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
 from overweave.schedules.tile_order import tile_orders
-from overweave.schedules.tile_shape import reduction_shape, row_shape, shapes, tile_shape
+from overweave.schedules.tile_shape import (
+    BEST,
+    along_k,
+    count_tiles,
+    reduction_shape,
+    row_shape,
+    shapes,
+    tile_shape,
+)
 
 MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
@@ -272,7 +281,13 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
     candidates = shapes(problem.dtype, settings.kernel, problem.epilogue, len(problem.widths))
-    config = settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates))
+    k = problem.k if settings.split_k == BEST else 0
+    config = settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates, k))
+    if settings.split_k not in (1, BEST) and shares_obstacle(config):
+        raise InputError(f"split_k={settings.split_k}", shares_obstacle(config), "Use split_k=1")
+    if settings.split_k != 1:
+        tiles = count_tiles(heights, problem.widths, config).tiles
+        config = along_k(config, tiles, settings.sms, problem.k, settings.split_k)
     obstacle = gate_obstacle(config) if problem.epilogue.gate else ""
     if obstacle:
         raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.plan import MatmulConfig, split_obstacle
+from overweave.schedules.along_k import MOST_SHARES
 from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
 from overweave.schedules.gather_templates import Axis
-from overweave.schedules.tile_shape import Kernel
+from overweave.schedules.tile_shape import BEST, Kernel
 
 AUTO = "auto"
 
@@ -78,6 +80,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     stages: int | None = None
     warps: int | None = None
     split_n: int | None = None
+    split_k: int | Literal["best"] = 1
 
     def matmul(self, chosen: MatmulConfig) -> MatmulConfig:
         """The chosen tile shape, with whatever was asked for instead. Raises InputError for a tile it cannot run."""
@@ -154,6 +157,12 @@ TILES = (
     Option(name="stages", high=8, meaning="steps of the main loop in flight"),
     Option(name="warps", choices=(1, 2, 4, 8), meaning="warps of a program"),
     Option(name="split_n", choices=(1, 2, 3, 4), meaning="tiles that a tile of the last wave may be cut into"),
+    Option(
+        name="split_k",
+        default=1,
+        choices=(*range(1, MOST_SHARES + 1), BEST),
+        meaning="shares along k of each tile of the last wave; best: as many as take the least time by the model",
+    ),
 )
 
 

@@ -26,6 +26,7 @@ from overweave.ir.plan import (
 from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileOrder, TileRow, outputs
+from overweave.schedules.along_k import with_shares
 
 EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range of signals and one signal at most"
 
@@ -80,6 +81,9 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
             rows += _reduce_rows(operation, position, blocks, _duties(operation, context, after))
         else:
             raise ScheduleError(f"tile order of queue {queue}", f"{operation.name} is none of its tiles", "Move it")
+    computes = [one for one in schedule.of_rank(rank) if isinstance(one, Compute)]
+    if engine == TILE_KERNEL and matmul.split_k and computes:
+        rows = with_shares(rows, matmul, computes[0].b.shape[0])
     return TileOrder(rank, queue, tuple(rows))
 
 
@@ -92,9 +96,9 @@ def copy_rows(schedule: Schedule, rank: int, position: int, move: Operation) -> 
 
 
 def tile_count(schedule: Schedule, realization: Realization) -> int:
-    """How many rows the tables of all ranks would have, without making them."""
+    """How many rows the tables of all ranks would have, without making them; or more, if a rank has none."""
     matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()
-    count = 0
+    count = schedule.world_size * matmul.split_tiles * max(0, matmul.split_k - 1)
     for operation in schedule.operations:
         engine = realization.engine_of(operation.queue)
         if engine == COPY_KERNEL:

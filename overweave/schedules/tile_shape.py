@@ -7,7 +7,7 @@ change: each element is summed over the same steps of k.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -17,13 +17,27 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import MESSAGE_DATA_BYTES, Exchange, MatmulConfig, PackedConfig, ReduceConfig, narrow_width
+from overweave.ir.plan import (
+    MESSAGE_DATA_BYTES,
+    Exchange,
+    MatmulConfig,
+    PackedConfig,
+    ReduceConfig,
+    narrow_width,
+    shares_obstacle,
+)
+from overweave.schedules.along_k import Deal, deals, dealt_out, is_worthwhile
 
 Kernel = Literal["portable", "hopper"]
+BEST: Literal["best"] = "best"  # of the ways to deal tiles out along k
 # Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,
 # the less a small rectangle gains: it waits for memory.
 # MEASURED: what last waves of cut tiles took in benchmarks/results/tile_choice.h200.2026-11-22.txt, the median.
 RECTANGLE_TIMES = {(256, 2): 0.56, (256, 4): 0.65, (192, 3): 0.66, (128, 2): 0.68}
+
+# Of a step of 64 in k, in 16 bits, by tiles of 128 x 256.
+# MEASURED: by `python -m campaigns.tile_fit`, as benchmarks/results/split_k.h200.2026-11-22.txt ends.
+STEP_US = 0.66
 
 
 class TileShape(Struct, frozen=True):
@@ -144,19 +158,46 @@ def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
 Columns = int | tuple[int, ...]  # of one product, or of each of several
 
 
-def tile_shape(heights: Iterable[int], cols: Columns, sms: int, candidates: tuple[TileShape, ...]) -> MatmulConfig:
+def tile_shape(
+    heights: Iterable[int], cols: Columns, sms: int, candidates: tuple[TileShape, ...], k: int = 0
+) -> MatmulConfig:
     """The candidate with the shortest time for chunks of `heights` rows each and `cols` columns on `sms` SMs.
 
     Time is waves x tile area / efficiency. Tiles never straddle chunks, so each chunk is rounded up by itself.
+    k: with it, tiles of the last waves may be dealt out along k (schedules/along_k.py); the candidate says how.
     """
     heights = tuple(heights)
+    ways = [one for shape in candidates for one in _ways(shape, count_tiles(heights, cols, shape.config), sms, k)]
+    return min(ways, key=lambda one: one[0])[1]
 
-    def time(shape: TileShape) -> float:
-        config = shape.config
-        waves = _waves(count_tiles(heights, cols, config), sms, config)
-        return waves * config.block_m * config.block_n / shape.efficiency
 
-    return min(candidates, key=time).config
+def _ways(shape: TileShape, count: TileCount, sms: int, k: int) -> Iterator[tuple[float, MatmulConfig]]:
+    """A candidate with its time in us: as it is, and with every deal, if k is long enough for any."""
+    tile_us = tile_time_us(shape, k)
+    yield _waves(count, sms, shape.config) * tile_us, shape.config
+    if not k or shares_obstacle(shape.config):
+        return
+    for deal in deals(count.tiles, sms, shape.config, k, tile_us):
+        yield count.tiles // sms * tile_us + deal.time_us, dealt_out(shape.config, deal)
+
+
+def along_k(config: MatmulConfig, tiles: int, sms: int, k: int, split_k: int | Literal["best"]) -> MatmulConfig:
+    """A matmul of so many tiles, those of a last wave that is not full dealt out in `split_k` shares; or in as many as
+    take the least time, if dealing out does. As it was, if they would be too short.
+    """
+    shape = TileShape(replace(config, split_tiles=0, split_k=0), 1.0)
+    if split_k == BEST:
+        return min(_ways(shape, TileCount(tiles), sms, k), key=lambda one: one[0])[1]
+    rest = tiles % sms
+    if split_k == 1 or not rest or shares_obstacle(config) or not is_worthwhile(split_k, config, k):
+        return shape.config
+    return dealt_out(config, Deal(rest, split_k))
+
+
+def tile_time_us(shape: TileShape, k: int) -> float:
+    """Of a whole tile in a full wave; without k, in times of one that does one step."""
+    config = shape.config
+    return STEP_US * (k / 64 if k else 1.0) * config.block_m * config.block_n / (128 * 256) / shape.efficiency
 
 
 class TileCount(NamedTuple):
@@ -194,6 +235,8 @@ def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
 
 def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
     """How many of the last whole tiles are cut: those of the last wave, if their parts take less time than it."""
+    if config.split_k:
+        return 0
     rest = ceil(count.load % sms)
     return min(rest, count.whole) if _time_of_cut(rest, sms, config) < 1 else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -41,15 +42,26 @@ class Step(Struct, frozen=True):
         return MOVE
 
 
+class Run(NamedTuple):
+    """Tiles of an operation that are claimed one after the other and take equally long.
+
+    width: 0 for whole tiles, else TileRow.width. depth: 0 for all of k, else the length of their share of it.
+    """
+
+    operation: int
+    tiles: int
+    width: int = 0
+    depth: int = 0
+
+
 class Launch(Struct, frozen=True):
     """One launch of a kernel: it starts when it is the turn of operation `first`.
 
-    runs: (operation, tiles, width) in the order in which programs claim them; an operation may come more than once.
-    Tiles of a run are equally wide: 0 for a whole tile, else TileRow.width.
+    runs: in the order in which programs claim them; an operation may come more than once.
     """
 
     first: int
-    runs: tuple[tuple[int, int, int], ...]
+    runs: tuple[Run, ...]
 
 
 def steps_of(plan: Plan) -> tuple[Step, ...]:
@@ -96,8 +108,8 @@ def tile_counts(launches: tuple[Launch, ...]) -> Counter[int]:
     """Tiles of each operation."""
     counts: Counter[int] = Counter()
     for launch in launches:
-        for position, tiles, _ in launch.runs:
-            counts[position] += tiles
+        for run in launch.runs:
+            counts[run.operation] += run.tiles
     return counts
 
 
@@ -109,9 +121,9 @@ def _tiles(plan: Plan, operation: Operation) -> int:
     return operation.instances
 
 
-def _width(row: TileRow) -> int:
-    """Of a tile that may be cut; an author's are whole."""
-    return 0 if row.kind == APPLY else row.width
+def _extent(row: TileRow) -> tuple[int, int]:
+    """Width and depth of a tile that may be cut; an author's are whole."""
+    return (0, 0) if row.kind == APPLY else (row.width, row.k_hi - row.k_lo)
 
 
 def _claimed(rows: tuple[TileRow, ...]) -> list[TileRow]:
@@ -130,16 +142,16 @@ def _claimed(rows: tuple[TileRow, ...]) -> list[TileRow]:
     return claimed + slices[taken:]
 
 
-def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[tuple[int, int, int], ...]:
-    """Neighbours of one operation and width in the tile table; without a table, operations one after the other."""
+def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[Run, ...]:
+    """Neighbours in the tile table of one operation that are alike; without a table, one operation after another."""
     try:
         rows = _claimed(plan.tile_order(rank, queue).rows)
     except KeyError:
-        return tuple((position, _tiles(plan, plan.schedule.operations[position]), 0) for position in positions)
+        return tuple(Run(position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
     try:
         return tuple(
-            (positions[operation], len(tuple(group)), width)
-            for (operation, width), group in groupby((row.operation, _width(row)) for row in rows)
+            Run(positions[operation], len(tuple(group)), width, depth)
+            for (operation, width, depth), group in groupby((row.operation, *_extent(row)) for row in rows)
         )
     except IndexError:
         found = f"an operation beyond the {len(positions)} that rank {rank} has there"

@@ -23,6 +23,7 @@ from overweave.sim.order import Launch, Step, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, Kernel, Processor, TileRun
 from overweave.sim.record import Recorder
+from overweave.sim.shares import shared
 
 
 def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
@@ -147,9 +148,9 @@ class _Run:
     def _prepare(self, launch: Launch) -> None:
         """Makes the kernel of a launch; it starts when it is its first operation's turn."""
         runs, machine, config = [], self._machine, self._plan.realization.matmul
-        for position, tiles, width in launch.runs:
+        for position, tiles, width, depth in launch.runs:
             node = self._nodes[position]
-            work = self._kernel_work(node, width)
+            work = shared(self._kernel_work(node, width), node.step.operation, config, depth)
             delay = machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
             if isinstance(node.step.operation, Compute):
@@ -219,7 +220,7 @@ class _Run:
         if isinstance(operation, Compute) and config is not None:
             config = replace(config, block_n=(width or config.block_n) * self._products)
             dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-            return cost.kernel_work(self._machine, self._as_multiplied(operation), config, dtypes, node.tiles)
+            return cost.kernel_work(self._machine, self._as_multiplied(operation), config, dtypes, operation.tiles)
         if isinstance(operation, Apply) and self._author_tile_us is not None:
             return Work(node.tiles, self._author_tile_us)
         found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"

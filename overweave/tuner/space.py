@@ -18,6 +18,7 @@ from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.tile_shape import (
+    BEST,
     FLOAT8_HOPPER,
     FLOAT8_PORTABLE,
     GATED,
@@ -25,6 +26,8 @@ from overweave.schedules.tile_shape import (
     HOPPER,
     SINGLE_PRECISION,
     Kernel,
+    along_k,
+    count_tiles,
     shapes,
 )
 from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
@@ -144,13 +147,24 @@ def candidates(operator: str) -> tuple[Candidate, ...]:
 
 
 def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
-    """A candidate with a tile kernel in every tile shape of it and of the other one; nothing for others."""
+    """A candidate with a tile kernel in every tile shape of it and of the other one, and with the last tiles of each
+    dealt out along k, where the model says that this takes less time; nothing for others.
+    """
     if target.kind != "cuda" or not base.is_fused(problem.operator):
         return ()
     kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
     asked = problem.epilogue, len(problem.widths)
-    pinned = [_pins(shape.config) for kernel in kernels for shape in shapes(problem.dtype, kernel, *asked)]
+    tried = [shape.config for kernel in kernels for shape in shapes(problem.dtype, kernel, *asked)]
+    pinned = [_pins(config) for config in tried]
+    pinned += [_pins(config) | {"split_k": BEST} for config in tried if _is_dealt_out(config, problem, target)]
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
+
+
+def _is_dealt_out(config: MatmulConfig, problem: Problem, target: Target) -> bool:
+    """Whether tiles of the last wave had better be, of shards that are equally high."""
+    heights = [-(-problem.m // problem.world_size)] * problem.world_size
+    tiles = count_tiles(heights, problem.widths, config).tiles
+    return along_k(config, tiles, target.sms, problem.k, BEST).split_k > 0
 
 
 def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
@@ -182,6 +196,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
 def is_member(operator: str, what: Candidate) -> bool:
     """Whether the tuner could have tried a candidate: what a file names beyond that is not run."""
     options = dict(what.options)
+    if "kernel" in options and options.get("split_k") == BEST:  # pinned with it
+        del options["split_k"]
     pins = {name: options.pop(name) for name in _PINNED if name in options}
     return (
         operator in SPACE and candidate(what.plan, options) in candidates(operator) and (not pins or pins in _ALL_PINS)

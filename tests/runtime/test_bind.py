@@ -154,6 +154,15 @@ def cases_of_one_row() -> Iterator[Case]:
         yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
 
 
+def split_cases() -> Iterator[Case]:
+    """Tiles dealt out along k, by both kernels and with all that may come with them."""
+    for special in SPECIAL[:5]:
+        yield Case(GATHER, "push kernel=hopper split_k=2", {"k": 1024} | special)
+    yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024})
+    yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024} | SPECIAL[2])
+    yield Case(SCATTER, "scatter sums=epilogue kernel=hopper split_k=3", {"k": 1024}, rank=1)
+
+
 CASES = (
     *(Case(GATHER, f"push kernel={kernel}", special) for kernel in ("hopper", "portable") for special in SPECIAL),
     Case(GATHER, "pull kernel=hopper pieces=2"),
@@ -171,6 +180,7 @@ CASES = (
     *fp8_cases(),
     *fp8_sum_cases(),
     *cases_of_one_row(),
+    *split_cases(),
 )
 
 
@@ -212,6 +222,8 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
     for enqueue in bound.enqueue:
         enqueue(CALLER, others, addresses)
     found = set[Any]().union(*(each.addresses for each in launched))
+    rows = [row for order in plan.tile_orders for row in order.rows]
+    assert any(row.shares for row in rows) == ("split_k" in case.plan)
     assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
     assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}

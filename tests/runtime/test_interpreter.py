@@ -23,6 +23,7 @@ INTERPRETED = (
     "interpreted_sums.py",
     "interpreted_fp8.py",
     "interpreted_weights.py",
+    "interpreted_split_k.py",
 )
 
 

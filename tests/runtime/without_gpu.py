@@ -12,6 +12,7 @@ from triton.compiler import CompiledKernel
 
 from overweave.compiler.aot import HOPPER
 from overweave.memory import driver
+from overweave.memory.shares import SharedShares
 from overweave.runtime import kernels
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
@@ -94,6 +95,7 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         words=words,
         state=torch.zeros(8, dtype=torch.int64),
         claims=torch.zeros(8, dtype=torch.int32),
+        shares=SharedShares(torch.device("cpu")),
         limits=torch.zeros(8, dtype=torch.int64),
         stream=lambda queue: SIDE_STREAM,
         current_stream=lambda: CALLER,

@@ -37,6 +37,7 @@ from overweave.ir.verify.applied import check_applied, check_parts, check_slices
 from overweave.ir.verify.copies import check_copy
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.scales import check_places
+from overweave.ir.verify.shares import check_partials, without_shares
 from overweave.ir.verify.verdict import Findings
 
 OUT = "out"
@@ -85,10 +86,12 @@ class _Table:
         if self.is_author:
             before = dict(enumerate(accumulate((len(rows) for rows in _slices_only(tiles)), initial=0)))
             check_slices(own, before, len(slices), self.findings)
+        check_partials(own, self.findings)
         operands: dict[str, set[str]] = {}
         implied = self._implied(positions)
         for position, rows in zip(positions, tiles, strict=True):
             operation = self.graph.operations[position]
+            rows = without_shares(operation, rows, self.matmul, self.findings)
             self._check_duties(position, rows, implied[position])
             base = self.order.rank * self.graph.signals_per_rank
             late = {key - base: self.graph.full[key] for key in self.graph.late.get(position, ())}
