@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from overweave.errors import InputError, PeerTimeout  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.memory.host_workspace import HostSlot, HostWorkspace  # noqa: E402
 from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
@@ -314,6 +316,18 @@ def test_rows_that_no_bulk_load_takes_are_refused():
     assert run_ranks(refuse_unaligned, 2) == ["InputError"] * 2
 
 
+def stand_still_once_begun() -> None:
+    """This rank's next call begins, as its peers wait for, and then does nothing until they have given up."""
+    begin = HostWorkspace.begin
+
+    def late(workspace: HostWorkspace, *given: Any) -> HostSlot:
+        slot = begin(workspace, *given)
+        threading.Event().wait(1.2)
+        return slot
+
+    HostWorkspace.begin = late  # type: ignore[method-assign]
+
+
 def call_alone(schedule: str, options: dict[str, int | str]) -> str:
     group = resolve(None)
     operator = schedule.split(".")[0]
@@ -325,7 +339,7 @@ def call_alone(schedule: str, options: dict[str, int | str]) -> str:
     tensors = {"x": data.x, "w": data.w}
     run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=5)
     if group.rank == 0:
-        threading.Event().wait(1.2)
+        stand_still_once_begun()
     with pytest.raises(PeerTimeout) as caught:
         run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=0.4)
     assert output.isnan().all()
