@@ -60,7 +60,7 @@ def local_shapes(sets: list[str], world_size: int, most_rows: int = 1 << 30) -> 
 def configs() -> list[MatmulConfig]:
     """The catalog's tile shapes, and others to try: twice as many steps of half the length, in as much memory."""
     known = [shape.config for shape in shapes("bfloat16", "hopper")]
-    return known + [replace(one, block_k=32, stages=2 * one.stages) for one in known if one in SHORTER_STEPS]
+    return known + [replace(one, block_k=32, stages=min(2 * one.stages, 8)) for one in known if one in SHORTER_STEPS]
 
 
 def candidates(shape: Shape, sms: int) -> list[Candidate]:

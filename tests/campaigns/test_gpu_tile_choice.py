@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 
 from campaigns.gpu_rates import configs as tried
+from campaigns.gpu_rates import rows_of
 from campaigns.gpu_tile_choice import MOST_TILES, SETS, candidates, chosen, configs, local_shapes
 from campaigns.tile_fit import Wave, dealt, fitted, shares_fitted
 from campaigns.tile_times import Candidate, Record, Times, wave_us
@@ -33,6 +37,15 @@ def test_what_is_chosen_is_timed_with_tiles_dealt_out_and_without():
         timed = candidates(shape, 132)
         assert len(timed) == len(set(timed))
         assert {chosen(shape, 132, 1), chosen(shape, 132, BEST)} <= set(timed)
+
+
+def test_every_candidate_has_a_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    for one in candidates((512, 2560, 8192), 132):
+        rows = rows_of(512, 2560, 8192, one.config, one.split_k)
+        assert {row.shares for row in rows} - {0} == ({one.split_k} if one.split_k > 1 else set())
+    for config in configs():  # as they are compiled beforehand
+        assert rows_of(16 * config.block_m, config.block_n, 1024, config)
 
 
 def test_a_wave_is_counted_as_one_of_the_largest_tiles():
