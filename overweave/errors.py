@@ -17,6 +17,16 @@ class OverweaveError(Exception):
         self.cure = cure
         super().__init__(f"{asked}: {found}. {cure}." if cure else f"{asked}: {found}.")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As it is, whatever its constructor takes: a worker process hands its errors to whoever waits for it."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[OverweaveError], words: tuple[str, ...], attributes: dict[str, object]) -> OverweaveError:
+    error = kind.__new__(kind, *words)
+    error.__dict__.update(attributes)
+    return error
+
 
 class InputError(OverweaveError, ValueError):
     """An argument cannot be used: wrong shape, dtype, device, stride, option or name."""
@@ -56,9 +66,6 @@ class ScheduleRefused(ScheduleError):
         more = f" (and {len(refusals) - 5} more)" if len(refusals) > 5 else ""
         cure = "Mend the schedule; `overweave verify FILE` lists all reasons"
         super().__init__(f"verify {name}", f"{shown}{more}", cure)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.name, self.refusals))
 
 
 class MachineError(OverweaveError, RuntimeError):

@@ -56,10 +56,9 @@ class Margin(Struct, frozen=True):
 # torch's own all-reduces cost the host less than the library's, and their times are measured ones.
 WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Margin(1.0, 0.02)
 # Packed messages. MEASURED: with 2 us the choice for an all-reduce is the quickest, or within 4 % of it, on all 20
-# problems of 1 to 512 rows of benchmarks/results/packed.h200x2.2026-11-22.txt (2 x H200, captured); 4 ranks were not
-# measured. Of other operators none has been held against a GPU: more than they could gain at decoding sizes.
-OF_MESSAGES = {"matmul_all_reduce": Margin(2.0, 0.02)}
-OF_UNTRIED_MESSAGES = Margin(15.0, 0.02)
+# problems of 1 to 512 rows of benchmarks/results/packed.h200x2.2026-11-22.txt, and the quickest on all 32 of the two other
+# operators in packed_gather_scatter.* (2 x H200, captured); 4 ranks were not measured.
+OF_MESSAGES = Margin(2.0, 0.02)
 
 
 class Weighed(Struct, frozen=True):
@@ -98,8 +97,7 @@ def cold_choice(weighed: tuple[Weighed, ...], operator: str) -> Weighed:
             return base_us
         margin = WITH_KERNELS if each.candidate.has_kernels(operator) else OF_LIBRARY
         margin = BY_TORCH if each.candidate.is_by_torch else margin
-        if each.candidate.has_messages:
-            margin = OF_MESSAGES.get(operator, OF_UNTRIED_MESSAGES)
+        margin = OF_MESSAGES if each.candidate.has_messages else margin
         return _us(each) + margin.us + margin.share * base_us
 
     return min(predicted, key=handicapped_us)

@@ -70,12 +70,16 @@ def test_a_group_of_one_and_no_rows_take_the_library_path():
         assert why in choice.reason
 
 
-def test_decoding_takes_the_library_path_cold_but_where_messages_were_measured():
-    for operator in SPACE:
-        choice = choose(replace(PROBLEM, operator=operator, m=8, n=512, k=512), GPU, NOTHING)
-        is_measured = operator == "matmul_all_reduce"
-        assert choice.plan == f"{operator}.{'one_shot_packed' if is_measured else 'sequential'}"
-        assert ("too little gained" in choice.reason) is not is_measured
+@pytest.mark.parametrize(
+    ("operator", "plan"),
+    [
+        ("all_gather_matmul", "gather_packed"),
+        ("matmul_reduce_scatter", "scatter_packed"),
+        ("matmul_all_reduce", "one_shot_packed"),
+    ],
+)
+def test_decoding_takes_packed_messages_cold(operator: str, plan: str):
+    assert choose(replace(PROBLEM, operator=operator, m=8, n=512, k=512), GPU, NOTHING).text == plan
 
 
 def test_on_a_cpu_the_overlapped_schedule_is_emulated_until_somebody_measures():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -65,3 +66,27 @@ def test_the_choice_is_the_quickest_or_nearly_so():
         shares.append(min(row.us.values()) / row.us[taken])
     assert min(shares) > 0.96
     assert sum(shares) / len(shares) > 0.99
+
+
+OTHERS = ROOT / "benchmarks" / "results" / "packed_gather_scatter.h200x2.2026-11-22.txt"
+
+
+def gathers_and_scatters() -> Iterator[tuple[Problem, dict[str, float]]]:
+    """Microseconds of a problem by plan; `nccl` and `torch` are theirs."""
+    operator = ""
+    for line in OTHERS.read_text().splitlines():
+        name, words = line.partition(":")[0], line.split()
+        operator = name if name in ("all_gather_matmul", "matmul_reduce_scatter") else operator
+        if operator and words and words[0].isdigit():
+            m, n, k = map(int, words[:3])
+            pairs = zip(words[3:-6:2], words[4:-6:2], strict=True)  # behind them: "1.50 x the best of theirs"
+            problem = Problem(operator=operator, m=m, n=n, k=k, world_size=2, dtype="bfloat16")
+            yield problem, {plan: float(us) for plan, us in pairs}
+
+
+def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest():
+    for problem, times in gathers_and_scatters():
+        chosen = cold_choice(weigh(problem, GPU), problem.operator).candidate.plan
+        others = [us for plan, us in times.items() if plan not in ("matmul", chosen)]
+        assert chosen in times, problem
+        assert times[chosen] < min(others), problem
