@@ -6,6 +6,7 @@ Results and errors come back as JSON over a pipe. Whatever happens, no process o
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -155,6 +156,7 @@ def _live(
     told: dict[str, Any] = {"value": None, "error": None, "message": ""}
     try:
         _die_with_parent()
+        gc.freeze()  # the parent's garbage is its own: a group of gloo's would wait here for threads that no fork has
         # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
         torch.set_num_threads(1)
         (rank, world_size), (folder, group_timeout_s) = place, how

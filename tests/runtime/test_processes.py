@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 
 from overweave.errors import PeerDied
+from overweave.memory.collector import without_collection
 from overweave.runtime.processes import Ranks, RanksFailed, run_ranks
 
 
@@ -58,3 +61,29 @@ def test_leaving_ends_even_stopped_ranks():
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
     assert not Path(folder).exists()
+
+
+class Witness:
+    """In a cycle with itself; tells of its end."""
+
+    ended: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        Witness.ended.append(os.getpid())
+
+
+def collected() -> int:
+    gc.collect()
+    return Witness.ended.count(os.getpid())
+
+
+def test_a_rank_leaves_its_parents_garbage_alone():
+    gc.collect()
+    with without_collection():
+        Witness()
+        assert run_ranks(collected, 1) == [0]
+    gc.collect()
+    assert Witness.ended == [os.getpid()]
