@@ -16,7 +16,8 @@ def run(*words: str, exit_code: int = 0) -> str:
 
 def test_overlap_where_it_pays_and_the_library_where_it_does_not():
     assert run("all_gather_matmul", "--shape", "8192,14336,4096").startswith("all_gather_matmul.push")
-    small = run("matmul_reduce_scatter", "--shape", "64,4096,4096")
+    assert run("matmul_reduce_scatter", "--shape", "64,4096,4096").startswith("matmul_reduce_scatter.scatter_packed")
+    small = run("matmul_reduce_scatter", "--shape", "1024,4096,4096")
     assert small.startswith("matmul_reduce_scatter.sequential")
     assert "own_pieces=1 pieces=1" in small
 
@@ -35,6 +36,7 @@ def test_single_precision_is_the_librarys():
     assert "fp32" in run("all_gather_matmul", "--shape", "8192,14336,4096", "--dtype", "fp32")
 
 
+@pytest.mark.slow
 def test_eight_bits_and_several_weights():
     one = run("all_gather_matmul", "--shape", "8192,4096,4096")
     several, eight = (

@@ -36,6 +36,7 @@ def parsed(comment: str) -> tuple[Directive | None, str]:
         return None, str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(COMMENTS)
 def test_a_comment_is_names_and_numbers_or_one_typed_error(words: str):
@@ -93,6 +94,7 @@ def mutants(draw: st.DrawFn) -> tuple[str, list[str]]:
     return name, lines
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(mutants(), st.integers(0, 100))
 def test_spoiled_directives_are_refused_or_give_a_text_that_parses(mutant: tuple[str, list[str]], number: int):

@@ -137,6 +137,7 @@ def test_what_is_no_schedule_is_refused(text: str):
         from_text(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_changed_text_is_refused_or_read_and_never_anything_else(data: st.DataObject):

@@ -74,6 +74,7 @@ def test_a_refused_schedule_is_a_refused_plan():
     refused(replace(plan, schedule=replace(plan.schedule, credits=())), "reuse")
 
 
+@pytest.mark.slow
 def test_every_change_of_a_tile_is_refused():
     """Slots, signals, counts, rows, columns, sources: nothing in a table may be different."""
     rng = Random(0)

@@ -87,6 +87,7 @@ def call_often(credits: tuple[Credit, ...], delay_us: int) -> tuple[int, float]:
     return wrong, took_s
 
 
+@pytest.mark.slow
 def test_a_slot_is_not_rewritten_before_its_reader_is_done():
     (_, sender_s), (wrong, _) = run_ranks(call_often, 2, (Credit(1, 0),), 10_000)
     assert wrong == 0

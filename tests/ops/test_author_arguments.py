@@ -54,6 +54,7 @@ def test_an_array_of_numpy_is_no_tensor_even_if_it_lies_in_one():
     assert "b_ptr: got ndarray" in str(unusable("kernel", {"a_ptr": torch.zeros(2), "b_ptr": np.zeros(3)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "world_size", "dtype", "found"),
     [

@@ -37,6 +37,7 @@ def test_what_cannot_be_is_not_marked_as_taken():
     assert not [line for line in kept_back if "->" in line]
 
 
+@pytest.mark.slow
 def test_it_says_which_plans_norm():
     sizes = {**SIZES, "m": 2048}
     told = str(ow.explain("matmul_all_reduce", **sizes, after="residual+rms_norm"))

@@ -45,6 +45,7 @@ def test_any_number_of_rows(world_size: int):
     assert run_ranks(wrong_calls, world_size, calls) == [[]] * world_size
 
 
+@pytest.mark.slow
 def test_every_plan():
     calls = calls_by_plan(OPERATOR, PLANS + WITH_OPTIONS, m=37, dtypes=("bfloat16",))
     assert run_ranks(wrong_calls, 3, calls) == [[]] * 3

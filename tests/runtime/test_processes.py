@@ -45,6 +45,7 @@ def die_or_sleep() -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_deaths_and_deadlines():
     start_s = time.monotonic()
     with pytest.raises(RanksFailed) as caught:
@@ -80,6 +81,7 @@ def collected() -> int:
     return Witness.ended.count(os.getpid())
 
 
+@pytest.mark.slow
 def test_a_rank_leaves_its_parents_garbage_alone():
     gc.collect()
     with without_collection():

@@ -30,7 +30,7 @@ def plans(world_size: int):
             yield build(name, problem(name, m, world_size), options)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_schedule_is_proven_and_its_tables_hold_its_tiles(world_size: int):
     for plan in plans(world_size):
         verdict = verify_schedule(plan.schedule)

@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 SHORT = Effort(rounds=4, warmup=2)
 
 
+@pytest.mark.slow
 def test_each_round_holds_every_method_in_rotated_order():
     seen: list[tuple[str, int]] = []
     methods = {name: lambda turn, name=name: seen.append((name, turn)) for name in "abc"}
@@ -25,6 +26,7 @@ def test_each_round_holds_every_method_in_rotated_order():
     assert rounds == ["abc", "bca", "cab", "abc", "bca", "cab"]
 
 
+@pytest.mark.slow
 def test_times_are_microseconds_of_the_call_alone():
     samples = compare({"slow": lambda turn: time.sleep(0.005), "fast": lambda turn: None}, CPU, effort=SHORT)
     assert 5000 <= median(samples.device_us["slow"]) < 50_000
@@ -32,6 +34,7 @@ def test_times_are_microseconds_of_the_call_alone():
     assert samples.host_us == {}
 
 
+@pytest.mark.slow
 def test_rounds_are_reported_and_garbage_is_collected_again():
     told: list[int] = []
     with pytest.raises(ZeroDivisionError):
