@@ -96,7 +96,7 @@ BAD: dict[str, Spoil] = {
     "empty": lambda x, w: {"w": w[:, :0]},
     "unknown plan": lambda x, w: {"plan": "teleport"},
     "no plan": lambda x, w: {"plan": ""},
-    "plan by its long name": lambda x, w: {"plan": "all_gather_matmul.push"},
+    "plan of another operator": lambda x, w: {"plan": "matmul_all_reduce.two_shot"},
     "unknown option": lambda x, w: {"plan": "sequential speed=9"},
     "no option": lambda x, w: {"plan": "per_shard ring"},
     "option twice": lambda x, w: {"plan": "per_shard order=ring order=ring"},
