@@ -41,17 +41,8 @@ class Replays:
         self._seen: dict[Places, None] = {}
         self._calls = 0
 
-    def graph(self, places: Places, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
-        """The graph of a call with tensors at these places, captured now if it is the second one; None for the first.
-
-        capture: makes it (memory/captures.py). A graph is made before its call begins: the driver may wait for running
-        kernels until it has memory for one, and no peer's kernel may then wait for this call on all its SMs.
-        """
-        found = self.find(places)
-        return self.add(places, capture) if found is None else found
-
     def find(self, places: Places) -> torch.cuda.CUDAGraph | None:
-        """The first half of `graph`: the one that is kept. Counts the call."""
+        """The graph of a call with tensors at these places, if one is kept. Counts the call."""
         self._calls += 1
         kept = self._kept.get(places)
         if kept is None:
@@ -60,7 +51,11 @@ class Replays:
         return kept.graph
 
     def add(self, places: Places, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
-        """The second half, where none is kept."""
+        """Where none is kept: captured now, if it is the second call with tensors at these places; None for the first.
+
+        capture: makes it (memory/captures.py). A graph is made before its call begins: the driver may wait for running
+        kernels until it has memory for one, and no peer's kernel may then wait for this call on all its SMs.
+        """
         if not self._comes_back(places) or not self._has_room():
             return None
         return self._kept.setdefault(places, _Kept(capture(), self._calls)).graph

@@ -43,6 +43,18 @@ class Mesh(Struct, frozen=True, kw_only=True):
     mover: Mover = "copy_engine"
     copy_programs: int = 16
 
+    def steps(self) -> list[tuple[int, int]]:
+        """From a rank to each of the others, as lines and places in a line that lie between, in the order of `axis`."""
+        steps = [(outer, inner) for outer in range(self.world_size // self.width) for inner in range(self.width)]
+        if self.axis == "outer":
+            steps.sort(key=lambda step: step[::-1])
+        return steps[1:]
+
+    def away(self, rank: int, outer: int, inner: int) -> int:
+        """The rank so many lines and places further, round the mesh."""
+        line = (rank // self.width + outer) % (self.world_size // self.width)
+        return line * self.width + (rank + inner) % self.width
+
     @property
     def width(self) -> int:
         """Ranks of an island. Raises InputError if islands do not come out even."""
@@ -78,14 +90,9 @@ def gather_moves(name: str, mesh: Mesh) -> Gather:
 
 def _mesh(mesh: Mesh) -> Iterator[Move]:
     """Owners push straight to every peer, peers of one line of the mesh before those of the next."""
-    width, ranks = mesh.width, range(mesh.world_size)
-    height = mesh.world_size // width
-    steps = [(outer, inner) for outer in range(height) for inner in range(width)]
-    if mesh.axis == "outer":
-        steps.sort(key=lambda step: step[::-1])
-    for outer, inner in steps[1:]:
-        for rank in ranks:
-            peer = (rank // width - outer) % height * width + (rank - inner) % width
+    for outer, inner in mesh.steps():
+        for rank in range(mesh.world_size):
+            peer = mesh.away(rank, -outer, -inner)
             yield from mesh.moves(rank, peer, rank)
 
 

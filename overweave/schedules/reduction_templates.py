@@ -46,14 +46,9 @@ def lines(mesh: Mesh, rank: int) -> tuple[Chunk, ...]:
 
 def _mesh(mesh: Mesh) -> Iterator[Step]:
     """Every partial goes straight to its owner, owners in one line of the mesh before those in the next."""
-    width, ranks = mesh.width, range(mesh.world_size)
-    height = mesh.world_size // width
-    steps = [(outer, inner) for outer in range(height) for inner in range(width)]
-    if mesh.axis == "outer":
-        steps.sort(key=lambda step: step[::-1])
-    for outer, inner in steps[1:]:
-        for rank in ranks:
-            owner = (rank // width + outer) % height * width + (rank + inner) % width
+    for outer, inner in mesh.steps():
+        for rank in range(mesh.world_size):
+            owner = mesh.away(rank, outer, inner)
             yield from _pushes(mesh, rank, owner, owner)
 
 

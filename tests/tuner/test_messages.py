@@ -85,7 +85,9 @@ def gathers_and_scatters() -> Iterator[tuple[Problem, dict[str, float]]]:
 
 
 def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest():
-    for problem, times in gathers_and_scatters():
+    measured = list(gathers_and_scatters())
+    assert len(measured) == 32
+    for problem, times in measured:
         chosen = cold_choice(weigh(problem, GPU), problem.operator).candidate.plan
         others = [us for plan, us in times.items() if plan not in ("matmul", chosen)]
         assert chosen in times, problem
