@@ -38,7 +38,7 @@ from overweave.tuner.baselines import (
 from overweave.tuner.choose import choose
 from overweave.tuner.dressed_side import side_of
 from overweave.tuner.measures import Measures, Roofs, measure
-from overweave.tuner.replay import captured, is_replayed
+from overweave.tuner.replay import captured, is_replayed, settled
 from overweave.tuner.shapes import DTYPES, Case, DtypeWord
 from overweave.tuner.sides import Call, OperatorCall, Setting, side
 from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
@@ -181,14 +181,15 @@ def _bench_case(
             left_out[method.name] = reason
         else:
             usable[method] = call
-    turns = request.effort.rounds + request.effort.warmup
+    effort = settled(request.effort, setting)
+    turns = effort.rounds + effort.warmup
 
     def on_round(turn: int) -> None:
         if on_progress is not None:
             on_progress(case.name, (turn + 1) / turns)
 
     calls = {method.name: call for method, call in usable.items()}
-    samples = compare(calls, setting.device, setting.group.process_group, request.effort, on_round)
+    samples = compare(calls, setting.device, setting.group.process_group, effort, on_round)
     roofs, plans = _roofs(samples), _plans(usable, case, request, setting)
     rows = tuple(_row(method, samples, roofs, plans.get(method.name, "")) for method in usable)
     return CaseRows(case=case, methods=rows, left_out=left_out, is_replayed=is_replayed(setting, case.m))

@@ -6,18 +6,28 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from overweave.tuner.attempt import Result, attempt
 from overweave.tuner.sides import MOST_INPUT_SETS, Setting
+from overweave.tuner.timer import Effort
 
 Call = Callable[[int], Result]
 _R = TypeVar("_R", bound=Result)
+SIGHTS = 2  # of the same tensors, until an eager call with them is a graph (runtime/replays.py)
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them
 
 
 def is_replayed(setting: Setting, m: int) -> bool:
     """Whether a problem of so many rows is timed as captured graphs."""
     return setting.device.type == "cuda" and m <= REPLAYED_ROWS
+
+
+def settled(effort: Effort, setting: Setting) -> Effort:
+    """The effort with rounds enough before those that count for eager calls to be what they stay: graphs of ours."""
+    if setting.device.type != "cuda":
+        return effort
+    return replace(effort, warmup=max(effort.warmup, SIGHTS * MOST_INPUT_SETS))
 
 
 def captured(call: Call, expected: Result | None, setting: Setting) -> tuple[Call, str]:

@@ -18,7 +18,7 @@ from overweave.tuner.attempt import attempt, copied
 from overweave.tuner.baselines import planned
 from overweave.tuner.dressed_side import side_of
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
-from overweave.tuner.replay import captured, is_replayed
+from overweave.tuner.replay import captured, is_replayed, settled
 from overweave.tuner.sides import Call, Setting
 from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
@@ -99,7 +99,7 @@ class _Trial:
     """One problem on this rank: its inputs, and what has been found out. left_out: why something was not timed."""
 
     def __init__(self, problem: Problem, setting: Setting, effort: Effort) -> None:
-        self._setting, self._effort = setting, effort
+        self._setting, self._effort = setting, settled(effort, setting)
         self._side = side_of(problem, setting)
         self._expected = copied(self._side.sequential(0))
         self._is_replayed = is_replayed(setting, problem.m)

@@ -286,7 +286,8 @@ def _own_seeds(sets: int, setting: Setting, beyond: int = 0) -> range:
 
 
 def _input_sets(bytes_per_set: int) -> int:
-    return min(max(2, -(-CACHE_BYTES // max(bytes_per_set, 1))), MOST_INPUT_SETS)
+    """Two or four: an even number, so that with the two slots of a workspace, too, tensors soon come back."""
+    return 2 if 2 * bytes_per_set >= CACHE_BYTES else MOST_INPUT_SETS
 
 
 def _random(shape: tuple[int, int], seed: int, setting: Setting) -> torch.Tensor:

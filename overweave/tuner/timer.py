@@ -3,14 +3,15 @@
 A sample goes like this, on each rank (time runs down; on a CPU the barrier is the group's and the clock the host's):
 
     stream                          host
-    sleep 0.5 ms                    enqueues everything below while the GPU sleeps
+    sleep 1 ms                      enqueues everything below while the GPU sleeps
     all-reduce of one number        no rank passes before all have come: ranks start within microseconds
     event: start
     the method                      launches hidden behind the sleep, so this is device time
     event: end                      synchronizes, so that the next sample starts from an idle device
 
 The sleep stands before the barrier: clocks differ from GPU to GPU, and so would the end of a sleep behind it. Methods
-of a round run in rotated order. What the host pays is measured apart, as the mean over calls that nobody waits for.
+of a round run in rotated order. What the host pays is measured apart, in bursts of calls that nobody waits for: few
+enough that no queue of the driver fills up, and the median burst counts, so that what happens once does not.
 The slowest rank counts: each sample is the largest over ranks.
 """
 
@@ -27,16 +28,19 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.memory.collector import without_collection
+from overweave.tuner.statistics import median
 
 Call = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample
 
-SLEEP_CYCLES = 1_000_000  # about 0.5 ms on Hopper: longer than the host needs to enqueue one sample
+SLEEP_CYCLES = 2_000_000  # about 1 ms on Hopper: longer than the host needs to enqueue one sample
+BURST_CALLS = 10
 
 
 class Effort(Struct, frozen=True, kw_only=True):
     """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide.
 
-    host_calls: over how many calls the host's cost is averaged; 0: it is not asked for.
+    warmup: rounds before those that count. host_calls: over how many calls, in bursts, the host's cost is measured; 0:
+    it is not asked for.
     """
 
     rounds: int = 30
@@ -45,7 +49,7 @@ class Effort(Struct, frozen=True, kw_only=True):
 
 
 class Samples(Struct, frozen=True):
-    """Microseconds by method. device_us: one per round, slowest rank. host_us: mean host time of a call.
+    """Microseconds by method. device_us: one per round, slowest rank. host_us: of a call, in the median burst.
 
     On a CPU a call is host time and nothing else, and `host_us` is empty.
     """
@@ -140,14 +144,18 @@ class _CudaClock:
     def host_us(self, call: Call, calls: int) -> float | None:
         if not calls:
             return None
+        return median([self._burst_us(call, first) for first in range(0, calls, BURST_CALLS)])
+
+    def _burst_us(self, call: Call, first: int) -> float:
+        """Of each of a few calls behind each other, every rank at once."""
         self._align()
         torch.cuda.synchronize(self._device)
         start_ns = time.perf_counter_ns()
-        for turn in range(calls):
+        for turn in range(first, first + BURST_CALLS):
             call(turn)
         elapsed_ns = time.perf_counter_ns() - start_ns
         torch.cuda.synchronize(self._device)
-        return elapsed_ns / calls / 1e3
+        return elapsed_ns / BURST_CALLS / 1e3
 
 
 def _slowest(
