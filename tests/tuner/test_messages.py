@@ -1,8 +1,12 @@
-"""The model of packed messages beside what two H200s measured, at the sizes of decoding: its times and its choice."""
+"""The model of packed messages beside what two and four H200s measured, at the sizes of decoding: its times and its
+choice."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,81 +18,96 @@ from overweave.tuner.space import candidate
 from overweave.tuner.target import Target
 from tests.source_tree import ROOT
 
-FILE = ROOT / "benchmarks" / "results" / "packed.h200x2.2026-11-22.txt"
-GPU, OPERATOR = Target("cuda"), "matmul_all_reduce"
+RESULTS = ROOT / "benchmarks" / "results"
+FILES = {
+    2: ("packed.h200x2.2026-11-22.txt", "packed_gather_scatter.h200x2.2026-11-22.txt"),
+    4: ("packed.h200x4.2026-11-22.txt",),
+}
+GPU = Target("cuda")
+REDUCE, GATHER, SCATTER = "matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter"
 ONE, TWO = "one_shot_packed", "two_shot_packed"
+# As the campaign named the library's and torch's; one file has their columns without names.
+THEIRS = {"nccl": "sequential", "torch 1": "torch.one_shot", "torch 2": "torch.two_shot", "torch": "torch.fused"}
+UNNAMED = "matmul", "nccl", "torch 1", "torch 2"
+ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\d+)\s+(.+?)\s+[\d.]+ x the best of theirs")
+PAIR = re.compile(r"([a-z_]+(?: [12](?= ))?)\s+([\d.]+)")
 
 
 class Measured(NamedTuple):
-    """A row of the file: microseconds by plan, and of the matmul alone."""
+    """A row of a file: microseconds by plan, and of the matmul alone."""
 
     problem: Problem
     matmul_us: float
     us: dict[str, float]
 
 
-def rows() -> list[Measured]:
-    found = []
-    for line in FILE.read_text().splitlines():
-        words = line.split()
-        if len(words) > 12 and all(word.isdigit() for word in words[:3]):
-            m, n, k = map(int, words[:3])
-            problem = Problem(operator=OPERATOR, m=m, n=n, k=k, world_size=2, dtype="bfloat16")
-            named = dict(zip(("sequential", "torch.one_shot", "torch.two_shot"), map(float, words[4:7]), strict=True))
-            named |= dict(zip(words[7:13:2], map(float, words[8:13:2]), strict=True))
-            found.append(Measured(problem, float(words[3]), named))
-    return found
+@lru_cache
+def rows(world_size: int, operator: str) -> tuple[Measured, ...]:
+    read = (row for name in FILES[world_size] for row in _read(RESULTS / name, world_size))
+    return tuple(row for row in read if row.problem.operator == operator)
 
 
-ROWS = rows()
+def _read(file: Path, world_size: int) -> Iterator[Measured]:
+    operator = REDUCE
+    for line in file.read_text().splitlines():
+        operator = next((name for name in (REDUCE, GATHER, SCATTER) if line.startswith(f"{name}:")), operator)
+        row = ROW.fullmatch(line)
+        if row is None:
+            continue
+        m, n, k = (int(row[group]) for group in (1, 2, 3))
+        times = dict(zip(UNNAMED, row[4].split(), strict=False)) if row[4][0].isdigit() else {}
+        us = {name: float(time) for name, time in {**times, **dict(PAIR.findall(row[4]))}.items()}
+        problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype="bfloat16")
+        yield Measured(problem, us.pop("matmul"), {THEIRS.get(name, name): time for name, time in us.items()})
 
 
 def exposed_us(row: Measured, plan: str) -> float:
     """Beyond the matmul alone, as predicted."""
-    machine, problem = machine_of(GPU, 2), row.problem
+    machine, problem = machine_of(GPU, row.problem.world_size), row.problem
     assert machine is not None
     alone_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
     return predict_us(problem, GPU, candidate(plan, {}), machine) - alone_us
 
 
-@pytest.mark.parametrize(("plan", "within_us"), [(ONE, 1.5), (TWO, 1.7), ("torch.two_shot", 1.5), ("sequential", 1.5)])
-def test_what_is_exposed_is_predicted(plan: str, within_us: float):
-    for row in ROWS:
+def shares(world_size: int, operator: str) -> list[float]:
+    """Of the quickest plan's speed, what an unmeasured choice has, row by row."""
+    found = []
+    for row in rows(world_size, operator):
+        taken = cold_choice(weigh(row.problem, GPU, is_thorough=False), operator).candidate.plan
+        found.append(min(row.us.values()) / row.us[taken])
+    return found
+
+
+# Of four ranks messages are as far off at 8 MiB, where they end; the library's small all-reduces are slower than its
+# curve says.
+EXPOSED = [
+    (2, ONE, 1.5),
+    (2, TWO, 1.7),
+    (2, "torch.two_shot", 1.5),
+    (2, "sequential", 1.5),
+    (4, ONE, 3.0),
+    (4, TWO, 5.1),
+]
+
+
+@pytest.mark.parametrize(("world_size", "plan", "within_us"), EXPOSED)
+def test_what_is_exposed_is_predicted(world_size: int, plan: str, within_us: float):
+    for row in rows(world_size, REDUCE):
         measured_us = row.us[plan] - row.matmul_us
         assert exposed_us(row, plan) == pytest.approx(measured_us, abs=within_us), row
 
 
-def test_the_choice_is_the_quickest_or_nearly_so():
-    assert len(ROWS) == 20
-    shares = []
-    for row in ROWS:
-        taken = cold_choice(weigh(row.problem, GPU, is_thorough=False), OPERATOR).candidate.plan
-        shares.append(min(row.us.values()) / row.us[taken])
-    assert min(shares) > 0.96
-    assert sum(shares) / len(shares) > 0.99
+@pytest.mark.parametrize("world_size", FILES)
+def test_the_choice_for_an_all_reduce_is_the_quickest_or_nearly_so(world_size: int):
+    found = shares(world_size, REDUCE)
+    assert len(found) == 20
+    assert min(found) > 0.955
+    assert sum(found) / len(found) > 0.99
 
 
-OTHERS = ROOT / "benchmarks" / "results" / "packed_gather_scatter.h200x2.2026-11-22.txt"
-
-
-def gathers_and_scatters() -> Iterator[tuple[Problem, dict[str, float]]]:
-    """Microseconds of a problem by plan; `nccl` and `torch` are theirs."""
-    operator = ""
-    for line in OTHERS.read_text().splitlines():
-        name, words = line.partition(":")[0], line.split()
-        operator = name if name in ("all_gather_matmul", "matmul_reduce_scatter") else operator
-        if operator and words and words[0].isdigit():
-            m, n, k = map(int, words[:3])
-            pairs = zip(words[3:-6:2], words[4:-6:2], strict=True)  # behind them: "1.50 x the best of theirs"
-            problem = Problem(operator=operator, m=m, n=n, k=k, world_size=2, dtype="bfloat16")
-            yield problem, {plan: float(us) for plan, us in pairs}
-
-
-def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest():
-    measured = list(gathers_and_scatters())
-    assert len(measured) == 32
-    for problem, times in measured:
-        chosen = cold_choice(weigh(problem, GPU), problem.operator).candidate.plan
-        others = [us for plan, us in times.items() if plan not in ("matmul", chosen)]
-        assert chosen in times, problem
-        assert times[chosen] < min(others), problem
+@pytest.mark.parametrize("operator", [GATHER, SCATTER])
+@pytest.mark.parametrize("world_size", FILES)
+def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest(world_size: int, operator: str):
+    found = shares(world_size, operator)
+    assert len(found) == {2: 16, 4: 20}[world_size]
+    assert set(found) == {1.0}
