@@ -55,7 +55,7 @@ class CopyQueue:
             elif isinstance(step, WaitStep):
                 driver.wait_value(stream, step.address, step.value)
             else:
-                driver.write_value(stream, step.address, step.value)
+                driver.write_values(stream, step.addresses, step.value)
 
     def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
         return tuple(map(tensors.__getitem__, self._named))
@@ -85,7 +85,7 @@ class _Graph:
             elif isinstance(step, WaitStep):
                 graph.add_wait(step.address, step.value)
             else:
-                graph.add_write(step.address, step.value)
+                graph.add_writes(step.addresses, step.value)
         graph.instantiate()
         self.launch, self.upload = graph.launch, graph.upload
 

@@ -66,8 +66,12 @@ def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None
             yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
 
 
-def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WriteStep]:
-    """Stream writes for an operation's notifies. A write sets a word, so it must be the word's only contributor."""
+def write_steps(addresses: SlotAddresses, operation: Operation) -> tuple[WriteStep, ...]:
+    """The stream writes for an operation's notifies, as one step; nothing where it has none.
+
+    A write sets a word, so it must be the word's only contributor.
+    """
+    told: list[int] = []
     for notify in operation.notifies:
         if (count := _full_count(addresses.schedule, notify)) not in (None, 1):
             raise ScheduleError(
@@ -75,7 +79,8 @@ def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[Writ
                 f"the signal counts to {count}, and a stream can only set a word to 1",
                 "Give each contributor a signal of its own and wait for the range",
             )
-        yield WriteStep(addresses.signal(notify.rank, notify.pad, notify.signal), 1)
+        told.append(addresses.signal(notify.rank, notify.pad, notify.signal))
+    return (WriteStep(tuple(told), 1),) if told else ()
 
 
 def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:

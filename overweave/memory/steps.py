@@ -30,9 +30,9 @@ class WaitStep(Struct, frozen=True):
 
 
 class WriteStep(Struct, frozen=True):
-    """Sets a word, of any rank."""
+    """Sets words, of any ranks: all that one operation tells."""
 
-    address: int
+    addresses: tuple[int, ...]
     value: int
 
 

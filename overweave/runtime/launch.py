@@ -204,7 +204,7 @@ class BoundSlot:
 
     def _library(self, operation: Operation) -> Enqueue:
         waits = tuple(wait_steps(self._addresses, operation))
-        writes = tuple(write_steps(self._addresses, operation))
+        writes = write_steps(self._addresses, operation)
         group, timed = self._workspace.group, self._timing(operation) if self._traced else None
         views, problem, stays = Views((operation,), self._shapes), self._plan.problem, self._own
 
@@ -220,7 +220,7 @@ class BoundSlot:
             if timed is not None:
                 timed.end.record(stream)
             for write in writes:
-                driver.write_value(stream.cuda_stream, write.address, write.value)
+                driver.write_values(stream.cuda_stream, write.addresses, write.value)
 
         return enqueue
 
