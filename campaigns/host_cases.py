@@ -45,6 +45,7 @@ CASES = (
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
     Case(GATHER, "gather order=ring"),
     Case(GATHER, "gather_pull"),
+    Case(GATHER, "per_shard"),
     Case(GATHER, f"push {KERNEL}", "three weights"),
     Case(GATHER, f"push {KERNEL}", "bias silu"),
     Case(GATHER, f"push {KERNEL}", "gate"),
