@@ -15,6 +15,7 @@ from overweave.memory.board import Board
 
 # A call that replays a graph, one that a library runs whole, and one that is launched step by step.
 MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 24, 44, 70
+MOST_PER_SHARD = 112  # a library matmul for every shard, once, until the call is a graph
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,8 @@ def group() -> Iterator[dist.ProcessGroup]:
 def most(case: Case, way: str) -> int:
     if way == "replayed":
         return MOST_REPLAYED
+    if case.plan == "per_shard":
+        return MOST_PER_SHARD
     return MOST_BY_LIBRARY if case.plan == "sequential" or "packed" in case.plan else MOST_LAUNCHED
 
 
