@@ -21,6 +21,7 @@ from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.memory.records import Records
 from overweave.memory.shared import SharedFile
+from overweave.memory.streams import Streams
 from overweave.memory.workspace import SLOTS, Workspace
 from overweave.ops import dispatch
 from overweave.runtime import kernels, launcher
@@ -42,6 +43,14 @@ class Stream:
     def wait_event(self, event: Any) -> None: ...
 
     def record(self, stream: Any) -> None: ...
+
+
+class CallersStream(Streams):
+    """Of the caller."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._known: Any = {0: Stream()}
 
 
 class Graph:
@@ -93,9 +102,9 @@ class HostWorkspace(Workspace):
         self._report = memoryview(self.report.numpy())  # type: ignore[arg-type]
         self._watcher: Any = SimpleNamespace(trouble=None)
         self._turn = self.calls = 0
-        self._last_stream: int | None = None
+        self._last_stream: Any = None
         self._last_call: Any = Stream()
-        self._known_streams: Any = {0: Stream()}
+        self.current_stream: Any = CallersStream().current
         self.captures: Any = SimpleNamespace(graph=lambda enqueue: Graph())
 
     def lease(self, layout: Any) -> Any:

@@ -53,6 +53,8 @@ class Board:
         self.probes_rarely = False
         self._records = Records(file, group.rank)
         self._peers = [rank for rank in range(group.world_size) if rank != group.rank]
+        # Of the thread that calls.
+        self._release, self._acquire = self._records.fence.release, self._records.fence.acquire
         self._peer_starts = [peer * records.RECORD_WORDS for peer in self._peers]
         self._exchanges = 0
         self._written: dict[int, tuple[bytes, bool]] = {}  # what the entries of the ring say
@@ -90,21 +92,22 @@ class Board:
 
     def post(self, signature: bytes) -> int:
         """As `agree`, without waiting: a mismatch is raised by the rank that looks last, and by the others' `check`."""
-        # Every eager call comes through here: `_post` and `_compare`, without a function of Python for each word.
+        # Every eager call comes through here: `_post` and `_compare`, without a function for each word.
         own, call = self._records, self.call + 1
-        if self.is_watched:
-            own.look()
-        elif self.probes_rarely:
-            self._glance()
-        else:
-            self.check()
+        if not self.is_watched:  # whoever watches looks, too
+            self._glance() if self.probes_rarely else self.check()
         self.call = call
         place = records.RING + call % records.ENTRIES * records.ENTRY_WORDS
         if self._written.get(place) != (signature, True):
             self._write(place, signature, is_posted=True)
         words, start = own.words, own.start
         words[start + place + records.CALL] = words[start + records.BEGUN] = call
-        own.fence()  # store own entry before loading the peers': of two ranks, at least one sees the other's
+        # A fence: store own entry before loading the peers'; of two ranks, at least one sees the other's.
+        try:
+            self._release()
+        except RuntimeError:  # an interrupt came between the two, once
+            own.fence()
+        self._acquire()
         mine, hashed = words[start + place + records.HASH], place + records.HASH
         for peer in self._peer_starts:
             if words[peer + hashed] != mine and words[peer + place + records.CALL] == call:

@@ -8,8 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed import ProcessGroup
 
+from overweave.memory.captures import Captures
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
+from overweave.memory.streams import Streams
 
 _OF_GROUP: WeakKeyDictionary[ProcessGroup, dict[torch.device, Scratch]] = WeakKeyDictionary()
 atexit.register(_OF_GROUP.clear)  # a process group must not outlive the interpreter
@@ -19,12 +21,14 @@ class Scratch:
     """As large as the largest call that was ever bound; what is in it belongs to the call that runs.
 
     heap: where it lies now. Whoever holds its addresses, as a captured graph does, keeps the heap it was given.
+    captures: makes the graphs of its calls, which follow each other as they do. current_stream: gives the caller's.
     """
 
     heap: CudaHeap
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self._device = group, device
+        self.captures, self.current_stream = Captures(device), Streams(device).current
         self._size_bytes = 0
         self._last: torch.cuda.Stream | None = None
 

@@ -33,6 +33,7 @@ from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
 from overweave.memory.protocol import BEGIN_OPERATION, STATE_WORDS
 from overweave.memory.shares import SharedShares
+from overweave.memory.streams import Streams
 from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
@@ -66,8 +67,8 @@ class Workspace:
 
     words, state, limits, claims, report: the protocol's words (memory/device.py, memory/protocol.py).
     shares: memory for tiles that are dealt out along k.
-    calls: how many calls this rank has launched eagerly. captures: makes the graphs of its calls. captured: what graphs
-    of callers replay, which nobody may drop.
+    calls: how many calls this rank has launched eagerly. current_stream: gives the caller's (memory/streams.py).
+    captures: makes the graphs of its calls. captured: what graphs of callers replay, which nobody may drop.
     """
 
     _open: ClassVar[dict[tuple[ProcessGroup, torch.device], Workspace]] = {}
@@ -91,10 +92,10 @@ class Workspace:
         self._slot_bytes = 0
         self._most_signals = 0
         self._turn = 0
-        self._last_stream: int | None = None
+        self._last_stream: torch.cuda.Stream | None = None
         self._last_call = torch.cuda.Event()
         self._streams: dict[str, torch.cuda.Stream] = {}
-        self._known_streams: dict[int, torch.cuda.Stream] = {}
+        self.current_stream = Streams(device).current
         self._watcher = Watcher(self, board)
         board.is_watched = True
         atexit.register(self._finish)
@@ -139,29 +140,21 @@ class Workspace:
             self._streams[queue] = torch.cuda.Stream(self.device, priority=-1)
         return self._streams[queue]
 
-    def current_stream(self) -> torch.cuda.Stream:
-        """The caller's stream, as an object that is made once for each stream."""
-        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
-        stream = self._known_streams.get(raw)
-        if stream is None:
-            # ExternalStream(0) is not the default stream but a new one from the pool.
-            is_default = raw == torch.cuda.default_stream(self.device).cuda_stream
-            stream = (
-                torch.cuda.default_stream(self.device) if is_default else torch.cuda.ExternalStream(raw, self.device)
-            )
-            self._known_streams[raw] = stream
-        return stream
+    def enter(self) -> torch.cuda.Stream:
+        """Begins a call on the caller's stream, which it returns: behind the last one, if that ran on another.
 
-    def enter(self, stream: torch.cuda.Stream) -> None:
-        """Begins a call: chains it behind the last one if that ran on another stream. Raises what went wrong before."""
+        Raises what went wrong before.
+        """
         if self._watcher.trouble is not None or self._report[IS_SET]:
             self._refuse()
-        if self._last_stream != stream.cuda_stream and self._last_stream is not None:
+        stream, last = self.current_stream(), self._last_stream
+        if last is not stream and last is not None:
             stream.wait_event(self._last_call)
+        return stream
 
     def leave(self, stream: torch.cuda.Stream) -> None:
         """Ends the call begun by `enter`."""
-        self._last_stream = stream.cuda_stream
+        self._last_stream = stream
         self._last_call.record(stream)
         self.calls += 1
 

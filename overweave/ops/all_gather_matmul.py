@@ -113,7 +113,7 @@ def all_gather_matmul(
     resolved = group_of(group)
     weights: Weights = tuple(w) if isinstance(w, (list, tuple)) else (w,)
     options = {"m": m, "return_gathered": return_gathered, "plan": plan}
-    key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, told_of(extras))
+    key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, () if extras is None else told_of(extras))
     problem = prepared.problem if prepared else _checked(x_shard, weights, m, resolved, (return_gathered, extras))
     tensors = {"x": x_shard, "w": weights[0]}
     if len(weights) > 1:

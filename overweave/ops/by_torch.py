@@ -6,6 +6,7 @@ Its fused ones bring their workspace. Its all-reduces sum a tensor in symmetric 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from overweave.memory.group import Group
 from overweave.ops.prepared import Bound, Run, Tensors
 from overweave.runtime.backends import load
 from overweave.runtime.library import full_precision
+from overweave.runtime.replays import Replays
 from overweave.tuner.space import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
@@ -26,22 +28,22 @@ def bind_by_torch(plan: str, problem: Problem, group: Group, device: torch.devic
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
     bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, device)
-    multiply: Run = bound or (lambda tensors: _FUSED[problem.operator](tensors, group.name))
-    board, workspace = Board.of(group), load("gpu workspace")
+    multiply: Run = bound or (lambda tensors: _fused(problem.operator, tensors, group.name))
+    board = Board.of(group)
 
     def run(tensors: Tensors) -> None:
-        with full_precision(tensors["x"].dtype):
-            multiply(tensors)
-        if workspace.opened(group, tensors["x"].device) is None:
-            board.finish()
+        multiply(tensors)
+        if not board.is_watched:
+            board.finish()  # no workspace whose end says so
 
     return run, bound
 
 
 class _AllReduce:
-    """The matmul into symmetric memory, and torch's all-reduce of that into `y`.
+    """The matmul into symmetric memory, and torch's all-reduce of that into `y`: one graph once tensors come back.
 
-    Its kernels end when every rank has read what it needs, so the next call on the stream may write there again.
+    Its kernels end when every rank has read what it needs, so the next call on the stream may write there again. They
+    have 24 blocks at most, and leave SMs to what other libraries run: see PackedRun of runtime/packed.py.
     """
 
     was_captured = False
@@ -50,18 +52,37 @@ class _AllReduce:
         self._name, self._sum = group.name, _ALL_REDUCES[plan]
         self._scratch = load("gpu scratch").of(group, device)
         self._scratch.reserve(problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype])
+        self._shape, self._dtype = (problem.m, problem.n), getattr(torch, problem.result_dtype)
         self._captured: list[object] = []  # heaps whose addresses graphs of the caller's hold
+        self._heap: Any = None  # the one that the last call used: where its partial lies, and graphs that know it
+        self._may_replay = True
 
     def __call__(self, tensors: Tensors, /) -> None:
-        y = tensors["y"]
+        scratch = self._scratch
+        if scratch.heap is not self._heap:
+            self._move_to(scratch.heap)
         if torch.cuda.is_current_stream_capturing():
-            heap, self.was_captured = self._scratch.heap, True
-            self._captured.append(heap)
-        else:
-            heap = self._scratch.enter(torch.cuda.current_stream())
-        partial = heap.view(0, tuple(y.shape), y.dtype)
-        torch.mm(tensors["x"], tensors["w"], out=partial)
-        self._sum(partial, self._name, y)
+            if not self._captured or self._captured[-1] is not self._heap:
+                self._captured.append(self._heap)
+            self.was_captured = True
+            self._enqueue(tensors)
+            return
+        scratch.enter(scratch.current_stream())
+        places = tuple([tensor.data_ptr() for tensor in tensors.values()])
+        if not (self._may_replay and self._replays.launch(places, scratch.captures, self._enqueue, tensors)):
+            self._enqueue(tensors)
+
+    def _move_to(self, heap: Any) -> None:
+        """Graphs that know another heap go, and it with them. None is under way: a heap is made when GPUs are idle."""
+        self._heap, self._replays = heap, Replays()
+        self._partial = heap.view(0, self._shape, self._dtype)
+
+    def _enqueue(self, tensors: Tensors, stream: object = None) -> None:
+        """On the current stream."""
+        x = tensors["x"]
+        with full_precision(x.dtype):
+            torch.mm(x, tensors["w"], out=self._partial)
+        self._sum(self._partial, self._name, tensors["y"])
 
 
 def _one_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
@@ -70,6 +91,11 @@ def _one_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
 
 def _two_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
     torch.ops.symm_mem.two_shot_all_reduce_out(partial, "sum", group, y)
+
+
+def _fused(operator: str, tensors: Tensors, group: str) -> None:
+    with full_precision(tensors["x"].dtype):
+        _FUSED[operator](tensors, group)
 
 
 def _all_gather_matmul(tensors: Tensors, group: str) -> None:

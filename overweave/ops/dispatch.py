@@ -25,7 +25,7 @@ from overweave.ops.arguments import check_kinds
 from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
 from overweave.ops.plan_words import candidate_of
-from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, outputs_of
+from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, as_matrices, maker, outputs_of
 from overweave.runtime.host import run_on_host
 from overweave.schedules.catalog import build
 from overweave.tuner.agreement import agreed_knowledge
@@ -40,6 +40,7 @@ Refusal = TypeVar("Refusal", bound=Exception)
 ALIGNED_BYTES = 16
 
 
+_Tensor = torch.Tensor  # looked up once
 _PREPARED: dict[dist.ProcessGroup, Calls] = {}
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
@@ -67,13 +68,16 @@ def look_up(
     told: list[object] = [operator, len(operands)]
     try:
         for each in (*operands, *options.values(), *extras):
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, _Tensor):
                 misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
                 told += (each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
+            elif each is None:
+                told.append(None)
             else:  # 1, 1.0 and True are equal, and not the same
-                told += (type(each), each)
+                told += (each.__class__, each)
         key = tuple(told)
-        prepared = _calls(group).get(key)
+        calls = _PREPARED.get(group.process_group)
+        prepared = None if calls is None else calls.get(key)
     except TypeError:  # nothing can be found by it: whoever reads it will say what is wrong
         key, prepared = (), None
     except RuntimeError:  # it lies nowhere
@@ -107,13 +111,14 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
-    outputs = outputs_of(problem, group.rank)
-    example = tensors | {name: tensors["x"].new_empty(shape, dtype=dtype) for name, shape, dtype in outputs}
+    outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
+    made = {name: make(shape, dtype) for name, shape, dtype in outputs}
+    example = as_matrices(tensors) | made
     if built is None:
         run, bound = bind_by_torch(choice.plan, problem, group, tensors["x"].device)
     else:
         run, bound = _bind(built, group, example)
-    prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group))
+    prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
     _calls(group).put(key, prepared)
     return prepared
 
@@ -179,7 +184,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
 
     def run(moved: Tensors) -> None:
         inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}
-        run_on_host(plan, group, inputs, {name: moved[name] for name in outputs})
+        run_on_host(plan, group, as_matrices(inputs), {name: moved[name] for name in outputs})
 
     return run, None
 

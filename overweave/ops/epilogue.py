@@ -7,10 +7,11 @@ from typing import NamedTuple, get_args
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, Activation, Epilogue
-from overweave.ops.scales import Scales, as_matrices, checked_scaling
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Activation, Epilogue
+from overweave.ops.scales import Scales, checked_scaling
 
 _ACTIVATIONS = get_args(Activation)
+_TENSORS = (BIAS, RESIDUAL, GATE, SCALE_X, SCALE_W)
 
 
 class Extras(NamedTuple):
@@ -40,15 +41,9 @@ class Extras(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By the names under which plans know them, as matrices."""
-        named = {} if self.scale_x is None else as_matrices(self.scales)
-        if self.bias is not None:
-            named[BIAS] = self.bias.unsqueeze(0)
-        if self.residual is not None:
-            named[RESIDUAL] = self.residual
-        if self.gate is not None:
-            named[GATE] = self.gate
-        return named
+        """By the names under which plans know them, as they were passed: `as_matrices` of ops/prepared.py."""
+        given = zip(_TENSORS, (self.bias, self.residual, self.gate, self.scale_x, self.scale_w), strict=True)
+        return {name: tensor for name, tensor in given if tensor is not None}
 
 
 def told_of(extras: Extras | None) -> tuple[object, ...]:

@@ -77,7 +77,7 @@ def matmul_all_reduce(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
     """
     resolved = group_of(group)
-    beside = (*told_of_extras(extras), *told_of(norm))
+    beside = () if extras is None is norm else (*told_of_extras(extras), *told_of(norm))
     key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, beside)
     problem = prepared.problem if prepared else _checked(x, w, (extras, norm), resolved)
     tensors = {"x": x, "w": w}

@@ -44,7 +44,7 @@ def matmul_reduce_scatter(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     resolved = group_of(group)
-    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, told_of(extras))
+    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else told_of(extras))
     problem = prepared.problem if prepared else _checked(x, w, extras, resolved)
     tensors = {"x": x, "w": w} if extras is None else {"x": x, "w": w, **extras.tensors}
     (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)

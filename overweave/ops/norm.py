@@ -24,8 +24,8 @@ class RmsNorm(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By the names under which plans know them, as matrices."""
-        named = {NORM_WEIGHT: self.weight.unsqueeze(0)}
+        """By the names under which plans know them, as they were passed: `as_matrices` of ops/prepared.py."""
+        named = {NORM_WEIGHT: self.weight}
         return named if self.residual is None else named | {RESIDUAL: self.residual}
 
 

@@ -85,12 +85,6 @@ def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, *weights: to
     return "rows"
 
 
-def as_matrices(scales: Scales) -> dict[str, torch.Tensor]:
-    """By the names under which plans know them; one element as `[1, 1]`."""
-    given = {SCALE_X: scales.scale_x, SCALE_W: scales.scale_w}
-    return {name: t.reshape(1, 1) if t.numel() == 1 else t for name, t in given.items() if t is not None}
-
-
 def _refuse_scales(operator: str, scales: Scales, x: torch.Tensor) -> None:
     if scales.scale_x is not None or scales.scale_w is not None:
         cure = f"Cast x and w to {FP8}, or leave the scales out"

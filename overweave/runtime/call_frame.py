@@ -6,7 +6,6 @@ What runs is the affair of those who derive from it: a plan, a compiled kernel, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -34,12 +33,11 @@ class CallFrame:
         """One call on the caller's stream. work: enqueues it there; True where the stream is being captured: then
         nothing chains it, as its graph is."""
         workspace = self._workspace
-        stream, is_captured = workspace.current_stream(), torch.cuda.is_current_stream_capturing()
-        if is_captured:
+        if torch.cuda.is_current_stream_capturing():
             self._keep()
-            work(stream, True)
+            work(workspace.current_stream(), True)
             return
-        workspace.enter(stream)
+        stream = workspace.enter()
         work(stream, False)
         workspace.leave(stream)
 
@@ -111,21 +109,14 @@ class SlotCalls(CallFrame, Generic[Slot]):
 
         # Most calls come through here: `run_call`, with nothing made on the way (campaigns/host_path.py counts).
         workspace = self._workspace
-        stream = workspace.current_stream()
         if torch.cuda.is_current_stream_capturing():
             self._keep()
             slot = self.slot = self._slots[workspace.take_turn()]
-            self._enqueue(slot, given, stream)
+            self._enqueue(slot, given, workspace.current_stream())
             return
-        workspace.enter(stream)
+        stream = workspace.enter()
         slot = self.slot = self._slots[workspace.take_turn()]
-        graph = slot.replays.find(places) if self._may_replay else None
-        if graph is None and self._may_replay:
-            capture = partial(workspace.captures.graph, partial(self._enqueue, slot, given))
-            graph = slot.replays.add(places, capture)
-        if graph is not None:
-            graph.replay()
-        else:
+        if not (self._may_replay and slot.replays.launch(places, workspace.captures, self._enqueue, slot, given)):
             slot.prepare(addresses)
             self._enqueue(slot, given, stream)
         workspace.leave(stream)

@@ -26,8 +26,8 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
     """Runs an operation by the library, and does to what a Compute stores in `y` what the problem's epilogue says.
 
-    moved: the caller's tensors, bias as `[1, n]`, and the group. Each step but scaling is rounded to the dtype of y; a
-    gate is one matmul more.
+    moved: the caller's tensors, bias as `[n]` or `[1, n]`, and the group. Each step but scaling is rounded to the dtype
+    of y; a gate is one matmul more.
     """
     tensors, group = moved
     epilogue = problem.epilogue
@@ -47,7 +47,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
 def _of_weight(tensors: Mapping[str, torch.Tensor], columns: Range) -> dict[str, torch.Tensor]:
     """What the epilogue of one of several weights reads: its own columns of what has one for each."""
     by_column = (name for name in (BIAS, SCALE_W) if name in tensors and tensors[name].numel() > 1)
-    return {**tensors, **{name: tensors[name][:, slice(*columns)] for name in by_column}}
+    return {**tensors, **{name: tensors[name][..., slice(*columns)] for name in by_column}}
 
 
 def _gate(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -25,13 +25,12 @@ from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.call_frame import SlotCalls
-from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.library import with_room
-from overweave.runtime.norm import finish_sum
+from overweave.runtime.library_calls import library_call
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.packed import PackedRun
 from overweave.runtime.replays import Replays, may_replay
-from overweave.runtime.views import Views, joined
+from overweave.runtime.views import joined
 
 Tensors = Mapping[str, torch.Tensor]
 Addresses = dict[str, int]
@@ -205,18 +204,15 @@ class BoundSlot:
     def _library(self, operation: Operation) -> Enqueue:
         waits = tuple(wait_steps(self._addresses, operation))
         writes = write_steps(self._addresses, operation)
-        group, timed = self._workspace.group, self._timing(operation) if self._traced else None
-        views, problem, stays = Views((operation,), self._shapes), self._plan.problem, self._own
+        timed, stays = self._timing(operation) if self._traced else None, self._own
+        call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             for wait in waits:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
             if timed is not None:
                 timed.begin.record(stream)
-            view = views.of({**tensors, **stays})
-            run_with_epilogue(operation, problem, view, (tensors, group))
-            if problem.norm is not None:
-                finish_sum(operation, problem, view, tensors)
+            call({**tensors, **stays})
             if timed is not None:
                 timed.end.record(stream)
             for write in writes:
@@ -264,22 +260,19 @@ class LibraryRun:
         ]
         shapes = {name: tuple(tensor.shape) for name, tensor in example.items()}
         shapes |= {name: shape for name, shape, _ in self._local}
-        self._operations = tuple(joined(each, shapes) for each in plan.schedule.of_rank(group.rank))
-        self._views = Views(self._operations, shapes)
-        self._problem, self._group, self._board = plan.problem, group, Board.of(group)
+        operations = (joined(each, shapes) for each in plan.schedule.of_rank(group.rank))
+        self._calls = [library_call(each, plan.problem, shapes, group) for each in operations]
+        self._ranks, self._board = group.world_size, Board.of(group)
         self._board.probes_rarely = True  # a collective that waits for a dead peer ends by its library's watchdog
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once, on the current stream."""
         like, whole = tensors["w"], dict(tensors)
         for name, shape, dtype in self._local:
-            whole[name] = with_room(like, shape, dtype, self._group.world_size)
-        view = self._views.of(whole)
-        for operation in self._operations:
-            run_with_epilogue(operation, self._problem, view, (tensors, self._group))
-            if self._problem.norm is not None:
-                finish_sum(operation, self._problem, view, tensors)
-        if Workspace.opened(self._group, like.device) is None:
+            whole[name] = with_room(like, shape, dtype, self._ranks)
+        for call in self._calls:
+            call(whole)
+        if not self._board.is_watched:  # no workspace, whose end would say so
             self._board.finish()  # what is under way is the library's, and its watchdog's
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +16,18 @@ from overweave.memory.group import Group
 View = Callable[[Region], torch.Tensor]
 
 
-_SHORTCUTS = {
-    torch.float32: "allow_tf32",
-    torch.float16: "allow_fp16_reduced_precision_reduction",
-    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+# What torch.backends.cuda.matmul reads and sets, without its functions of Python.
+_Setting = tuple[Callable[[], Any], Callable[..., None]]
+_SHORTCUTS: dict[torch.dtype, _Setting] = {
+    torch.float32: (torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32),
+    torch.float16: (
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+        torch._C._set_cublas_allow_fp16_reduced_precision_reduction,
+    ),
+    torch.bfloat16: (
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+        torch._C._set_cublas_allow_bf16_reduced_precision_reduction,
+    ),
 }
 
 
@@ -29,28 +38,35 @@ class full_precision:  # noqa: N801 - a context manager, called as torch calls i
     matmul along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
     For fp8 there is no such setting: its matmul takes an argument instead (runtime/scaled.py).
     Under autocast a matmul would cast its operands down; here it is off.
+    One object may be entered again and again, but not while it is entered.
     """
 
-    __slots__ = ("_aside", "_name")
+    __slots__ = ("_aside", "_kept", "_setting")
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._name = _SHORTCUTS.get(dtype)
+        self._setting = _SHORTCUTS.get(dtype)
+        self._kept: tuple[bool, ...] | None = None  # the caller's setting, where it was another
         self._aside: ExitStack | None = None
 
     def __enter__(self) -> None:
-        if self._name is not None and getattr(torch.backends.cuda.matmul, self._name):
-            setattr(torch.backends.cuda.matmul, self._name, False)
-        else:
-            self._name = None
-        if is_autocast():
+        if self._setting is not None:
+            get, put = self._setting
+            found = get()  # of 16 bits torch says, too, whether a matmul may be split along k
+            kept = found if found.__class__ is tuple else (found,)
+            if kept[0]:
+                self._kept = kept
+                put(False, *kept[1:])
+        if torch._C._is_any_autocast_enabled():
             self._aside = ExitStack()
             self._aside.enter_context(without_autocast())
 
     def __exit__(self, *failure: object) -> None:
         if self._aside is not None:
             self._aside.close()
-        if self._name is not None:
-            setattr(torch.backends.cuda.matmul, self._name, True)
+            self._aside = None
+        if self._kept is not None and self._setting is not None:
+            self._setting[1](*self._kept)
+            self._kept = None
 
 
 def is_autocast() -> bool:
@@ -180,6 +196,8 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
 def with_room(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, parts: int) -> torch.Tensor:
     """A new tensor with memory behind it for as many rows as equal parts of it would have: for `equal_parts`."""
     rows, cols = shape
+    if rows % parts == 0:
+        return like.new_empty(shape, dtype=dtype)
     return like.new_empty((-(-rows // parts) * parts, cols), dtype=dtype)[:rows]
 
 

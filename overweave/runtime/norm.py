@@ -18,7 +18,7 @@ View = Callable[[Region], torch.Tensor]
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
     """What the problem's norm does to rows of `y` that an operation has just stored as sums; nothing for others.
 
-    `tensors` are the caller's, the weight as `[1, n]`.
+    `tensors` are the caller's, the weight as `[n]` or `[1, n]`.
     """
     if problem.norm is None or not _sums(operation, problem):
         return
@@ -29,7 +29,7 @@ def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapp
 
 def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:
     """Rows `rows` of a sum, which `y` holds, to `z` and, normed, back to `y`. Each step rounds, as torch does."""
-    z, weight = tensors[Z][rows], tensors[NORM_WEIGHT][0]
+    z, weight = tensors[Z][rows], tensors[NORM_WEIGHT].view(-1)
     z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
     with without_autocast():
         y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))

@@ -1,6 +1,6 @@
 """Runs plans of packed messages on a GPU: one kernel, and the library's matmul before or behind it.
 
-No head of the call, no other stream.
+No head of the call, no other stream. Both are one graph once a call's tensors come back (runtime/replays.py).
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from overweave.ir.schedule import LOCAL, Operation
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
-from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.kernels import Launch, moving, packed_launch
-from overweave.runtime.library import View
+from overweave.runtime.library_calls import library_call
 from overweave.runtime.packed_call import Caller, packed_arguments
-from overweave.runtime.views import Views
+from overweave.runtime.replays import Replays
 
 Tensors = Mapping[str, torch.Tensor]
-Enqueue = Callable[[torch.cuda.Stream, Tensors, View], None]
+Enqueue = Callable[[torch.cuda.Stream, Tensors], None]
 
 
 class PackedRun(CallFrame):
     """A plan bound to the packed space of a workspace: call it with the tensors of every input and output buffer.
 
     Binding is collective if the space must grow. A call enqueues its work on the current stream and returns; under
-    capture it is captured. Raises PeerError for what went wrong in an earlier call."""
+    capture it is captured. Raises PeerError for what went wrong in an earlier call.
+
+    Calls become graphs only where programs are fewer than SMs. To make a graph the driver may wait until kernels of
+    this rank have ended. Another library's kernel among them waits for its part on a peer, which needs an SM there; a
+    peer that is ahead has launched this call, whose programs wait for this rank. With an SM that they leave alone the
+    other kernel ends. (A slot's calls need no such rule: their kernels run once every peer has begun the call.)
+    """
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors) -> None:
         super().__init__(workspace)
@@ -40,31 +45,41 @@ class PackedRun(CallFrame):
         operations = tuple(plan.schedule.of_rank(workspace.group.rank))
         engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
         runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
-        library = [each for is_library, members in runs if is_library for each in members]
-        self._views = Views(library, {name: tuple(each.shape) for name, each in {**example, **self._own}.items()})
+        self._shapes = {name: tuple(each.shape) for name, each in {**example, **self._own}.items()}
+        self._replays, self._may_replay = Replays(), True
         self._steps = [self._bound(is_library, members) for is_library, members in runs]
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
-        self.run_call(lambda stream, is_captured: self._enqueue(stream, tensors))
+        workspace = self._workspace
+        if torch.cuda.is_current_stream_capturing():
+            self._keep()
+            self._enqueue(tensors, workspace.current_stream())
+            return
+        stream = workspace.enter()
+        places = tuple([tensor.data_ptr() for tensor in tensors.values()])
+        if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, tensors)):
+            self._enqueue(tensors, stream)
+        workspace.leave(stream)
 
-    def _enqueue(self, stream: torch.cuda.Stream, tensors: Tensors) -> None:
+    def _enqueue(self, tensors: Tensors, stream: torch.cuda.Stream) -> None:
         for name, tensor in tensors.items():
             self._moving[name].address = tensor.data_ptr()
-        view = self._views.of({**tensors, **self._own})
+        whole = {**tensors, **self._own}
         for enqueue in self._steps:
-            enqueue(stream, tensors, view)
+            enqueue(stream, whole)
 
     def _bound(self, is_library: bool, operations: tuple[Operation, ...]) -> Enqueue:
         """What neighbours in launch order do: library calls one by one, or the kernel that does them all."""
         problem, group = self._plan.problem, self._workspace.group
         if not is_library:
             launch = self._kernel()
-            return lambda stream, tensors, view: launch(stream.cuda_stream)
+            return lambda stream, tensors: launch(stream.cuda_stream)
+        calls = [library_call(operation, problem, self._shapes, group) for operation in operations]
 
-        def run(stream: torch.cuda.Stream, tensors: Tensors, view: View) -> None:
-            for operation in operations:
-                run_with_epilogue(operation, problem, view, (tensors, group))
+        def run(stream: torch.cuda.Stream, tensors: Tensors) -> None:
+            for call in calls:
+                call(tensors)
 
         return run
 
@@ -75,6 +90,7 @@ class PackedRun(CallFrame):
         caller = Caller(workspace.group.rank, (words, workspace.limits), config.block)
         layout = lay_out_packed(self._plan)
         arguments, programs = packed_arguments(self._plan, layout, {**self._moving, **self._own}, self._space, caller)
+        self._may_replay = programs < _sms(workspace.device)
         return packed_launch(config, arguments, programs)
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
@@ -82,3 +98,7 @@ class PackedRun(CallFrame):
         local = [each for each in self._plan.schedule.buffers if each.home == LOCAL]
         dtypes = {each.name: getattr(torch, each.dtype or self._plan.realization.dtype) for each in local}
         return {each.name: self._space.product((each.rows, each.cols), dtypes[each.name]) for each in local}
+
+
+def _sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

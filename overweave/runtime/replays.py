@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -20,6 +22,13 @@ Places = tuple[int, ...]
 MOST_GRAPHS = 64  # of one slot: a model of many layers calls one plan with the tensors of each
 MOST_SEEN = 256
 STALE_CALLS = 1024  # a graph that so many calls passed by makes way for another
+
+
+class Captures(Protocol):
+    """Makes graphs (memory/captures.py)."""
+
+    def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
+        """What `enqueue` puts on a stream."""
 
 
 @dataclass
@@ -40,6 +49,19 @@ class Replays:
         self._kept: dict[Places, _Kept] = {}
         self._seen: dict[Places, None] = {}
         self._calls = 0
+
+    def launch(self, places: Places, captures: Captures, enqueue: Callable[..., None], *given: object) -> bool:
+        """Launches the graph of a call with tensors at these places, once it has one; whether it had.
+
+        enqueue: what the graph holds, of what is given and a stream.
+        """
+        graph = self.find(places)
+        if graph is None:
+            graph = self.add(places, partial(captures.graph, partial(enqueue, *given)))
+            if graph is None:
+                return False
+        graph.replay()
+        return True
 
     def find(self, places: Places) -> torch.cuda.CUDAGraph | None:
         """The graph of a call with tensors at these places, if one is kept. Counts the call."""

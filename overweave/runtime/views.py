@@ -11,7 +11,7 @@ from overweave.ir.schedule import Collective, Operation, Region
 from overweave.runtime.library import View
 
 Shape = tuple[int, ...]
-Cut = tuple[slice, slice]
+Cut = slice | tuple[slice, slice]
 
 
 class Views:
@@ -20,17 +20,15 @@ class Views:
     def __init__(self, operations: Iterable[Operation], shapes: Mapping[str, Shape]) -> None:
         regions = [region for operation in operations for region in (*operation.reads, *operation.writes)]
         # A region stays what its number stands for: it is kept here.
-        self._known = {
-            id(region): (region, region.buffer, _cut(region, shapes.get(region.buffer))) for region in regions
-        }
+        self._known = {id(region): (region, region.buffer, cut(region, shapes)) for region in regions}
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> View:
         """The own tensor of each region, in these tensors by buffer."""
         known = self._known
 
         def view(region: Region) -> torch.Tensor:
-            _, buffer, cut = known[id(region)]
-            return tensors[buffer] if cut is None else tensors[buffer][cut]
+            _, buffer, place = known[id(region)]
+            return tensors[buffer] if place is None else tensors[buffer][place]
 
         return view
 
@@ -57,7 +55,9 @@ def _joined(parts: tuple[Region, ...], shapes: Mapping[str, Shape]) -> tuple[Reg
     return (replace(first, rows=(first.rows[0], last.rows[1])),)
 
 
-def _cut(region: Region, shape: Shape | None) -> Cut | None:
-    """What a region is of its buffer; None: all of it."""
-    is_all = (region.rows[0], region.cols[0]) == (0, 0) and (region.rows[1], region.cols[1]) == shape
-    return None if is_all else (slice(*region.rows), slice(*region.cols))
+def cut(region: Region, shapes: Mapping[str, Shape]) -> Cut | None:
+    """What a region is of its buffer, of these shapes: None if it is all of it, one slice if it is whole rows."""
+    rows, cols = shapes.get(region.buffer, (-1, -1))
+    if region.cols != (0, cols):
+        return slice(*region.rows), slice(*region.cols)
+    return None if region.rows == (0, rows) else slice(*region.rows)

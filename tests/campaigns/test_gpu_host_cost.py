@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from campaigns.gpu_host_cost import TORCHS, Cost, busy, verdicts
+from campaigns.gpu_host_cost import TORCHS, Cost, busy, told, verdicts
 from campaigns.host_cases import CASES
 from overweave.tuner.cache import shipped
 from overweave.tuner.table import ranked
@@ -24,7 +24,7 @@ def test_time_in_which_something_runs(intervals: list[tuple[float, float]], us: 
 
 
 def test_budgets():
-    good = Cost(29.0, 50.0, 100.0, 93.0)
+    good = Cost(29.0, 9.0, 50.0, 100.0, 93.0)
     for cost, kept in (
         (good, [True, True]),
         (good._replace(host_us=31.0), [False, True]),
@@ -39,9 +39,9 @@ def test_budgets():
 
 
 def test_torchs_own_are_told_and_not_judged():
-    dear = Cost(300.0, 300.0, 100.0, 50.0)
+    dear = Cost(300.0, 270.0, 300.0, 100.0, 50.0)
     assert [holds for holds, _ in verdicts({str(case): dear for case in TORCHS})] == [False, False]
-    with_ours = {str(case): dear for case in TORCHS} | {str(CASES[0]): Cost(29.0, 50.0, 100.0, 93.0)}
+    with_ours = {str(case): dear for case in TORCHS} | {str(CASES[0]): Cost(29.0, None, 50.0, 100.0, 93.0)}
     assert [holds for holds, _ in verdicts(with_ours)] == [True, True]
 
 
@@ -53,4 +53,12 @@ def test_every_plan_of_the_shipped_tables_is_timed():
 
 
 def test_a_line_says_what_is_not_known():
-    assert Cost(1.0, 2.0, 3.0, None).line(CASES[0]).split()[:5] == ["1.0", "2.0", "3.0", "-", "-"]
+    assert Cost(1.0, None, 2.0, 3.0, None).line(CASES[0]).split()[:7] == ["1.0", "-", "-", "2.0", "3.0", "-", "-"]
+
+
+def test_what_is_ours_is_told_of_every_plan_and_decides_nothing():
+    costs = {"a": Cost(60.0, 40.0, 50.0, 100.0, 93.0), str(TORCHS[2]): Cost(90.0, 31.0, 90.0, 100.0, 93.0)}
+    assert told(costs).startswith("FAIL  host beyond")
+    assert f"worst 59.0 ({TORCHS[2]}), 1 of 2 above" in told(costs)
+    assert told({"a": costs["a"]}).startswith("PASS")
+    assert [holds for holds, _ in verdicts(costs)] == [False, True]

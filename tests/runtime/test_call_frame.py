@@ -64,8 +64,9 @@ class Workspace:
     def current_stream(self) -> Stream:
         return self.stream("caller")
 
-    def enter(self, stream: Stream) -> None:
-        self.log.append(f"enter {stream.name}")
+    def enter(self) -> Stream:
+        self.log.append("enter caller")
+        return self.current_stream()
 
     def leave(self, stream: Stream) -> None:
         self.log.append(f"leave {stream.name}")
@@ -100,7 +101,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(authored_gpu, "AuthoredSlot", lambda plan, workspace, slot, *rest: Recorded(log, slot))
     monkeypatch.setattr(handwritten_gpu, "_BoundSlot", lambda declared, layout, space, slot: RecordedSteps(log, slot))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
-    monkeypatch.setattr(packed, "run_with_epilogue", lambda operation, *rest: log.append(operation.name))
+    monkeypatch.setattr(packed, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
     monkeypatch.setattr(packed.PackedRun, "_kernel", lambda self: lambda stream: log.append(f"packed on {stream}"))
 
     def captured(enqueue: Any) -> Any:
@@ -147,7 +148,7 @@ def packed_run(log: Log, operator: str = "matmul_all_reduce", name: str = "one_s
     tensors = {name: torch.zeros(4) for name in ("x", "w", "y")}
     workspace: Any = Workspace(log)
     run = packed.PackedRun(planned(operator, name), workspace, tensors)
-    return lambda: run(tensors)
+    return lambda where=tensors: run(where)
 
 
 def frame(slot: int, side: str, work: list[str], head: tuple[str, ...] = (), stream: str = "caller") -> list[str]:
@@ -213,6 +214,19 @@ def test_packed_messages_have_no_head(
     assert found == ["enter caller", *steps, "leave caller"]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert eager(run, log) == found[1:-1]
+
+
+def test_packed_messages_whose_tensors_come_back_are_one_graph(log: Log) -> None:
+    run, elsewhere, steps = packed_run(log), {name: torch.zeros(4) for name in ("x", "w", "y")}, ["multiply.0"]
+    assert eager(run, log) == ["enter caller", *steps, "packed on caller", "leave caller"]
+    assert eager(lambda: run(elsewhere), log) == ["enter caller", *steps, "packed on caller", "leave caller"]
+    captured = ["enter caller", "capture [", *steps, "packed on graph", "]", "replay", "leave caller"]
+    assert eager(run, log) == captured
+    assert eager(run, log) == ["enter caller", "replay", "leave caller"]
+    assert eager(lambda: run(elsewhere), log) == captured
+    (bound,) = (cell.cell_contents for cell in run.__closure__ if isinstance(cell.cell_contents, packed.PackedRun))
+    bound._may_replay = False
+    assert eager(run, log) == ["enter caller", *steps, "packed on caller", "leave caller"]
 
 
 @pytest.mark.parametrize("make", [plan_run, compiled_run, steps_run, packed_run])
