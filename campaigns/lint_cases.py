@@ -29,7 +29,7 @@ from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.kernels.reduction import reduction_kernel
-from overweave.memory.protocol import begin_kernel
+from overweave.memory.protocol import begin_kernel, tell_kernel
 from overweave.memory.stamp import stamp_kernel
 from overweave.runtime.matmul import hopper_parts
 from overweave.schedules.tile_shape import SUMS, Kernel, TileShape, row_shape, shapes
@@ -80,6 +80,7 @@ SCALED = Variant(is_transposed=True)
 def cases() -> Iterator[Case]:
     """All of them."""
     yield begin_case()
+    yield tell_case()
     yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)
@@ -217,6 +218,12 @@ def begin_case() -> Case:
     )
     signature = {"state": "*i64", "claims": "*i32", **PROTOCOL, **numbers}
     return Case(source_of(begin_kernel, signature, {"BLOCK": BEGIN_BLOCK}, {"num_warps": 4}, ""), contract)
+
+
+def tell_case() -> Case:
+    """What a library call tells its peers: behind its kernels, which a boundary ends, and nothing of its own."""
+    source = source_of(tell_kernel, {"words": "*i64"}, {"BLOCK": 32}, {"num_warps": 1}, "")
+    return Case(source, Contract(releases=1, announced=(Guard("*words", ()),)))
 
 
 def stamp_case() -> Case:

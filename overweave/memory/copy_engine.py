@@ -55,7 +55,8 @@ class CopyQueue:
             elif isinstance(step, WaitStep):
                 driver.wait_value(stream, step.address, step.value)
             else:
-                driver.write_values(stream, step.addresses, step.value)
+                for address in step.addresses:
+                    driver.write_value(stream, address, step.value)
 
     def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
         return tuple(map(tensors.__getitem__, self._named))
@@ -85,7 +86,8 @@ class _Graph:
             elif isinstance(step, WaitStep):
                 graph.add_wait(step.address, step.value)
             else:
-                graph.add_writes(step.addresses, step.value)
+                for address in step.addresses:
+                    graph.add_write(address, step.value)
         graph.instantiate()
         self.launch, self.upload = graph.launch, graph.upload
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from cuda.bindings import driver
@@ -27,35 +26,6 @@ def current_context() -> Any:
 def write_value(stream: int, address: int, value: int) -> None:
     """In stream order: everything before it, then the 32-bit word at `address` (of any GPU) becomes `value`."""
     checked("cuStreamWriteValue32", driver.cuStreamWriteValue32(stream, address, value, 0))
-
-
-def write_values(stream: int, addresses: tuple[int, ...], value: int) -> None:
-    """In stream order: everything before it, then the words at all addresses become `value`, in any order."""
-    if len(addresses) == 1:
-        write_value(stream, addresses[0], value)
-        return
-    writes = _writes(addresses, value)
-    checked("cuStreamBatchMemOp", driver.cuStreamBatchMemOp(stream, len(writes), writes, 0))
-
-
-@lru_cache(maxsize=4096)
-def _writes(addresses: tuple[int, ...], value: int) -> tuple[Any, ...]:
-    """One batch. The fence ahead of its first write holds for the others as well: they need none of their own.
-
-    MEASURED: each barrier takes 3 us, one behind the other: 9 us to tell three peers, most of what a pull adds to a
-    small matmul (4 x H200, 2026-11-22, torch's profiler on a replayed graph).
-    """
-    made: list[Any] = []
-    for address in addresses:
-        flags = driver.CUstreamWriteValue_flags
-        operation = driver.CUstreamBatchMemOpParams()
-        operation.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
-        operation.writeValue.address = address
-        operation.writeValue.value = value
-        is_behind = flags.CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER if made else flags.CU_STREAM_WRITE_VALUE_DEFAULT
-        operation.writeValue.flags = is_behind
-        made.append(operation)
-    return tuple(made)
 
 
 def wait_value(stream: int, address: int, value: int) -> None:
@@ -108,9 +78,13 @@ class LinearGraph:
             driver.cuGraphAddMemcpyNode(self._graph, self._last, len(self._last), description, self._context),
         )
 
-    def add_writes(self, addresses: tuple[int, ...], value: int) -> None:
-        """Appends `write_values`."""
-        self._add_memory_operations(_writes(addresses, value))
+    def add_write(self, address: int, value: int) -> None:
+        """Appends `write_value`."""
+        operation = driver.CUstreamBatchMemOpParams()
+        operation.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        operation.writeValue.address = address
+        operation.writeValue.value = value
+        self._add_memory_operation(operation)
 
     def add_wait(self, address: int, value: int) -> None:
         """Appends `wait_value`."""
@@ -119,7 +93,7 @@ class LinearGraph:
         operation.waitValue.address = address
         operation.waitValue.value = value
         operation.waitValue.flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        self._add_memory_operations((operation,))
+        self._add_memory_operation(operation)
 
     def instantiate(self) -> None:
         """Ends construction."""
@@ -138,11 +112,11 @@ class LinearGraph:
         """Runs the chain, in stream order."""
         checked("cuGraphLaunch", driver.cuGraphLaunch(self._executable, stream))
 
-    def _add_memory_operations(self, operations: tuple[Any, ...]) -> None:
+    def _add_memory_operation(self, operation: Any) -> None:
         parameters = driver.CUDA_BATCH_MEM_OP_NODE_PARAMS()
         parameters.ctx = self._context
-        parameters.count = len(operations)
-        parameters.paramArray = list(operations)
+        parameters.count = 1
+        parameters.paramArray = [operation]
         parameters.flags = 0
         self._append(
             "cuGraphAddBatchMemOpNode",

@@ -30,7 +30,7 @@ class WaitStep(Struct, frozen=True):
 
 
 class WriteStep(Struct, frozen=True):
-    """Sets words, of any ranks: all that one operation tells."""
+    """Sets words, of any ranks: all that one operation tells, in whatever order."""
 
     addresses: tuple[int, ...]
     value: int

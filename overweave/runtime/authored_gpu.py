@@ -255,7 +255,8 @@ class AuthoredSlot:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
             run_operation(operation, lambda region: self._view(tensors, region), group)
             for write in writes:
-                driver.write_values(stream.cuda_stream, write.addresses, write.value)
+                for address in write.addresses:
+                    driver.write_value(stream.cuda_stream, address, write.value)
 
         return enqueue
 

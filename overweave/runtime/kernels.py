@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from triton import next_power_of_2
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overweave.ir.plan import CopyConfig, Exchange, PackedConfig, ReduceConfig
@@ -20,7 +21,7 @@ from overweave.kernels.packed_gather import packed_gather_kernel
 from overweave.kernels.packed_scatter import packed_scatter_kernel
 from overweave.kernels.packed_two_shot import packed_two_shot_kernel
 from overweave.kernels.reduction import reduction_kernel
-from overweave.memory.protocol import begin_kernel
+from overweave.memory.protocol import begin_kernel, tell_kernel
 from overweave.runtime.launcher import PackedLaunch
 
 PACKED_KERNELS: dict[Exchange, Any] = {
@@ -68,6 +69,13 @@ class Launch:
 def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
     """The head of a call. words: state, signals, claims, words, limits. numbers: signals, rank, world_size."""
     return Launch(begin_kernel, 1, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
+
+
+def tell_launch(addresses: tuple[int, ...], device: torch.device) -> Launch:
+    """What a library call's operation tells its peers: the words at these addresses become 1."""
+    block = max(32, next_power_of_2(len(addresses)))
+    words = torch.tensor(addresses + (0,) * (block - len(addresses)), dtype=torch.int64, device=device)
+    return Launch(tell_kernel, 1, [words, block], {"num_warps": 1})
 
 
 class Summing(NamedTuple):

@@ -25,6 +25,7 @@ from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.call_frame import SlotCalls
+from overweave.runtime.kernels import tell_launch
 from overweave.runtime.library import with_room
 from overweave.runtime.library_calls import library_call
 from overweave.runtime.order import Action, launch_order
@@ -203,7 +204,8 @@ class BoundSlot:
 
     def _library(self, operation: Operation) -> Enqueue:
         waits = tuple(wait_steps(self._addresses, operation))
-        writes = write_steps(self._addresses, operation)
+        told = write_steps(self._addresses, operation)
+        tells = [tell_launch(step.addresses, self._workspace.device) for step in told]
         timed, stays = self._timing(operation) if self._traced else None, self._own
         call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
@@ -215,8 +217,8 @@ class BoundSlot:
             call({**tensors, **stays})
             if timed is not None:
                 timed.end.record(stream)
-            for write in writes:
-                driver.write_values(stream.cuda_stream, write.addresses, write.value)
+            for tell in tells:
+                tell(stream.cuda_stream)
 
         return enqueue
 

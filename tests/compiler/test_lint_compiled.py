@@ -12,7 +12,16 @@ from msgspec.structs import replace
 
 from campaigns.lint_all import main
 from campaigns.lint_case import Case
-from campaigns.lint_cases import Variant, add_case, begin_case, copy_case, matmul_case, norm_case, reduction_case
+from campaigns.lint_cases import (
+    Variant,
+    add_case,
+    begin_case,
+    copy_case,
+    matmul_case,
+    norm_case,
+    reduction_case,
+    tell_case,
+)
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
@@ -72,6 +81,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
     "case",
     [
         begin_case(),
+        tell_case(),
         reduction_case("bfloat16", 4, traced=False),
         norm_case("bfloat16", 4, row_shape(4096, 8192, 132), has_residual=True),
         copy_case(traced=False, ragged=True),

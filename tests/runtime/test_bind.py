@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from overweave.ir.epilogue import Epilogue, Norm, Z
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import LIBRARY, Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT
 from overweave.memory.layout import lay_out
 from overweave.runtime import launch
@@ -226,6 +226,10 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
     assert any(row.shares for row in rows) == ("split_k" in case.plan)
     assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
     assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
+    by_library = (
+        each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
+    )
+    assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
     for assignment in plan.realization.engines:
         kind = kinds.get(assignment.engine)
