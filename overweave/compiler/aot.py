@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import triton
 from msgspec import Struct
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import JITFunction
@@ -101,10 +98,10 @@ def compile_kernel(source: Source) -> Compiled:
     }
     make = GluonASTSource if source.kernel.is_gluon() else ASTSource
     said = io.StringIO()
-    with tempfile.TemporaryDirectory(prefix="overweave-") as folder, triton.knobs.cache.scope():
-        triton.knobs.cache.dir = folder
+    with _kept_out_of_caches():
         try:
-            with contextlib.redirect_stdout(said):  # Triton prints the whole PTX when the assembler refuses it
+            # Triton prints the assembler's report, and the whole PTX when the assembler refuses it.
+            with contextlib.redirect_stdout(said):
                 made = triton.compile(make(source.kernel, signature, constants, attrs), HOPPER, dict(source.options))
         except Exception as error:
             raise MachineError(
@@ -113,20 +110,28 @@ def compile_kernel(source: Source) -> Compiled:
         ptx, cubin = str(made.asm["ptx"]), bytes(made.asm["cubin"])
         shared_bytes, num_warps = int(made.metadata.shared), int(made.metadata.num_warps)
     pointers = _pointers(source, given, ptx)
-    resources = measure(ptx, shared_bytes, num_warps)
+    resources = resources_of(said.getvalue(), shared_bytes, num_warps)
     return Compiled(source.name, source.config, ptx, cubin, pointers, resources)
 
 
-def measure(ptx: str, shared_bytes: int, num_warps: int) -> Resources:
-    """Assembles PTX and reads the assembler's report. Raises MachineError if it refuses."""
-    with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
-        text, code = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        text.write_text(ptx)
-        command = [get_ptxas(HOPPER.arch).path, "-v", f"--gpu-name={ARCHITECTURE}", str(text), "-o", str(code)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise MachineError(f"assemble PTX for {ARCHITECTURE}", ran.stderr.strip()[:800], "Mend the kernel")
-    report = ran.stderr
+@contextlib.contextmanager
+def _kept_out_of_caches() -> Iterator[None]:
+    """Within, Triton compiles anew, leaves nothing behind and prints what its assembler reports."""
+    temporary = tempfile.TemporaryDirectory(prefix="overweave-")
+    with temporary as folder, triton.knobs.cache.scope(), triton.knobs.nvidia.scope():
+        triton.knobs.cache.dir = folder
+        triton.knobs.nvidia.dump_ptxas_log = True
+        yield
+
+
+def resources_of(report: str, shared_bytes: int, num_warps: int) -> Resources:
+    """What the assembler's report on one kernel says. Raises MachineError if that is nothing."""
+    if not re.search(r"Used \d+ registers", report):
+        raise MachineError(
+            "read what a kernel occupies from its assembler's report",
+            f"Triton {triton.__version__} printed {report.strip()[:200]!r}",
+            "Compile with Triton 3.6",
+        )
     return Resources(
         registers=_number(r"Used (\d+) registers", report),
         spill_bytes=_number(r"(\d+) bytes spill stores", report),

@@ -10,7 +10,7 @@ SOURCE: PTX ISA 8.7, chapters 4 (syntax), 9.7.12 (control flow), 9.7.13 (barrier
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class Predicate(NamedTuple):
     is_negated: bool
 
 
-class Instruction(Struct, frozen=True):
+class Instruction(Struct, frozen=True, dict=True):
     """One instruction. line: in the PTX text, from 1. source: `file.py:line` it was compiled from, or empty.
 
     parts: the opcode cut at its dots, `("ld", "acquire", "sys", "global", "u32")`. operands: as written, with scopes.
@@ -63,7 +63,7 @@ class Instruction(Struct, frozen=True):
     def opcode(self) -> str:
         return ".".join(self.parts)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """The registers it writes."""
         if not self.operands or self.operands[0].startswith("["):

@@ -16,7 +16,7 @@ A pointer without any origin is taken to reach everything, and is reported where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -32,7 +32,8 @@ _ELSEWHERE = ("shared", "shared::cta", "shared::cluster", "param", "param::entry
 _ORDERS = ("acquire", "release", "acq_rel", "relaxed", "volatile", "mmio")
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
-State = dict[str, Facts]
+Origins = int  # a set of origins, a bit for each: it is copied and joined some hundred thousand times
+State = dict[str, Origins]
 Kind = Literal["load", "store", "atomic", "bulk_load", "bulk_store"]
 
 
@@ -63,82 +64,122 @@ class Access(Struct, frozen=True):
         return self.kind == "atomic" and self.instruction.parts[-1].lstrip("b").startswith("f")
 
 
+class _Bits:
+    """Which bit stands for which origin: pointer `name` the even one of a pair, `*name` the odd one, others as met."""
+
+    def __init__(self, pointers: Iterable[str]) -> None:
+        self._names: list[str] = [origin for name in dict.fromkeys(pointers) for origin in (name, f"*{name}")]
+        self._facts: dict[Origins, Facts] = {0: NOTHING}
+        self.arguments = (1 << len(self._names)) - 1
+        self._direct = self.arguments // 3  # every other bit, the lowest among them
+        self._bit = {name: 1 << at for at, name in enumerate(self._names)}
+        self.thread = self[THREAD]
+        self.reads = 0
+
+    def __getitem__(self, name: str) -> Origins:
+        if name not in self._bit:
+            self._bit[name] = 1 << len(self._names)
+            self._names.append(name)
+        return self._bit[name]
+
+    def read(self, item: Instruction) -> Origins:
+        bit = self[f"read:{item.index}"]
+        self.reads |= bit
+        return bit
+
+    def through(self, pointers: Origins) -> Origins:
+        """What is read from memory that `pointers` point to; what came out of a table stays that."""
+        found = pointers & self.arguments
+        return (found & self._direct) << 1 | found & ~self._direct
+
+    def facts(self, origins: Origins) -> Facts:
+        if origins not in self._facts:
+            self._facts[origins] = frozenset(name for at, name in enumerate(self._names) if origins >> at & 1)
+        return self._facts[origins]
+
+
 class Flow:
     """The origins of every operand of a function. `arguments`: PTX parameter position -> pointer argument name."""
 
     def __init__(self, graph: Graph, arguments: Mapping[int, str]) -> None:
-        self._operands: dict[int, tuple[Facts, ...]] = {}
-        self._predicates: dict[int, Facts] = {}
-        self._maps = self._shared = self._elsewhere = NOTHING
+        self._bits = _Bits(arguments.values())
+        self._operands: dict[int, tuple[Origins, ...]] = {}
+        self._predicates: dict[int, Origins] = {}
+        self._maps = self._shared = self._elsewhere = 0
         parameters = graph.function.parameters
-        start: State = {parameters[at]: frozenset((name,)) for at, name in arguments.items()}
-        self._fill(graph, start)
+        start: State = {parameters[at]: self._bits[name] for at, name in arguments.items()}
+        needed = _needed_on_entry(graph)
+        self._fill(graph, start, needed)
         if graph.partitions:  # what one group of warps stored, another may load
             self._elsewhere = self._shared
-            self._fill(graph, start)
+            self._fill(graph, start, needed)
         accesses = (self._access(item) for item in graph.function.instructions)
         self.accesses: tuple[Access, ...] = tuple(access for access in accesses if access is not None)
 
     def of_operand(self, instruction: Instruction, position: int) -> Facts:
         """What the operand may derive from; nothing in code that cannot be reached."""
         operands = self._operands.get(instruction.index)
-        return operands[position] if operands else NOTHING
+        return self._bits.facts(operands[position]) if operands else NOTHING
 
     def of_predicate(self, instruction: Instruction) -> Facts:
         """What decides whether the instruction runs; nothing if it always does."""
-        return self._predicates.get(instruction.index, NOTHING)
+        return self._bits.facts(self._predicates.get(instruction.index, 0))
 
-    def _fill(self, graph: Graph, start: State) -> None:
+    def _fill(self, graph: Graph, start: State, needed: Mapping[int, frozenset[str]]) -> None:
         entering: dict[int, State] = {0: start}
         rank = {block: at for at, block in enumerate(graph.order)}
-        needed = _needed_on_entry(graph)
         waiting = [0]  # ranks
         while waiting:
             block = graph.order[heappop(waiting)]
             state = dict(entering[block])
             for item in graph.blocks[block].instructions:
-                self._operands[item.index] = tuple(_origins(operand, state) for operand in item.operands)
+                self._operands[item.index] = tuple(self._origins(operand, state) for operand in item.operands)
                 if item.predicate is not None:
-                    self._predicates[item.index] = state.get(item.predicate.register, NOTHING)
+                    self._predicates[item.index] = state.get(item.predicate.register, 0)
                 self._step(item, state)
             for edge in graph.blocks[block].edges:
                 is_new = edge.target not in entering
-                arriving = {name: state[name] for name in needed[edge.target] if name in state}
-                if (_join(entering.setdefault(edge.target, {}), arriving) or is_new) and rank[
-                    edge.target
-                ] not in waiting:
+                has_grown = _join(entering.setdefault(edge.target, {}), state, needed[edge.target])
+                if (has_grown or is_new) and rank[edge.target] not in waiting:
                     heappush(waiting, rank[edge.target])
+
+    def _origins(self, operand: str, state: State) -> Origins:
+        found = self._bits.thread if operand.startswith(_PER_THREAD) else 0
+        for name in registers(operand):
+            found |= state.get(name, 0)
+        return found
 
     def _step(self, item: Instruction, state: State) -> None:
         if item.root in ("st", "stmatrix") and is_shared(item):
-            stored = self._operands[item.index][1] - {THREAD}
+            stored = self._operands[item.index][1] & ~self._bits.thread
             state[BROADCAST] = stored
-            state[SHARED] = state.get(SHARED, NOTHING) | frozenset(filter(_is_argument, stored))
+            state[SHARED] = state.get(SHARED, 0) | stored & self._bits.arguments
             self._shared |= state[SHARED]
         elif item.root == "tensormap" and "global_address" in item.parts:
             self._maps |= self._operands[item.index][1]
         result = self._result(item, state)
         for name in item.writes:
-            old = state.get(name, NOTHING) if item.predicate is not None else NOTHING
+            old = state.get(name, 0) if item.predicate is not None else 0
             state[name] = result | old
 
-    def _result(self, item: Instruction, state: State) -> Facts:
-        operands = self._operands[item.index]
+    def _result(self, item: Instruction, state: State) -> Origins:
+        operands, bits = self._operands[item.index], self._bits
         if item.root in ("ld", "ldu", "atom", "ldmatrix"):
             if is_shared(item):
-                stored = self._elsewhere | state.get(SHARED, NOTHING) | state.get(BROADCAST, NOTHING)
-                return stored | (operands[1] & {THREAD})
+                stored = self._elsewhere | state.get(SHARED, 0) | state.get(BROADCAST, 0)
+                return stored | operands[1] & bits.thread
             if any(part in _ELSEWHERE for part in item.parts):
                 return operands[1]  # ld.param: the argument itself
-            through = {name if name.startswith("*") else f"*{name}" for name in operands[1] if _is_argument(name)}
-            return frozenset(through | {f"read:{item.index}"}) | (operands[1] & {THREAD})
+            return bits.through(operands[1]) | bits.read(item) | operands[1] & bits.thread
         if item.root == "elect":
-            return frozenset((THREAD,))
-        union = frozenset[str]().union(*operands[1:])
+            return bits.thread
+        union = 0
+        for operand in operands[1:]:
+            union |= operand
         if "f32" in item.parts:  # no branch and no address depends on a sum, and a sum depends on everything
-            union = frozenset(name for name in union if not name.startswith("read:"))
+            union &= ~bits.reads
         if any("%globaltimer" in operand for operand in item.operands[1:]):
-            return union | {f"timer:{item.index}"}
+            return union | bits[f"timer:{item.index}"]
         return union
 
     def _access(self, item: Instruction) -> Access | None:
@@ -146,11 +187,11 @@ class Flow:
         if place is None or item.index not in self._operands:
             return None
         kind, position = place
-        pointers = frozenset(name for name in self._operands[item.index][position] if _is_argument(name))
-        pointers = pointers or (self._maps if kind.startswith("bulk") else NOTHING)
+        pointers = self._operands[item.index][position] & self._bits.arguments
+        pointers = pointers or (self._maps if kind.startswith("bulk") else 0)
         order = next((part for part in item.parts if part in _ORDERS), "relaxed" if kind == "atomic" else "weak")
         scope = next((part for part in item.parts if part in _SCOPES), "gpu" if kind == "atomic" else "")
-        return Access(item, kind, pointers, order, scope)
+        return Access(item, kind, self._bits.facts(pointers), order, scope)
 
 
 def is_shared(item: Instruction) -> bool:
@@ -194,17 +235,6 @@ def _bulk_place(item: Instruction) -> tuple[Kind, int] | None:
     return ("bulk_store", 0) if spaces[0] == "global" else ("bulk_load", 1)
 
 
-def _is_argument(name: str) -> bool:
-    return ":" not in name and name != THREAD
-
-
-def _origins(operand: str, state: State) -> Facts:
-    found = NOTHING
-    for name in registers(operand):
-        found |= state.get(name, NOTHING)
-    return found | {THREAD} if operand.startswith(_PER_THREAD) else found
-
-
 def _needed_on_entry(graph: Graph) -> dict[int, frozenset[str]]:
     """For each block, the registers that it, or what follows it, reads before they are written: what travels to it."""
     read: dict[int, set[str]] = {}
@@ -229,12 +259,12 @@ def _needed_on_entry(graph: Graph) -> dict[int, frozenset[str]]:
     return needed
 
 
-def _join(into: State, state: State) -> bool:
-    grown = False
-    for name, origins in state.items():
-        old = into.get(name)
-        if old is origins or (old is not None and origins <= old):
-            continue
-        into[name] = origins | (old or NOTHING)
-        grown = True
-    return grown
+def _join(into: State, state: State, names: Iterable[str]) -> bool:
+    has_grown = False
+    for name in names:
+        origins = state.get(name, 0)
+        old = into.get(name, 0)
+        if origins & ~old:
+            into[name] = origins | old
+            has_grown = True
+    return has_grown

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from overweave.compiler.aot import Source, compile_kernel, measure
+from overweave.compiler.aot import Source, compile_kernel, resources_of
 from overweave.errors import InputError, MachineError
 from tests.compiler.cases import begin, matmul_waits, reduce_waits, spills
 from tests.compiler.kernels_protocol import begin as begin_kernel
@@ -89,9 +89,9 @@ def test_names_that_do_not_fit_the_kernel_are_refused(change: dict[str, dict[str
         compile_kernel(replace(begin(), **change))
 
 
-def test_text_that_does_not_assemble_is_refused() -> None:
-    with pytest.raises(MachineError, match="assemble"):
-        measure("this is no PTX", 0, 4)
+def test_an_assembler_that_reports_nothing_has_not_said_that_nothing_spills() -> None:
+    with pytest.raises(MachineError, match="report"):
+        resources_of("", 0, 4)
 
 
 @pytest.mark.slow
