@@ -6,6 +6,7 @@ Results and errors come back as JSON over a pipe. Whatever happens, no process o
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -29,12 +30,15 @@ import torch.distributed as dist
 from overweave.errors import OverweaveError
 
 _PR_SET_PDEATHSIG = 1
+_TELL = signal.SIGQUIT  # a rank that gets it says where each of its threads stands, and goes on
+_TELLING_S = 1.0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a rank ended. value: what the function returned. error: class name of what it raised, None if nothing.
 
+    message: of the error; of a rank that was ended at the deadline, where its threads stood.
     exit_signal: the signal that ended it, 0 if none; `SIGKILL` also for a rank that was ended at the deadline.
     """
 
@@ -106,9 +110,23 @@ class Ranks:
                 self._received[open_pipes[pipe]] += data
                 if not data:
                     del open_pipes[pipe]
-        for rank in open_pipes.values():
+        stood = self._end(list(open_pipes.values()), timeout_s)
+        return [self._outcome(rank, stood.get(rank)) for rank in wanted]
+
+    def _end(self, late: list[int], timeout_s: float) -> dict[int, str]:
+        """Asks ranks where they stand, and kills them."""
+        for rank in late:
+            os.kill(self.processes[rank], _TELL)
+        end_s = time.monotonic() + _TELLING_S
+        while time.monotonic() < end_s and not all(_has_told(self._stack(rank)) for rank in late):
+            time.sleep(0.02)
+        for rank in late:
             os.kill(self.processes[rank], signal.SIGKILL)
-        return [self._outcome(rank) for rank in wanted]
+        asked = f"had not ended after {timeout_s:g} s and was killed"
+        return {rank: f"{asked}; where it stood:\n{_text(self._stack(rank)) or 'it did not say'}" for rank in late}
+
+    def _stack(self, rank: int) -> Path:
+        return _stack_path(self._folder, rank)
 
     def _reap(self, rank: int) -> int:
         status = self._statuses[rank]
@@ -116,14 +134,14 @@ class Ranks:
             status = self._statuses[rank] = os.waitpid(self.processes[rank], 0)[1]
         return status
 
-    def _outcome(self, rank: int) -> Outcome:
+    def _outcome(self, rank: int, stood: str | None) -> Outcome:
         status = self._reap(rank)
         exit_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         try:
             told = json.loads(self._received[rank])
         except ValueError:
             code = os.waitstatus_to_exitcode(status)
-            told = {"value": None, "error": "Died", "message": f"ended with {code} and said nothing"}
+            told = {"value": None, "error": "Died", "message": stood or f"ended with {code} and said nothing"}
         return Outcome(rank, told["value"], told["error"], told["message"], exit_signal)
 
 
@@ -136,7 +154,8 @@ def run_ranks(
 ) -> list[Any]:
     """`function(*arguments)` on `world_size` forked ranks, each with gloo as its default group; results in rank order.
 
-    Results must fit JSON. timeout_s: after this long every rank is killed. Raises RanksFailed.
+    Results must fit JSON. timeout_s: after this long every rank is killed, and its threads' stacks are told. Raises
+    RanksFailed.
     """
     with Ranks(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks:
         outcomes = ranks.wait(timeout_s)
@@ -156,10 +175,12 @@ def _live(
     told: dict[str, Any] = {"value": None, "error": None, "message": ""}
     try:
         _die_with_parent()
+        (rank, world_size), (folder, group_timeout_s) = place, how
+        stack = _stack_path(folder, rank).open("w")  # to be written to from a signal's handler: stays open
+        faulthandler.register(_TELL, file=stack, all_threads=True)
         gc.freeze()  # the parent's garbage is its own: a group of gloo's would wait here for threads that no fork has
         # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
         torch.set_num_threads(1)
-        (rank, world_size), (folder, group_timeout_s) = place, how
         store = dist.FileStore(str(Path(folder) / "store"), world_size)
         timeout = timedelta(seconds=group_timeout_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -179,3 +200,16 @@ def _live(
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _stack_path(folder: str, rank: int) -> Path:
+    return Path(folder, f"stack.{rank}")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace").strip() if path.exists() else ""
+
+
+def _has_told(path: Path) -> bool:
+    """Whether the last of the threads, the first in Python, is there to its end."""
+    return _text(path).endswith("in <module>")

@@ -16,7 +16,19 @@ from examples.kernels.layer_norm import layer_norm_kernel  # noqa: E402
 from overweave.memory.group import Group  # noqa: E402
 from overweave.ops.compile import Fused  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
-from tests.compiler.authored_kernels import BY_KERNEL, BY_TILES, IN_BULK, WORLDS, Errors, calls, off, shard  # noqa: E402
+from tests.compiler.authored_kernels import (  # noqa: E402
+    BY_KERNEL,
+    BY_TILES,
+    IN_BULK,
+    WORLDS,
+    Errors,
+    calls,
+    off,
+    read,
+    shard,
+)
+
+read(layer_norm_kernel)
 
 ROWS, COLS, EPS = 26, 40, 1e-5
 RING = "all_gather.ring pieces=2"

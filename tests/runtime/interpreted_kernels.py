@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,22 @@ def test_dot_against_fp64(dtype: torch.dtype):
     dot_kernel[(1,)](TensorDescriptor.from_tensor(a, [32, 64]), TensorDescriptor.from_tensor(b, [64, 32]), out, 64)
     exact = a.double() @ b.double()
     assert (out - exact).norm() / exact.norm() < 1e-6
+
+
+def test_a_product_starts_no_threads():
+    """A rank that forks while such a thread ends inherits its lock: see `product`."""
+    sides, tasks = [np.ones((64, 64), np.float32)] * 2, Path("/proc/self/task")
+    counts: list[int] = []
+
+    def multiply() -> None:
+        counts.append(len(list(tasks.iterdir())))
+        interpreter.product(*sides)
+        counts.append(len(list(tasks.iterdir())))
+
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    thread.join()
+    assert counts[0] == counts[1]
 
 
 @triton.jit

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -52,6 +54,30 @@ def test_deaths_and_deadlines():
         run_ranks(die_or_sleep, 2, timeout_s=0.5)
     assert time.monotonic() - start_s < 5
     assert [outcome.exit_signal for outcome in caught.value.outcomes] == [signal.SIGTERM, signal.SIGKILL]
+
+
+def wait_in_threads() -> None:
+    threading.Thread(target=sleep_beside, daemon=True).start()
+    time.sleep(60)
+
+
+def sleep_beside() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_at_the_deadline_tells_where_it_stood():
+    with pytest.raises(RanksFailed, match=r"had not ended after 0\.5 s and was killed") as caught:
+        run_ranks(wait_in_threads, 1, timeout_s=0.5)
+    assert re.search(r"line \d+ in sleep_beside\n[\s\S]*line \d+ in wait_in_threads\n", str(caught.value))
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_killed_though_it_cannot_tell():
+    with Ranks(time.sleep, 1, 60, group_timeout_s=5.0) as ranks:
+        ranks.kill(0, number=signal.SIGSTOP)
+        (outcome,) = ranks.wait(0.2)
+    assert (outcome.exit_signal, outcome.message.endswith("it did not say")) == (signal.SIGKILL, True)
 
 
 def test_leaving_ends_even_stopped_ranks():
