@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
@@ -58,6 +59,7 @@ class Board:
         self._peer_starts = [peer * records.RECORD_WORDS for peer in self._peers]
         self._exchanges = 0
         self._written: dict[int, tuple[bytes, bool]] = {}  # what the entries of the ring say
+        self._ring = [_turn(self._records.start, self._peer_starts, call) for call in range(records.ENTRIES)]
         self._last_probe_s = 0.0
         self._alarm_lock = threading.Lock()  # a watcher thread may sound it too
 
@@ -97,20 +99,19 @@ class Board:
         if not self.is_watched:  # whoever watches looks, too
             self._glance() if self.probes_rarely else self.check()
         self.call = call
-        place = records.RING + call % records.ENTRIES * records.ENTRY_WORDS
-        if self._written.get(place) != (signature, True):
-            self._write(place, signature, is_posted=True)
-        words, start = own.words, own.start
-        words[start + place + records.CALL] = words[start + records.BEGUN] = call
+        turn, words = self._ring[call % records.ENTRIES], own.words
+        if self._written.get(turn.place) != (signature, True):
+            self._write(turn.place, signature, is_posted=True)
+        words[turn.call] = words[turn.begun] = call
         # A fence: store own entry before loading the peers'; of two ranks, at least one sees the other's.
         try:
             self._release()
         except RuntimeError:  # an interrupt came between the two, once
             own.fence()
         self._acquire()
-        mine, hashed = words[start + place + records.HASH], place + records.HASH
-        for peer in self._peer_starts:
-            if words[peer + hashed] != mine and words[peer + place + records.CALL] == call:
+        mine = words[turn.hashed]
+        for its_call, hashed in turn.peers:
+            if words[hashed] != mine and words[its_call] == call:
                 self._compare(call)
         return call
 
@@ -308,6 +309,23 @@ class Board:
         if longest >= 0 and now_ms() - own.word(longest, records.LOOKED_MS) > ABSENT_AFTER_S * 1e3:
             return longest
         return otherwise
+
+
+class _Turn(NamedTuple):
+    """Where the words of one entry of the ring are: the own ones, and those of each peer. place: within a record."""
+
+    place: int
+    call: int
+    begun: int
+    hashed: int
+    peers: tuple[tuple[int, int], ...]
+
+
+def _turn(own: int, peers: list[int], call: int) -> _Turn:
+    """Of a call, given where the records begin."""
+    place = entry(call)
+    starts = tuple((peer + place + records.CALL, peer + place + records.HASH) for peer in peers)
+    return _Turn(place, own + place + records.CALL, own + records.BEGUN, own + place + records.HASH, starts)
 
 
 _BOARDS: WeakKeyDictionary[ProcessGroup, Board] = WeakKeyDictionary()
