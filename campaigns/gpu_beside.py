@@ -33,6 +33,7 @@ MORE = {
     REDUCE_SCATTER: ("scatter mover=copy_kernel sms=1",),
     ALL_REDUCE: (TORCH_ONE_SHOT, TORCH_TWO_SHOT),
 }
+FEW_ROWS = 64  # with so few, packed messages leave SMs alone, and their calls become graphs
 THEIRS = (1 << 10, 1 << 16, 1 << 22)  # numbers they sum: one SM's worth, a few, many
 
 
@@ -59,6 +60,8 @@ def cases(only: str) -> Iterator[Case]:
         for plan in dict.fromkeys((*PLANS[operator], *MORE[operator])):
             if plan not in (None, SEQUENTIAL) and only in f"{operator}.{plan}":
                 yield Case(operator, *shape, torch.bfloat16, False, plan)
+                if "packed" in plan:
+                    yield Case(operator, FEW_ROWS, *shape[1:], torch.bfloat16, False, plan)
 
 
 def is_theirs_first(trial: int, own: random.Random) -> bool:
@@ -103,7 +106,8 @@ def main() -> None:
         started = time.monotonic()
         run(case, make_inputs(case, 0, exact=True))
         failures = trials(case, arguments.trials, neighbour)
-        report.line(f"{case.operator}.{case.plan} beside NCCL", arguments.trials, failures, started)
+        name = f"{case.operator}.{case.plan} m={case.m} beside NCCL"
+        report.line(name, arguments.trials, failures, started)
     report.finish()
 
 
