@@ -27,8 +27,8 @@ from overweave.ir.schedule import (
     Schedule,
     SignalPad,
     Wait,
-    product,
 )
+from overweave.ir.tensors import product
 
 Home = Literal["input", "output", "symmetric", "local"]
 At = tuple[int, str]  # rank and queue

@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from campaigns.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
 from campaigns.lint_packed import packed_cases
+from campaigns.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case
 from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
@@ -22,6 +23,7 @@ from overweave.ir.plan import (
     CopyConfig,
     DataPath,
     MatmulConfig,
+    Problem,
     ReduceConfig,
     shares_obstacle,
 )
@@ -29,10 +31,10 @@ from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.kernels.reduction import reduction_kernel
-from overweave.memory.protocol import begin_kernel, tell_kernel
-from overweave.memory.stamp import stamp_kernel
+from overweave.runtime.kernels import reduction_options
 from overweave.runtime.matmul import hopper_parts
-from overweave.schedules.tile_shape import SUMS, Kernel, TileShape, row_shape, shapes
+from overweave.schedules.finished import shapes_of_tiles
+from overweave.schedules.tile_shape import SUMS, SUMS_FINISHED, Kernel, TileShape, row_shape, shapes
 
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
@@ -44,9 +46,7 @@ EPILOGUES = (
     Epilogue(bias=True, activation="gelu_tanh", residual=True),
 )
 SCALES = (SCALE_X, "scales", SCALE_W)
-BEGIN_BLOCK = 128
-# What every kernel that waits is given (memory/device.py), and what a kernel that takes tiles from a table is given.
-PROTOCOL = {"signals": "*i32", "words": "*i32", "limits": "*i64"}
+# What a kernel that takes tiles from a table is given.
 TABLE = {"table": "*i32", "claims": "*i32", "trace": "*i64", "tiles": "i32", "world_size": "i32", "n": "i32"}
 
 
@@ -75,6 +75,8 @@ VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
 SUM = Variant(two_sources=False)
 SCALED = Variant(is_transposed=True)
+SUMMED = "matmul_reduce_scatter"
+FINISHED = Epilogue(bias=True, activation="silu", residual=True)
 
 
 def cases() -> Iterator[Case]:
@@ -89,6 +91,11 @@ def cases() -> Iterator[Case]:
         yield from (add_case(dtype, traced, ragged) for ragged in (False, True))
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
+    for config, operands in product((SUMS_FINISHED, *SUMS[1:]), OPERANDS):
+        yield reduction_case("bfloat16", operands, False, config, epilogue=FINISHED)
+    for config, epilogue in product((SUMS_FINISHED, *SUMS[1:]), EPILOGUES):
+        yield reduction_case("bfloat16", 4, False, config, epilogue=epilogue)
+    yield reduction_case("float32", 2, True, SUMS_FINISHED, sum_first=True, epilogue=FINISHED)
     for cols in NORMED_COLS:
         yield norm_case("bfloat16", 4, row_shape(1 << 20, cols, 132), True)
     yield norm_case("float32", 8, row_shape(1 << 20, 4096, 132), True)
@@ -106,6 +113,7 @@ def cases() -> Iterator[Case]:
             for shape in shapes("bfloat16", kernel, epilogue)[:2]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
+        yield from finished_cases(kernel)
         yield from several_cases(kernel)
         yield from gated_cases(kernel)
     yield from split_cases("hopper")
@@ -146,6 +154,20 @@ def sum_cases(kernel: Kernel) -> Iterator[Case]:
     if kernel == "hopper":
         for addends in (1, 3):
             yield matmul_case("bfloat16", config, SUM._replace(ragged=True, is_transposed=True), addends=addends)
+
+
+def finished_cases(kernel: Kernel) -> Iterator[Case]:
+    """Tiles that finish the sums that they make: of three peers and of one in every shape, with a trace, of fp8."""
+    scaled = replace(FINISHED, scaling="rows")
+    for ranks in (4, 2):
+        addends, size = ranks - 1, Problem(operator=SUMMED, m=1024, n=1024, k=1024, world_size=ranks, dtype="bfloat16")
+        ours = replace(size, epilogue=FINISHED)
+        for shape in shapes_of_tiles(ours, kernel, "scatter", "epilogue"):
+            yield matmul_case("bfloat16", shape.config, SUM, FINISHED, addends=addends)
+        config = shapes_of_tiles(replace(ours, dtype=FLOAT8, epilogue=scaled), kernel, "scatter", "epilogue")[0].config
+        yield matmul_case(FLOAT8, config, SCALED._replace(two_sources=False), scaled, addends=addends)
+    config = shapes("bfloat16", kernel, FINISHED)[0].config
+    yield matmul_case("bfloat16", config, SUM._replace(traced=True), Epilogue(bias=True), addends=1)
 
 
 def several_cases(kernel: Kernel) -> Iterator[Case]:
@@ -201,49 +223,13 @@ def dealt(shape: TileShape) -> MatmulConfig:
     return replace(shape.config, split_tiles=1, split_k=2)
 
 
-def begin_case() -> Case:
-    """The head of a call. Two looks: at all credits, and the alarm's.
-
-    Three releases: the credit, and of the alarm its report and the peers' abort words.
-    """
-    numbers = dict.fromkeys(("signal_count", "rank", "world_size"), "i32")
-    contract = Contract(
-        waits=1,
-        looks=2,
-        releases=3,
-        guarded=(Guard("words", ()),),
-        announced=(Guard("*limits", ("*state",), optional=True),),
-        alarm=("words", "*limits"),
-        claims=("claims",),
-    )
-    signature = {"state": "*i64", "claims": "*i32", **PROTOCOL, **numbers}
-    return Case(source_of(begin_kernel, signature, {"BLOCK": BEGIN_BLOCK}, {"num_warps": 4}, ""), contract)
-
-
-def tell_case() -> Case:
-    """What a library call tells its peers: behind its kernels, which a boundary ends, and nothing of its own."""
-    source = source_of(tell_kernel, {"words": "*i64"}, {"BLOCK": 32}, {"num_warps": 1}, "")
-    return Case(source, Contract(releases=1, announced=(Guard("*words", ()),)))
-
-
-def stamp_case() -> Case:
-    """The barrier that takes the time, for traces: nothing but words stands behind its signals."""
-    contract = Contract(
-        waits=1,
-        looks=1,
-        releases=1,
-        guarded=(Guard("signals", ()),),
-        announced=(Guard("*addresses", ()),),
-        alarm=("words",),
-    )
-    tables = {"state": "*i64", "addresses": "*i64", "signals": "*i32", "words": "*i32", "limits": "*i64"}
-    return Case(
-        source_of(stamp_kernel, {**tables, "rank": "i32", "world_size": "i32"}, {}, {"num_warps": 4}, ""), contract
-    )
-
-
 def reduction_case(
-    dtype: Dtype, operands: int, traced: bool, config: ReduceConfig = SUMS[0], sum_first: bool = False
+    dtype: Dtype,
+    operands: int,
+    traced: bool,
+    config: ReduceConfig = SUMS[0],
+    sum_first: bool = False,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Case:
     """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes
     may lie where a table says.
@@ -251,11 +237,13 @@ def reduction_case(
     signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
     part_n = config.block_n // config.parts
     blocks = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
-    constexprs = blocks | {"residual": None, "norm_weight": None, "z": None, "EPS": 0.0, "SUM_FIRST": sum_first}
+    signature |= dict.fromkeys(epilogue.inputs, f"*{DTYPES_OF_OPERANDS[dtype]}")
+    beside = {BIAS, RESIDUAL, "norm_weight", "z"} - set(epilogue.inputs)
+    constexprs = blocks | dict.fromkeys(beside) | {"EPS": 0.0, "SUM_FIRST": sum_first, "EPILOGUE": epilogue.bits}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
-    label += " sum first" * sum_first
+    label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.bits)
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
-    source = source_of(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
+    source = source_of(reduction_kernel, signature, constexprs, reduction_options(config, epilogue.bits), label)
     return Case(source, _tiles(("*operands",), ("out", "*operands")))
 
 

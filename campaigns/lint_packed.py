@@ -10,10 +10,14 @@ from msgspec.structs import replace
 from campaigns.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
 from overweave.compiler.lint_contract import Contract, Packed
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.plan import PACKED_SUMS, PackedConfig
+from overweave.ir.epilogue import BIAS, NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, Epilogue, Z
+from overweave.ir.plan import PACKED_SUMS, Exchange, PackedConfig
 from overweave.runtime.kernels import PACKED_KERNELS
 from overweave.runtime.packed_call import packed_constants
 from overweave.schedules.tile_shape import PACKED, PACKED_ROWS
+
+SUMMING: tuple[Exchange, ...] = (*PACKED_SUMS, "scatter")
+FINISHED = Epilogue(bias=True, activation="silu", residual=True)
 
 
 def packed_cases() -> Iterator[Case]:
@@ -28,22 +32,35 @@ def packed_cases() -> Iterator[Case]:
         yield packed_case("float16", 2, replace(launch, exchange=exchange), normed=True)
         yield packed_case("float32", 2, replace(launch, exchange=exchange), normed=True)
     yield packed_case(FLOAT8, 4, replace(PACKED[0], exchange="gather"))
+    for launch, exchange, ranks in product(PACKED, SUMMING, (2, 8)):
+        yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), epilogue=FINISHED)
+    for dtype, exchange in product(DTYPES, SUMMING):
+        yield packed_case(dtype, 4, replace(PACKED[0], exchange=exchange), epilogue=FINISHED)
 
 
-def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0], normed: bool = False) -> Case:
+def packed_case(
+    dtype: Dtype,
+    ranks: int,
+    config: PackedConfig = PACKED[0],
+    normed: bool = False,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Case:
     """An exchange of packed messages: no signals, and of releases and acquires none but the alarm's.
 
-    normed: programs have whole rows, in several turns, and norm them.
+    normed: programs have whole rows, in several turns, and norm them. epilogue: of sums.
     """
     numbers = dict.fromkeys(("count", "shard", "span", "stride", "half", "rank", "world_size"), "i32")
     sides = ("x", "gathered") if config.exchange == "gather" else ("partial", "out")
     arrays = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
     tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
     constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
-    if config.exchange in PACKED_SUMS:
-        extras = ("residual", "norm_weight", "z")
-        arrays |= dict.fromkeys(extras if normed else (), f"*{DTYPES_OF_OPERANDS[dtype]}")
-        constexprs |= {"EPS": 1e-5} | dict.fromkeys(() if normed else extras)
+    if config.exchange in SUMMING:
+        known = (BIAS, RESIDUAL, *((NORM_WEIGHT, Z) if config.exchange in PACKED_SUMS else ()))
+        read = (RESIDUAL, NORM_WEIGHT, Z) if normed else epilogue.inputs
+        arrays |= dict.fromkeys(read, f"*{DTYPES_OF_OPERANDS[dtype]}")
+        constexprs |= {"EPILOGUE": epilogue.bits} | dict.fromkeys(name for name in known if name not in read)
+        constexprs |= {"EPS": 1e-5} if config.exchange in PACKED_SUMS else {}
+        numbers["n"] = "i32"
     numbers |= {"turns": "i32"} if normed else {}
     constexprs |= {} if normed else {"turns": 1}
     label = f"{dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
@@ -52,7 +69,7 @@ def packed_case(dtype: Dtype, ranks: int, config: PackedConfig = PACKED[0], norm
         {**arrays, **tables, **numbers},
         constexprs,
         {"num_warps": config.warps},
-        label + " norm" * normed,
+        label + " norm" * normed + f" {epilogue}" * bool(epilogue.bits),
     )
     messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
     return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from overweave.ir.plan import MatmulConfig
-from overweave.ir.schedule import Buffer, Given, Goal, Queue, Region, Schedule, product
+from overweave.ir.schedule import Buffer, Given, Goal, Queue, Region, Schedule
 from overweave.ir.shards import piece_rows, shard_rows
+from overweave.ir.tensors import product
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Move, Put
 from overweave.schedules.communication import A, B, W, Y

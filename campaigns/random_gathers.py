@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from campaigns.drafts import Draft, Place, Sharding, cut, every_credit, one, rotation, tell
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Notify, Put, Schedule, product
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Notify, Put, Schedule
+from overweave.ir.tensors import product
 
 
 def gather(rng: Random, ranks: int, pieces: int) -> Schedule:

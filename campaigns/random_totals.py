@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from campaigns.drafts import Draft, Place, Sharding, cut, every_credit, one, rotation, tell
-from overweave.ir.schedule import Collective, Copy, Notify, Reduce, Schedule, product
+from overweave.ir.schedule import Collective, Copy, Notify, Reduce, Schedule
+from overweave.ir.tensors import product
 
 
 def all_reduces(rng: Random, ranks: int, pieces: int) -> Schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from overweave.ir.dtype import Dtype
 
@@ -29,6 +30,9 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
     of the first: both products of a tile are computed from the same rows of `a`.
+
+    Where ranks add products, each part is scaled by its own, and the rest is done once, to the whole sum (`of_parts`,
+    `of_sums`): a kernel that adds does it in fp32 before it rounds; where a library adds, to what that rounded.
     """
 
     bias: bool = False
@@ -44,9 +48,14 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return sum(EPILOGUE_BITS[word] for word in words if word)
 
     @property
-    def fits_parts(self) -> bool:
-        """Whether parts of a sum may have it, each its own: only products that are scaled are still to be added."""
-        return self == Epilogue(scaling=self.scaling)
+    def of_parts(self) -> Epilogue:
+        """What is done to each part of a sum."""
+        return Epilogue(scaling=self.scaling) if self.scaling else NO_EPILOGUE
+
+    @property
+    def of_sums(self) -> Epilogue:
+        """What is done to a sum of such parts once it is whole."""
+        return replace(self, scaling=None) if self.bits else NO_EPILOGUE
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -135,15 +135,15 @@ _SECTIONS = {
 
 # Which marks and which `key=value` words an operation may have, by its verb.
 _MOVE = ({"->"}, set[str]())
-_COLLECTIVE = ({"->"}, {"label", "ranks"})
+_COLLECTIVE = ({"->"}, {"label", "ranks", "then"})
 _VERBS: dict[str, tuple[set[str], set[str]]] = {
     "put": ({"->"}, {"tiles"}),
     "get": _MOVE,
     "reduce_put": ({"->"}, {"tiles", "order"}),
     "clear": _MOVE,
     "copy": ({"->"}, {"delay_us"}),
-    "matmul": ({"@", "->", "+->", "late", "scaled"}, {"tiles"}),
-    "reduce": ({"->"}, {"tiles"}),
+    "matmul": ({"@", "->", "+->", "late", "scaled"}, {"tiles", "then"}),
+    "reduce": ({"->"}, {"tiles", "then"}),
     "apply": ({"->", "reads", "late"}, {"tiles", "function"}),
     "all_gather": _COLLECTIVE,
     "reduce_scatter": _COLLECTIVE,
@@ -189,22 +189,30 @@ def _deed(verb: str, lists: dict[str, list[str]], values: dict[str, str]) -> _Pa
         operands = lists[""]
         if set(operands[1::2]) - {"+"}:
             raise _Refused("operands of a reduce stand between `+`")
-        tiles = {"tiles": _int(values.get("tiles", "1"))}
+        tiles = {"tiles": _int(values.get("tiles", "1")), **_then(values)}
         return {"kind": verb, "operands": [_region(word) for word in operands[::2]], "out": _only(lists, "->"), **tiles}
     if verb == "apply":
         return {"kind": verb, **_applied(lists, values)}
     if verb == "matmul":
-        return {"kind": "compute", "function": verb, **_product(lists), "tiles": _int(values.get("tiles", "1"))}
+        tiles = {"tiles": _int(values.get("tiles", "1")), **_then(values)}
+        return {"kind": "compute", "function": verb, **_product(lists), **tiles}
     sources = [_region(word) for word in lists[""]]
     moved = {"sources": sources, "destinations": [_region(word) for word in lists.get("->", [])]}
     if _VERBS[verb] is _COLLECTIVE:
-        ranks = [_int(rank) for rank in values.get("ranks", "").split(",") if rank]
-        return {"kind": "collective", "function": verb, "label": values.get("label", ""), "ranks": ranks, **moved}
+        ranks = {"ranks": [_int(rank) for rank in values.get("ranks", "").split(",") if rank], **_then(values)}
+        return {"kind": "collective", "function": verb, "label": values.get("label", ""), **ranks, **moved}
     order = values.pop("order", None)
     if order not in (None, "any"):
         raise _Refused(f"order={order[:20]}; what adds says order=any, or nothing")
     numbers = {key: _int(value) for key, value in values.items()}
     return {"kind": verb, **moved, **numbers, **({"unordered": True} if order else {})}
+
+
+def _then(values: dict[str, str]) -> _Parts:
+    then = values.get("then", "")
+    if then not in ("", "finished"):
+        raise _Refused(f"then={then[:20]}; what ends a sum says then=finished, or nothing")
+    return {"finishes": True} if then else {}
 
 
 def _product(lists: dict[str, list[str]]) -> _Parts:

@@ -23,6 +23,7 @@ from overweave.ir.epilogue import (
     Norm,
 )
 from overweave.ir.schedule import Count, Name, Put, Range, Schedule
+from overweave.ir.shards import shard_rows
 from overweave.ir.tile_order import TileOrder
 
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
@@ -45,8 +46,8 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     all_gather_matmul: `m` rows after the gather, `n` columns and all `k` on each rank.
     matmul_reduce_scatter: `m` rows before the scatter, `n` columns, `k` the own part of the reduced axis.
     matmul_all_reduce: `m` rows, `n` columns, `k` the own part of the reduced axis.
-    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product; of the others than
-    all_gather_matmul, to each rank's part of the sum.
+    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product; where ranks add
+    theirs, its scaling to each rank's part and the rest to the whole sum (`of_products`, `of_sums`).
     columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
     norm: what happens to the rows of the sum (matmul_all_reduce).
     out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
@@ -65,6 +66,29 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     norm: Norm | None = None
     columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
     out_dtype: Dtype | None = None
+
+    @property
+    def _adds(self) -> bool:
+        return self.operator != "all_gather_matmul" and self.world_size > 1
+
+    @property
+    def of_products(self) -> Epilogue:
+        """What is done to each product before it is stored."""
+        return self.epilogue.of_parts if self._adds else self.epilogue
+
+    @property
+    def of_sums(self) -> Epilogue:
+        """What is done, once, to the sum of all ranks' products; nothing in a group of one, whose product is it."""
+        return self.epilogue.of_sums if self._adds else NO_EPILOGUE
+
+    def of_tiles(self, finish: bool) -> Epilogue:
+        """What a tile kernel is compiled for. finish: whether tiles of its queue end sums."""
+        return self.epilogue if finish else self.of_products
+
+    @property
+    def ends_sums(self) -> bool:
+        """Whether anything is done to a sum once it is whole."""
+        return self.norm is not None or self.of_sums.bits != 0
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -102,14 +126,22 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Of what travels: the rows of x where they are gathered, else parts of the result."""
         return self.dtype if self.operator == "all_gather_matmul" else self.result_dtype
 
-    def operand(self, name: str) -> tuple[int, int, Dtype]:
-        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know."""
+    def operand(self, name: str, rank: int) -> tuple[int, int, Dtype]:
+        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know.
+
+        A residual has the rows of the result: of a reduce-scatter, the rank's own.
+        """
         if name in (SCALE_X, SCALE_W):
             columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
             return 1, columns, SCALE_DTYPE
         if name == GATE:
             return self.k, self.n, self.dtype
-        return (1 if name in (BIAS, NORM_WEIGHT) else self.m), self.n, self.result_dtype
+        return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
+
+    def result_rows(self, rank: int) -> int:
+        """The rows of a rank's result."""
+        lo, hi = shard_rows(self.m, self.world_size, rank) if self.operator == "matmul_reduce_scatter" else (0, self.m)
+        return hi - lo
 
 
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

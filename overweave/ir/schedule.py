@@ -200,6 +200,8 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     addends: `out = addends[0] + ... + a @ b + ...` in fp32, in that order, rounded once; `place` of them stand before
     the product. They may lie on any rank, and are read when the product is computed and `late_waits` are over.
     scales: for each part of `a` a column `[rows, 1]` by which the rows of its product are multiplied, or none at all.
+    finishes: with addends, their sum is whole: before it is rounded, it is given what the problem's epilogue does to
+    sums. Its rows and columns are those of the result.
     tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
     """
 
@@ -212,6 +214,7 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     place: Index = 0
     late_waits: tuple[Wait, ...] = ()
     scales: tuple[Region, ...] = ()
+    finishes: bool = False
     tiles: Count = 1
 
     @property
@@ -236,10 +239,12 @@ class Reduce(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, 
     """`out = operands[0] + operands[1] + ...` in fp32, in that order, rounded once. Operands may lie on any rank.
 
     A single operand is moved. tiles: how many instances signal, each when its own part is stored; one if none does.
+    finishes: as of a Compute.
     """
 
     operands: tuple[Region, ...]
     out: Region
+    finishes: bool = False
     tiles: Count = 1
 
     @property
@@ -295,6 +300,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, which
     may be its source. The order is that of the books: which one the library takes is its own affair.
     all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i.
+    finishes: as of a Compute, of what a reduce_scatter or an all_reduce leaves here, which the library has rounded.
     """
 
     function: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -302,6 +308,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ranks: tuple[Index, ...]
     sources: tuple[Region, ...]
     destinations: tuple[Region, ...]
+    finishes: bool = False
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -387,13 +394,3 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             if pad.name == name:
                 return pad
         raise KeyError(name)
-
-
-def scale_of(a: str) -> str:
-    """Name of the tensor `[rows, 1]` that holds what each row of tensor `a` is to be multiplied by."""
-    return f"{a}.scale"
-
-
-def product(a: str, b: str) -> str:
-    """Name of the tensor that a matmul of tensors `a` and `b` adds to."""
-    return f"{a}@{b}"

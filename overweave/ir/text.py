@@ -15,6 +15,7 @@ Words stand apart by blanks. `rank` names the rank of the operations below it; o
 `reuse echoes` stands where no credits are taken. `+->` accumulates. A matmul with addends is the sum it computes,
 `p + a @ b + q -> out`, and `late` stands before what only they wait for; `scaled` stands before what the rows of its
 product are multiplied by. What is added in any order says `order=any`, and so does the goal, `sum any 0:32 32:64`.
+A sum that is given the epilogue says `then=finished`; what it becomes is called `a@b.finished`.
 An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`. `ir.parse` reads it,
 `ir.files` is the JSON form.
 """
@@ -95,7 +96,7 @@ def _deed(operation: Operation) -> tuple[object, ...]:
         late = ("late", *operation.late_waits) if operation.late_waits else ()
         late = ("scaled", *operation.scales, *late) if operation.scales else late
         product = (*left, *operation.a, "@", operation.b, *right)
-        return (operation.function, *product, arrow, *operation.out, *tiles, *late)
+        return (operation.function, *product, arrow, *operation.out, *tiles, *_then(operation), *late)
     if isinstance(operation, Apply):
         tiles = ("tiles=" + ",".join(f"{lo}:{hi}" for lo, hi in operation.tiles),)
         late = ("reads", *map(_holds, operation.late_needs)) if operation.late_needs else ()
@@ -105,15 +106,19 @@ def _deed(operation: Operation) -> tuple[object, ...]:
     if isinstance(operation, Reduce):
         operands = [word for part in operation.operands for word in ("+", part)][1:]
         tiles = (f"tiles={operation.tiles}",) if operation.tiles > 1 else ()
-        return ("reduce", *operands, "->", operation.out, *tiles)
+        return ("reduce", *operands, "->", operation.out, *tiles, *_then(operation))
     moved = (*operation.sources, "->", *operation.destinations) if operation.sources or operation.destinations else ()
     if isinstance(operation, Collective):
         ranks = ",".join(map(str, operation.ranks))
-        return (operation.function, f"label={operation.label}", f"ranks={ranks}", *moved)
+        return (operation.function, f"label={operation.label}", f"ranks={ranks}", *moved, *_then(operation))
     delay = (f"delay_us={operation.delay_us}",) if isinstance(operation, Copy) and operation.delay_us else ()
     tiles = (f"tiles={operation.tiles}",) if isinstance(operation, Put) and operation.tiles > 1 else ()
     order = ("order=any",) if isinstance(operation, ReducePut) and operation.unordered else ()
     return (operation.__struct_config__.tag, *delay, *moved, *tiles, *order)
+
+
+def _then(operation: Compute | Reduce | Collective) -> tuple[str, ...]:
+    return ("then=finished",) if operation.finishes else ()
 
 
 def _holds(held: Given | Goal) -> str:

@@ -29,6 +29,7 @@ class TileRow(NamedTuple):
     place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the
     result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
     weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
+    finishes: 1 if its sum is whole, and the epilogue of sums is done to it (Compute.finishes, Reduce.finishes).
     into: of the outputs of that weight, in the order of their first Computes, the one it writes: 0 or 1.
     shares: how many rows its tile is, each of which multiplies `[k_lo, k_hi)` of k, in the order of `share`; or 0: it
     is one row, which multiplies all of k. The row that is done last sums them and alone announces the tile;
@@ -65,6 +66,7 @@ class TileRow(NamedTuple):
     share: int = 0
     shares: int = 0
     partial: int = 0
+    finishes: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):

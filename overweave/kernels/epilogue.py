@@ -1,7 +1,8 @@
 """What a tile does to its sums before it stores them, in fp32: scales, bias, activation or gate, residual, in order.
 
-Written once for both matmul kernels: element-wise code keeps whatever layout its operands have. Which steps there are
-is one number, the bits of an `Epilogue` (ir/plan.py), for which a kernel is compiled.
+Written once for both matmul kernels and for the sums: element-wise code keeps whatever layout its operands have. Which
+steps there are is one number, the bits of an `Epilogue` (ir/epilogue.py), for which a kernel is compiled. Where tiles
+add what peers sent, products are scaled (SCALES) and the rest (ENDINGS) is done to sums that are whole.
 """
 
 import triton
@@ -19,6 +20,8 @@ RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
 BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
 GATE = tl.constexpr(EPILOGUE_BITS["gate"])
+SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
+ENDINGS = tl.constexpr(sum(EPILOGUE_BITS.values()) - EPILOGUE_BITS["tensor"] - EPILOGUE_BITS["rows"])
 
 
 @triton.jit
@@ -75,6 +78,20 @@ def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EP
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         addresses = residual + rows.to(tl.int64)[:, None] * n + cols[None, :]
         value += tl.load(addresses, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def ended(value, bias, residual, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
+    """`activation(value + bias) + residual` of elements of the result, which lie there at `offsets`, of columns `cols`.
+
+    value: whole sums, in fp32. EPILOGUE: of ENDINGS alone.
+    """
+    if BIAS & EPILOGUE:
+        value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
+    value = activated(value, EPILOGUE)
+    if RESIDUAL & EPILOGUE:
+        value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
     return value
 
 

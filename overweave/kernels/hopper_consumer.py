@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from overweave.kernels.epilogue import BIAS, BY_ROWS, GATE, finished_by_parts, gated, scales_of
+from overweave.kernels.epilogue import BIAS, BY_ROWS, ENDINGS, GATE, SCALES, finished_by_parts, gated, scales_of
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper_tiles import place_of, read_column, record_time
@@ -24,6 +24,7 @@ from overweave.kernels.shares_hopper import end_share, tell
 from overweave.kernels.weights import columns_before, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
+    FINISHES,
     FROM_OWN_SHARD,
     INTO,
     MULTIPLIED,
@@ -180,8 +181,8 @@ def finish(
 
 @gluon.jit
 def hand_over(
-    result, c_tiles, at, turn, out, out_pointer, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
-    col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
+    result, c_tiles, at, turn, out, out_pointer, bias, residual, addends, addend_tiles, verdicts, received, table, tile,
+    row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
@@ -192,9 +193,14 @@ def hand_over(
             result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
             addend = side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False)
             result += addend.load(layout).to(gl.float32)
+            if ENDINGS & EPILOGUE:
+                if read_column(table, tile, FINISHES) != 0:
+                    result = finished_by_parts(
+                        result, bias, residual, None, None, row, row_end, col, n, ENDINGS & EPILOGUE
+                    )
     if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
-        store_sum(result, out_pointer, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE)
+        store_sum(result, out_pointer, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
@@ -225,36 +231,37 @@ def end_tile(
     """The products of all of k, finished and handed over."""
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
+    OF_PRODUCT: gl.constexpr = EPILOGUE if ADDENDS == 0 else SCALES & EPILOGUE
     if GATE & EPILOGUE:
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
         result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
         result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
     result = finish(
-        result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end, EPILOGUE,
-        WEIGHTS,
+        result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end,
+        OF_PRODUCT, WEIGHTS,
     )  # fmt: skip
     if PARTS > WIDE:
         further = col + WIDE * PART_N
         if ADDENDS == 0:  # with addends, behind those of the others: both would not fit
             others = finish(
                 others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
-                EPILOGUE, WEIGHTS,
+                OF_PRODUCT, WEIGHTS,
             )  # fmt: skip
     if not SPLIT_K:
         await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
     hand_over(
-        result, c_tiles, AT, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row, row_end,
-        col, cols_end, ADDENDS, EPILOGUE,
+        result, c_tiles, AT, turn, out, target, bias, residual, addends, addend_tiles, verdicts, received, table, tile,
+        row, row_end, col, cols_end, ADDENDS, EPILOGUE,
     )  # fmt: skip
     if PARTS > WIDE:
         if ADDENDS > 0:
             others = finish(
                 others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
-                EPILOGUE, WEIGHTS,
+                OF_PRODUCT, WEIGHTS,
             )  # fmt: skip
         hand_over(
-            others, c_tiles, AT + WIDE, turn, out, target, addends, addend_tiles, verdicts, received, table, tile, row,
-            row_end, further, cols_end, ADDENDS, EPILOGUE,
+            others, c_tiles, AT + WIDE, turn, out, target, bias, residual, addends, addend_tiles, verdicts, received,
+            table, tile, row, row_end, further, cols_end, ADDENDS, EPILOGUE,
         )  # fmt: skip
 
 

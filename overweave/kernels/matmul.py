@@ -19,7 +19,7 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import BIAS, BY_ROWS, GATE, finished, gated, scales_of
+from overweave.kernels.epilogue import BIAS, BY_ROWS, ENDINGS, GATE, SCALES, finished, gated, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
 from overweave.kernels.shares import LEFT_OUT, SUMMED, end_share, k_range
 from overweave.kernels.weights import columns_before, of_weight, weight_of
@@ -101,23 +101,26 @@ def end_tile(
     rows = row + tl.arange(0, BLOCK_M)
     cols = col + tl.arange(0, BLOCK_N)
     col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
-    if EPILOGUE:
+    OF_PRODUCT: tl.constexpr = EPILOGUE if ADDENDS == 0 else SCALES & EPILOGUE
+    if OF_PRODUCT:
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
-        beside = scales_of(scale_x, scales, is_own, row, read_column(table, tile, SOURCE_ROW), EPILOGUE)
+        beside = scales_of(scale_x, scales, is_own, row, read_column(table, tile, SOURCE_ROW), OF_PRODUCT)
         own_bias, own_scales = bias, scale_w
         if WEIGHTS > 1:
             before = columns_before(weight, n, n_1, WEIGHTS)
-            if BIAS & EPILOGUE:
+            if BIAS & OF_PRODUCT:
                 own_bias = bias + before
-            if BY_ROWS & EPILOGUE:
+            if BY_ROWS & OF_PRODUCT:
                 own_scales = scale_w + before
-        value = finished(value, own_bias, residual, beside, own_scales, rows, row_end, cols, cols_end, EPILOGUE)
+        value = finished(value, own_bias, residual, beside, own_scales, rows, row_end, cols, cols_end, OF_PRODUCT)
     if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
         record_time(trace, tile, MULTIPLIED, TRACED)
         verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)
         record_time(trace, tile, RECEIVED, TRACED)
         value += tl.where(verdict == 1, 0.0, float("nan"))
-        store_sum(value, out, addends, table, tile, row, row_end, col, col_end, n, ADDENDS)
+        store_sum(
+            value, out, bias, residual, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, ENDINGS & EPILOGUE
+        )
     else:
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
         places = out + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]

@@ -3,7 +3,8 @@
 No head of the call, no signals, no other launch: the flag travels with the data. Programs take their part by ticket, in
 the order in which they arrive, and push before they wait. So the lowest part that some rank has not pushed is held by
 nobody that waits for a higher one, and one resident program on each rank makes progress.
-Every rank adds the same numbers in rank order, in fp32, and rounds once. With a norm, programs have whole rows.
+Every rank adds the same numbers in rank order, in fp32, finishes the sum if there is an epilogue, and rounds once. With
+a norm, programs have whole rows.
 SOURCE: one-shot all-reduce as in TensorRT-LLM; flags in the message as in NCCL's LL protocol.
 """
 
@@ -19,6 +20,7 @@ from overweave.memory.packed import poll_messages
 def packed_all_reduce_kernel(
     partial,
     out,
+    bias,
     residual,
     norm_weight,
     z,
@@ -34,14 +36,17 @@ def packed_all_reduce_kernel(
     half,
     rank,
     world_size,
+    n,
     SENDERS: tl.constexpr,
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
-    """partial, out: `count` int32 words of numbers, of which each rank needs `shard`: all. residual, norm_weight, z:
-    see kernels/packed_rows.py; None without a norm. turns: of a program, for its stretch of `span` words.
+    """partial, out: `count` int32 words of numbers, in rows of n, of which each rank needs `shard`: all. residual,
+    norm_weight, z: see kernels/packed_rows.py; bias, residual: of EPILOGUE; None without either. turns: of a program,
+    for its stretch of `span` words.
 
     spaces: where each rank's space lies; it has two halves of `half` bytes, and in each a part of `stride` bytes for
     every rank. SENDERS: one fewer than ranks. POLL, HELD: see memory/packed.py.
@@ -64,7 +69,9 @@ def packed_all_reduce_kernel(
         inside = (left > 0) & (late == 0)
         found = poll_messages(here + at, stride, rank, epoch, inside, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(own, found, rank, late > 0, out.dtype.element_ty, SENDERS)
+        sums = sums_of(
+            own, found, rank, late > 0, bias, residual, 0, first, left, n, out.dtype.element_ty, SENDERS, EPILOGUE
+        )
         squares += deliver(out, residual, z, first, sums, left, out.dtype.element_ty)
     alarm_if_missing(late, rank, epoch, words, limits, world_size)
     if z is not None:

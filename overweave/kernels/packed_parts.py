@@ -7,6 +7,7 @@ time, or a whole row, which takes it several turns of BLOCK messages each. All r
 import triton
 import triton.language as tl
 
+from overweave.kernels.epilogue import BIAS, RESIDUAL, activated
 from overweave.memory.device import TIMEOUT_NS, claim_alarm, report_alarm
 from overweave.memory.packed import DATA_WORDS, MESSAGE_BYTES, PACKED_OPERATION, push_message, take_ticket
 
@@ -72,12 +73,37 @@ def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
 
 
 @triton.jit
-def sums_of(own, found, rank, is_void, dtype, SENDERS):
-    """The words of each message of the sum of all ranks."""
+def sums_of(own, found, rank, is_void, bias, residual, start, first, left, n, dtype, SENDERS, EPILOGUE):
+    """The words of each message of the sum of all ranks, finished as EPILOGUE says (kernels/epilogue.py), rounded once.
+
+    They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins. bias
+    `[n]`, residual, of the shape of the result: None where EPILOGUE has none.
+    """
     sums = ()
     for index in tl.static_range(DATA_WORDS):
-        sums += (_added(own[index], found, index, rank, is_void, dtype, SENDERS),)
+        low, high = _added(own[index], found, index, rank, is_void, dtype, SENDERS)
+        if EPILOGUE:
+            at, inside = first + index, left > index
+            low, high = _ended(low, high, bias, residual, start, at, inside, n, dtype, EPILOGUE)
+        sums += (word_of(low, high, dtype),)
     return sums
+
+
+@triton.jit
+def _ended(low, high, bias, residual, start, word, inside, n, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
+    """`activation(sum + bias) + residual` of both numbers of words of the result, in fp32."""
+    NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
+    if BIAS & EPILOGUE:
+        low += tl.load(bias + word * NUMBERS % n, mask=inside, other=0.0).to(tl.float32)
+        if NUMBERS == 2:
+            high += tl.load(bias + (word * NUMBERS + 1) % n, mask=inside, other=0.0).to(tl.float32)
+    low, high = activated(low, EPILOGUE), activated(high, EPILOGUE)
+    if RESIDUAL & EPILOGUE:
+        beside = tl.load(residual.to(tl.pointer_type(tl.int32)) + start + word, mask=inside, other=0)
+        numbers = numbers_of(beside, dtype)
+        low += numbers[0]
+        high += numbers[1]
+    return low, high
 
 
 @triton.jit
@@ -95,7 +121,7 @@ def _added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, 
         high += numbers[1]
     low = tl.where(is_void, float("nan"), low)
     high = tl.where(is_void, float("nan"), high)
-    return word_of(low, high, dtype)
+    return low, high
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 As kernels/packed.py: the flag travels with the data, programs take their part by ticket and push before they wait. All
 ranks deal shards alike to programs, by the longest one; who owns fewer rows, or none, hears messages of zeros that
 nobody stores, so every rank hears from every other in each call.
-Owners add the same numbers in rank order, in fp32, and round once.
+Owners add the same numbers in rank order, in fp32, finish the sum if there is an epilogue, and round once.
 SOURCE: the first shot of the two-shot all-reduce of TensorRT-LLM; flags in the message as in NCCL's LL protocol.
 """
 
@@ -26,6 +26,8 @@ from overweave.memory.packed import poll_messages, push_message
 def packed_scatter_kernel(
     partial,
     out,
+    bias,
+    residual,
     spaces,
     state,
     words,
@@ -38,13 +40,16 @@ def packed_scatter_kernel(
     half,
     rank,
     world_size,
+    n,
     SENDERS: tl.constexpr,
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
     """partial: `count` int32 words of numbers, of which each rank owns `shard`, the last ones fewer or none; out: the
-    own ones. turns: of a program, for its stretch of `span` words. The rest: see kernels/packed.py.
+    own ones, in rows of n numbers, as residual. turns: of a program, for its stretch of `span` words. The rest: see
+    kernels/packed.py.
     """
     # Added to a tensor: a number of one arrives as a plain number.
     rank = tl.zeros([], tl.int32) + rank
@@ -62,7 +67,9 @@ def packed_scatter_kernel(
         own = load_words(numbers + rank.to(tl.int64) * shard + first, left)
         found = poll_messages(here + at, stride, rank, epoch, inside, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(own, found, rank, late > 0, out.dtype.element_ty, SENDERS)
+        sums = sums_of(
+            own, found, rank, late > 0, bias, residual, 0, first, left, n, out.dtype.element_ty, SENDERS, EPILOGUE
+        )
         store_words(total + first, sums, left)
     alarm_if_missing(late, rank, epoch, words, limits, world_size)
 

@@ -32,6 +32,7 @@ from overweave.memory.packed import poll_messages
 def packed_two_shot_kernel(
     partial,
     out,
+    bias,
     residual,
     norm_weight,
     z,
@@ -47,11 +48,13 @@ def packed_two_shot_kernel(
     half,
     rank,
     world_size,
+    n,
     SENDERS: tl.constexpr,
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
     """partial, out: `count` int32 words of numbers, of which each rank owns `shard`, the last ones fewer or none.
 
@@ -78,7 +81,7 @@ def packed_two_shot_kernel(
         looks = inside & (late == 0)
         found = poll_messages(here + at, stride, rank, epoch, looks, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(own, found, rank, late > 0, dtype, SENDERS)
+        sums = sums_of(own, found, rank, late > 0, bias, residual, own_start, first, left, n, dtype, SENDERS, EPILOGUE)
         # A sum that lacks a part is not sent: who waits for it ends by the alarm, and knows that its call is void.
         push_to_all(mine, behind + at, sums, epoch, inside & (late == 0), SENDERS)
         squares += deliver(out, residual, z, own_start + first, sums, left, dtype)

@@ -8,7 +8,9 @@ columns at a time, so that a tile's product and its sum never both hold register
 import triton
 import triton.language as tl
 
+from overweave.kernels.epilogue import ended
 from overweave.lang.tile_table import (
+    FINISHES,
     LATE_COUNT,
     LATE_HI,
     LATE_LO,
@@ -43,17 +45,26 @@ def wait_for_addends(table, tile, signals, words, limits, world_size):
 
 @triton.jit
 def store_sum(
-    product, out, addends, table, tile, row, row_end, col, col_end, n, ADDENDS: tl.constexpr,
-    PARTS: tl.constexpr = STRIPS,
+    product, out, bias, residual, addends, table, tile, row, row_end, col, col_end, n, ADDENDS: tl.constexpr,
+    EPILOGUE: tl.constexpr, PARTS: tl.constexpr = STRIPS,
 ):  # fmt: skip
-    """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip."""
+    """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip.
+
+    EPILOGUE: what is done to the sum before it is rounded, if the tile's row says that it is whole.
+    """
     HEIGHT: tl.constexpr = product.shape[0]
     WIDTH: tl.constexpr = product.shape[1]
     if PARTS > 1 and WIDTH > LEAST:
         HALF: tl.constexpr = WIDTH // 2
         left, right = product.reshape(HEIGHT, 2, HALF).permute(0, 2, 1).split()
-        store_sum(left, out, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, PARTS // 2)
-        store_sum(right, out, addends, table, tile, row, row_end, col + HALF, col_end, n, ADDENDS, PARTS // 2)
+        store_sum(
+            left, out, bias, residual, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, EPILOGUE,
+            PARTS // 2,
+        )  # fmt: skip
+        store_sum(
+            right, out, bias, residual, addends, table, tile, row, row_end, col + HALF, col_end, n, ADDENDS, EPILOGUE,
+            PARTS // 2,
+        )  # fmt: skip
     else:
         rows, cols = row + tl.arange(0, HEIGHT), col + tl.arange(0, WIDTH)
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < n))[None, :]
@@ -66,4 +77,7 @@ def store_sum(
             addend = tl.multiple_of(tl.load(addresses + index).to(out.dtype), 16)
             result += tl.load(addend + offsets, mask=inside, other=0.0).to(tl.float32)
         result += tl.where(place == ADDENDS, product, 0.0)
+        if EPILOGUE:
+            if read_column(table, tile, FINISHES) != 0:
+                result = ended(result, bias, residual, offsets, inside, cols, n, EPILOGUE)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)

@@ -16,9 +16,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from overweave.kernels.epilogue import ENDINGS, ended
 from overweave.kernels.hopper import load_tile
 from overweave.kernels.hopper_tiles import read_column, wait_for_addends
-from overweave.lang.tile_table import ADDS_NOTHING, COL, OPERATION, PLACE, ROW
+from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW
 
 STRIP = gl.constexpr(64)  # columns; half as many where so many addends are loaded at once that registers run out
 MOST_ADDENDS, MOST_BESIDE_EPILOGUE = gl.constexpr(4), gl.constexpr(2)
@@ -108,8 +109,14 @@ def wide_layout(rows, cols):
 
 
 @gluon.jit
-def store_sum(product, out, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr):
-    """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip."""
+def store_sum(
+    product, out, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
+    EPILOGUE: gl.constexpr,
+):  # fmt: skip
+    """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip; finished, if the
+    tile's row says that it is whole.
+    """
+    ENDING: gl.constexpr = ENDINGS & EPILOGUE
     HEIGHT: gl.constexpr = product.shape[0]
     MOST: gl.constexpr = MOST_BESIDE_EPILOGUE if EPILOGUE else MOST_ADDENDS
     WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST else STRIP // 2)
@@ -119,6 +126,7 @@ def store_sum(product, out, addends, table, tile, row, row_end, col, n, ADDENDS:
     n, col = n // 8 * 8, col // 16 * 16
     out = gl.multiple_of(out.to(gl.int64).to(out.dtype), 16)
     place = read_column(table, tile, PLACE)
+    finishes = read_column(table, tile, FINISHES) != 0 if ENDING else False
     addresses = addends + read_column(table, tile, OPERATION) * ADDENDS
     rows = row + gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, layout))
     for strip in gl.static_range(STRIPS):
@@ -132,5 +140,8 @@ def store_sum(product, out, addends, table, tile, row, row_end, col, n, ADDENDS:
             addend = gl.multiple_of(gl.load(addresses + index).to(out.dtype), 16)
             result += gl.load(addend + offsets, mask=inside, other=0.0).to(gl.float32)
         result += gl.where(place == ADDENDS, own, 0.0)
+        if ENDING:
+            if finishes:
+                result = ended(result, bias, residual, offsets, inside, cols, n, ENDING)
         gl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first

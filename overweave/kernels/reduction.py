@@ -6,16 +6,19 @@ table in order and wait for the signals it names, so a chunk is summed as soon a
 
 A first operand may be a sum that is kept in fp32 (SUM_FIRST); else all are of the output's dtype.
 
-With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py).
+With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py). With an
+epilogue, rows of the table that say so finish their sums in fp32 before they round them (epilogue.py).
 """
 
 import triton
 import triton.language as tl
 
+from overweave.kernels.epilogue import RESIDUAL, ended
 from overweave.kernels.norm import ordered_sum, sum_and_norm_rows
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
+    FINISHES,
     OPERATION,
     READY,
     ROW,
@@ -32,8 +35,8 @@ from overweave.lang.tile_table import (
 
 @triton.jit
 def sum_tile(
-    operands, out, table, tile, n, verdict, OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SUM_FIRST: tl.constexpr,
+    operands, out, bias, residual, table, tile, n, verdict, OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SUM_FIRST: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """One tile, stored."""
     row = read_column(table, tile, ROW)
@@ -46,10 +49,17 @@ def sum_tile(
     offsets = rows[:, None] * n + cols[None, :]
     addresses = operands + read_column(table, tile, OPERATION) * (OPERANDS + 1)
     total = ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS, SUM_FIRST)
+    to_result = (row - read_column(table, tile, SOURCE_ROW)).to(tl.int64) * n
+    if EPILOGUE:
+        if read_column(table, tile, FINISHES) != 0:
+            beside = residual
+            if RESIDUAL & EPILOGUE:
+                beside = residual + to_result
+            total = ended(total, bias, beside, offsets, inside, cols, n, EPILOGUE)
 
     target_address = tl.load(addresses + OPERANDS)
     if target_address == 0:
-        target = out + (row - read_column(table, tile, SOURCE_ROW)).to(tl.int64) * n
+        target = out + to_result
     else:
         target = tl.multiple_of(target_address.to(out.dtype), 16)
     tl.store(target + offsets, total.to(out.dtype.element_ty), mask=inside)
@@ -59,6 +69,7 @@ def sum_tile(
 def reduction_kernel(
     operands,
     out,
+    bias,
     residual,
     norm_weight,
     z,
@@ -77,6 +88,7 @@ def reduction_kernel(
     TRACED: tl.constexpr,
     EPS: tl.constexpr,
     SUM_FIRST: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
     tile = claim_tile(claims)
     while tile < tiles:
@@ -88,7 +100,9 @@ def reduction_kernel(
                 operands, out, residual, norm_weight, z, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, EPS
             )
         else:
-            sum_tile(operands, out, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, SUM_FIRST)
+            sum_tile(
+                operands, out, bias, residual, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE
+            )
         finish_tile(table, tile, signals, verdict)
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

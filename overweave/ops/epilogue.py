@@ -15,8 +15,9 @@ _TENSORS = (BIAS, RESIDUAL, GATE, SCALE_X, SCALE_W)
 
 
 class Extras(NamedTuple):
-    """`activation(y + bias) + residual` for a product y `[m, n]`: bias `[n]`, activation `silu`, `gelu` or `gelu_tanh`,
-    residual `[m, n]`. None: that step is left out.
+    """`activation(y + bias) + residual` for a product, or for a sum of all ranks' products, y `[m, n]`: bias `[n]`,
+    activation `silu`, `gelu` or `gelu_tanh`, residual `[m, n]`. None: that step is left out. Of a sum that is scattered
+    the residual has the own rows, `[S, n]`; of one that all ranks get, both are the same on every rank.
 
     Of fp8 operands y is `(x @ w) * scale_x * scale_w`, as torch._scaled_mm has it, and the scales are needed, fp32:
     one element each, the same scale_x on every rank; or scale_x `[m/W, 1]` of the own rows, which travel with them, and
@@ -52,7 +53,7 @@ def told_of(extras: Extras | None) -> tuple[object, ...]:
 
 
 def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tuple[torch.Tensor, ...]) -> Epilogue:
-    """The epilogue of products of `m` rows, of operands x and weights. Raises InputError."""
+    """The epilogue of results of `m` rows, of operands x and weights. Raises InputError."""
     if extras is not None and not isinstance(extras, Extras):
         raise InputError(f"{operator}: extras", f"got {type(extras).__name__}", "Pass ow.Extras(...), or None")
     x, *weights = operands

@@ -33,7 +33,7 @@ def explain(
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. n, a list or tuple: the
     columns of each of several weights (all_gather_matmul). dtype: fp8 (e4m3) is scaled by rows, into bf16.
     after: what happens to the product, words joined by `+`: `bias`, `silu`, `gelu`, `gelu_tanh`, `gate`, `residual`
-    (all_gather_matmul, as ow.Extras), `rms_norm`, `residual+rms_norm` (matmul_all_reduce, as ow.RmsNorm).
+    (as ow.Extras; `gate`, all_gather_matmul alone), `rms_norm`, `residual+rms_norm` (matmul_all_reduce, as ow.RmsNorm).
     Without a GPU at hand, device "cuda" means an H200.
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """

@@ -58,6 +58,7 @@ def matmul_all_reduce(
 
     Plain torch:  y = x @ w; dist.all_reduce(y)
                   of fp8:  y = torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype); as before
+                  with extras:  y = activation(y + bias) + residual
                   with a norm:  z = y + residual; normed = torch.nn.functional.rms_norm(z, (n,), weight, eps)
 
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
@@ -65,6 +66,11 @@ def matmul_all_reduce(
     partials of what it sums, and for their sums.
     fp8: as in `matmul_reduce_scatter`, with `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`; a norm's tensors, the
     sum, z and the result are then of out_dtype.
+    extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as
+    torch.nn.functional has them. residual: `[m, n]`. Both the same on every rank, in the dtype of y. Done once to the
+    sum, of a two-shot by the owner of the rows before it shares them: in fp32 before it is rounded wherever it is
+    summed by us, and where the library sums (`sequential`) to what that rounded. torch's own all-reduces take none, and
+    nor does a norm, which has a residual of its own.
     norm: `ow.RmsNorm(weight, residual=, eps=)`; then it returns (normed, z), both `[m, n]`, and y is nowhere. Every
     rank adds and norms in the pass that brings it the sums, so that nothing more than those travels. The sum, z and
     the result are rounded to the dtype of y, in every plan.
@@ -96,6 +102,9 @@ def _checked(x: torch.Tensor, w: torch.Tensor, wanted: _Wanted, group: Group) ->
     extras, norm = wanted
     try:
         problem = problem_of_partials(OPERATOR, x, w, group, extras)
+        if norm is not None and problem.epilogue != problem.epilogue.of_parts:
+            found, cure = f"extras {problem.epilogue} beside a norm", "Leave out one: a norm has a residual of its own"
+            raise InputError(f"{OPERATOR}: norm", found, cure)
         summed = x.new_empty(0, dtype=dtype_of(problem.result_dtype))
         return replace(problem, norm=checked_norm(OPERATOR, norm, (problem.m, problem.n), summed))
     except InputError as error:

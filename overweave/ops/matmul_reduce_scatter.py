@@ -26,6 +26,7 @@ def matmul_reduce_scatter(
 
     Plain torch:  partial = x @ w; dist.all_reduce(partial); y = torch.chunk(partial, W)[rank]
                   of fp8:  partial = torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype); as before
+                  with extras:  y = activation(y + bias) + residual
 
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
     n]`, in either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
@@ -37,6 +38,10 @@ def matmul_reduce_scatter(
     `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`: each rank's own scales, one element each, or `[m, 1]` and
     `[1, n]`. Each partial is scaled in fp32 before it is rounded to out_dtype (bf16 if None) and sent; sums are of
     scaled partials. So it is no further from the truth than plain torch, whose collective rounds as it adds.
+    extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`, the same on every rank. activation: `silu`, `gelu`,
+    `gelu_tanh`, as torch.nn.functional has them. residual: `[S, n]` for the own S rows. In the dtype of y, and done
+    once, by the owner, to the sum: in fp32 before it is rounded wherever it is summed by us, and where the library sums
+    (`sequential`) to what that rounded. torch's own operators take none.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`scatter pieces=2`); None: chosen, see `overweave.explain`.
 

@@ -76,15 +76,19 @@ class _Dressed:
         self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
     ) -> Result:
         if w.data_ptr() not in self._made:
-            self._made[w.data_ptr()] = self._beside(x, w)
+            self._made[w.data_ptr()] = self._beside(x, w, dist.get_rank(group))
         weights, extras, norm = self._made[w.data_ptr()]
         if norm is not None:
             return matmul_all_reduce(x, w, group, extras=extras, norm=norm, plan=plan)
+        if self._problem.operator == "matmul_all_reduce":
+            return matmul_all_reduce(x, w, group, extras=extras, plan=plan)
+        if self._problem.operator == "matmul_reduce_scatter":
+            return matmul_reduce_scatter(x, w, group, extras=extras, plan=plan)
         if self._problem.columns:
             return all_gather_matmul(x, weights, group, m=m, extras=extras, plan=plan)
         return all_gather_matmul(x, weights[0], group, m=m, extras=extras, plan=plan)
 
-    def _beside(self, x: torch.Tensor, w: torch.Tensor) -> _Beside:
+    def _beside(self, x: torch.Tensor, w: torch.Tensor, rank: int) -> _Beside:
         problem, epilogue, norm = self._problem, self._problem.epilogue, self._problem.norm
         widths = problem.columns or (problem.n,) * (2 if epilogue.gate else 1)
         weights = [_as_stored(part) for part in w.split(widths, dim=1)] if len(widths) > 1 else [w]
@@ -92,7 +96,7 @@ class _Dressed:
         extras = scaled._replace(
             bias=self._random(x, 1)[0] if epilogue.bias else None,
             activation=epilogue.activation,
-            residual=self._random(x, problem.m) if epilogue.residual else None,
+            residual=self._random(x, problem.result_rows(rank)) if epilogue.residual else None,
             gate=weights[1] if epilogue.gate else None,
         )
         if norm is None:

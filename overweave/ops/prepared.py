@@ -13,11 +13,9 @@ import torch
 
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import Problem, numbered
-from overweave.ir.shards import shard_rows
 from overweave.memory.board import Board
 from overweave.tuner.choice import Choice
 
-SCATTERED = "matmul_reduce_scatter"
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
 Tensors = dict[str, torch.Tensor]
 Run = Callable[[Tensors], None]
@@ -80,9 +78,9 @@ class Prepared(NamedTuple):
 
 def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     """What a call on a rank gives back."""
-    lo, hi = (0, problem.m) if problem.operator != SCATTERED else shard_rows(problem.m, problem.world_size, rank)
+    rows = problem.result_rows(rank)
     dtype: torch.dtype = getattr(torch, problem.result_dtype)
-    made: list[Output] = [(numbered("y", index), (hi - lo, cols), dtype) for index, cols in enumerate(problem.widths)]
+    made: list[Output] = [(numbered("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
     if problem.norm is not None:

@@ -59,17 +59,44 @@ def _gathered(shard: torch.Tensor, group: dist.ProcessGroup | None, m: int | Non
     return torch.cat(gathered)[:rows]
 
 
-def matmul_reduce_scatter(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """`sum over ranks of x @ w`, this rank's rows: multiply, then reduce. Shapes as in ops/matmul_reduce_scatter.py."""
+def matmul_reduce_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`activation(sum over ranks of x @ w + bias) + residual`, this rank's rows: multiply, reduce, finish.
+
+    Shapes as in ops/matmul_reduce_scatter.py.
+    """
     lo, hi = shard_rows(x.shape[0], dist.get_world_size(group), dist.get_rank(group))
-    return matmul_all_reduce(x, w, group)[lo:hi]
+    return _finished(matmul_all_reduce(x, w, group)[lo:hi], bias, activation, residual)
 
 
-def matmul_all_reduce(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """`sum over ranks of x @ w`, all of it: multiply, then reduce. Shapes as in ops/matmul_all_reduce.py."""
+def matmul_all_reduce(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`activation(sum over ranks of x @ w + bias) + residual`, all of it. Shapes as in ops/matmul_all_reduce.py."""
     partial = x @ w
     dist.all_reduce(partial, group=group)
-    return partial
+    return _finished(partial, bias, activation, residual)
+
+
+def _finished(
+    y: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    y = y if bias is None else y + bias
+    y = ACTIVATIONS[activation](y) if activation else y
+    return y if residual is None else y + residual
 
 
 def scaled_matmul_all_reduce(

@@ -109,7 +109,7 @@ class SlotKernels:
         for index, (name, product) in enumerate(more, start=1):
             movers |= {numbered("b", index): name, numbered("out", index): product.name}
         movers |= {"total": total.name} if total and total.home == OUTPUT else {}
-        epilogue = self._plan.problem.epilogue
+        epilogue = self._plan.problem.of_tiles(any(compute.finishes for compute in computes))
         movers |= {"b.1" if name == GATE else name: name for name in epilogue.inputs}
         columns = {self._buffer(part.buffer) for compute in computes for part in compute.scales}
         gathered_scales = next((buffer for buffer in columns if buffer.home != INPUT), None)
@@ -156,12 +156,12 @@ class SlotKernels:
         stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
         protocol, out = self._protocol(queue, 1), moving(self._instance(stored))
         tiles, cols = protocol.table.shape[0], stored.cols
-        norm = self._plan.problem.norm
-        moved = {name: moving(self._example[name]) for name in ((*norm.inputs, Z) if norm else ())}
+        norm, epilogue = self._plan.problem.norm, self._plan.problem.of_sums
+        moved = {name: moving(self._example[name]) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
         arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
-        norms = moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
+        beside = moved.get(BIAS), moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
         sum_first = sums_first(self._plan.schedule, self._plan.realization.dtype, reduces)
-        how = Summing(self._traced, *norms, norm.eps if norm else 0.0, sum_first)
+        how = Summing(self._traced, *beside, norm.eps if norm else 0.0, sum_first, epilogue.bits)
         launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, how)
         if stored.home == OUTPUT:
             moved[stored.name] = out

@@ -9,9 +9,9 @@ import torch.nn.functional as functional
 
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, Activation, Epilogue
 from overweave.ir.plan import Problem
-from overweave.ir.schedule import Compute, Operation, Range
+from overweave.ir.schedule import Collective, Compute, Operation, Range
 from overweave.memory.group import Group
-from overweave.runtime.library import View, full_precision, run_operation
+from overweave.runtime.library import End, View, full_precision, run_operation
 from overweave.runtime.scaled import multiply_scaled
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
@@ -24,24 +24,41 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
-    """Runs an operation by the library, and does to what a Compute stores in `y` what the problem's epilogue says.
+    """Runs an operation by the library, and does to products and to sums what the problem's epilogue says; to those of
+    a collective `end_collective` does it.
 
-    moved: the caller's tensors, bias as `[n]` or `[1, n]`, and the group. Each step but scaling is rounded to the dtype
-    of y; a gate is one matmul more.
+    moved: the caller's tensors, bias as `[n]` or `[1, n]`, and the group. Sums are rounded once; of products each step
+    but scaling is rounded to the dtype of y, and a gate is one matmul more.
     """
     tensors, group = moved
-    epilogue = problem.epilogue
-    if epilogue is not NO_EPILOGUE and problem.columns and isinstance(operation, Compute):
+    if problem.epilogue is NO_EPILOGUE:
+        run_operation(operation, view, group)
+        return
+    epilogue, end = problem.of_products, _end_of(problem, tensors)
+    if problem.columns and isinstance(operation, Compute):
         tensors = _of_weight(tensors, problem.columns_of(operation.b.buffer))
     if epilogue.scaling and isinstance(operation, Compute):
-        multiply_scaled(operation, view, tensors)
+        multiply_scaled(operation, view, tensors, end)
     else:
-        run_operation(operation, view, group)
-    if epilogue is not NO_EPILOGUE and epilogue.bits and isinstance(operation, Compute):
+        run_operation(operation, view, group, end)
+    if epilogue.bits and isinstance(operation, Compute):
         for a, out in zip(operation.a, operation.out, strict=True):
             if not out.is_empty:
-                gate = _gate(view(a), tensors[GATE]) if problem.epilogue.gate else None
-                apply_epilogue(view(out), slice(*out.rows), problem.epilogue, tensors, gate)
+                gate = _gate(view(a), tensors[GATE]) if epilogue.gate else None
+                apply_epilogue(view(out), slice(*out.rows), epilogue, tensors, gate)
+
+
+def end_collective(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
+    """What the problem's epilogue does to the sums that a collective left, which are rounded; nothing for others."""
+    if isinstance(operation, Collective) and operation.finishes:
+        end = _end_of(problem, tensors)
+        for out in operation.writes:
+            if not out.is_empty:
+                end(view(out), out)
+
+
+def _end_of(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
+    return lambda total, out: apply_epilogue(total, slice(*out.rows), problem.of_sums, tensors)
 
 
 def _of_weight(tensors: Mapping[str, torch.Tensor], columns: Range) -> dict[str, torch.Tensor]:

@@ -116,7 +116,7 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
     problem = plan.problem
-    return extents | {name: problem.operand(name)[:2] for name in _extras(problem)}
+    return extents | {name: problem.operand(name, rank)[:2] for name in _extras(problem)}
 
 
 def _extras(problem: Problem) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
         found = f"got tensors {sorted(tensors)}"
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
     dtypes = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
-    dtypes |= {name: plan.problem.operand(name)[2] for name in _extras(plan.problem)}
+    dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _extras(plan.problem)}
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     contiguous |= set(_extras(plan.problem)) - {GATE}
     for name, (rows, cols) in bound.extents.items():

@@ -152,7 +152,7 @@ class InterpretedCall(HostCall):
             problem.b_is_transposed,
             len(sides) == 2,
             self.stopwatch is not None,
-            problem.epilogue.bits,
+            problem.of_tiles(any(compute.finishes for compute in computes)).bits,
         ]
         flags += [0 if addends is None else addends.shape[1], len(weights), shares is not None]
         matmul_kernel[grid](*arguments, *numbers, *flags)
@@ -196,9 +196,10 @@ class InterpretedCall(HostCall):
         numbers = [len(table), cols, self.group.world_size, width, *blocks]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         norm = self.plan.problem.norm
-        extras = [self.tensors.get(name) if norm else None for name in (RESIDUAL, NORM_WEIGHT, Z)]
+        extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)]
         flags = [self.stopwatch is not None, norm.eps if norm else 0.0]
         flags += [sums_first(self.plan.schedule, self.plan.realization.dtype, reduces)]
+        flags += [self.plan.problem.of_sums.bits]
         reduction_kernel[grid](operands, out, *extras, table, claims, *protocol, *numbers, *flags)
 
     def _copy(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:

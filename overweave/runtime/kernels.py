@@ -31,6 +31,7 @@ PACKED_KERNELS: dict[Exchange, Any] = {
     "gather": packed_gather_kernel,
 }
 BEGIN_BLOCK = 128
+MOST_REGISTERS = 224  # of a thread
 WORDS_PER_KIB = 256  # of int32
 
 
@@ -79,21 +80,34 @@ def tell_launch(addresses: tuple[int, ...], device: torch.device) -> Launch:
 
 
 class Summing(NamedTuple):
-    """How a reduction ends, beyond its sums: with a trace, and with the norm of whole rows (kernels/norm.py)."""
+    """How a reduction ends, beyond its sums: with a trace, with the norm of whole rows (kernels/norm.py), or with an
+    epilogue, whose bits these are (kernels/epilogue.py)."""
 
     traced: bool = False
+    bias: Moving | None = None
     residual: Moving | None = None
     norm_weight: Moving | None = None
     z: Moving | None = None
     eps: float = 0.0
     sum_first: bool = False  # the first operand of each is kept in fp32
+    epilogue: int = 0
 
 
 def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, how: Summing) -> Launch:
-    """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for the norm's."""
-    normed = [*arguments[:2], how.residual, how.norm_weight, how.z, *arguments[2:]]
-    constants = [operands, config.block_m, config.block_n // config.parts, how.traced, how.eps, how.sum_first]
-    return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, {"num_warps": config.warps})
+    """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for what `how`
+    has."""
+    normed = [*arguments[:2], how.bias, how.residual, how.norm_weight, how.z, *arguments[2:]]
+    blocks = [operands, config.block_m, config.block_n // config.parts]
+    constants = [*blocks, how.traced, how.eps, how.sum_first, how.epilogue]
+    options = reduction_options(config, how.epilogue)
+    return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, options)
+
+
+def reduction_options(config: ReduceConfig, epilogue: int) -> dict[str, int]:
+    """How the reduction is compiled. Beside an epilogue the assembler would rather spill some registers than take more
+    than 64 (Triton 3.6), unless it is told that it may.
+    """
+    return {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if epilogue else {})
 
 
 def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool, adds: bool = False) -> Launch:

@@ -14,7 +14,7 @@ from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, R
 from overweave.memory.group import Group
 
 View = Callable[[Region], torch.Tensor]
-
+End = Callable[[torch.Tensor, Region], None]  # what a sum, which goes to a region, is given in place
 
 # What torch.backends.cuda.matmul reads and sets, without its functions of Python.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
@@ -84,12 +84,16 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def run_operation(operation: Operation, view: View, group: Group) -> None:
-    """Runs one operation of a library queue. `view` gives the own tensor of a region. Raises ScheduleError."""
+def run_operation(operation: Operation, view: View, group: Group, end: End | None = None) -> None:
+    """Runs one operation of a library queue. `view` gives the own tensor of a region. Raises ScheduleError.
+
+    end: what is done to the sums of an operation that finishes them, in fp32 and in place; a collective's are rounded,
+    and left to the caller.
+    """
     if isinstance(operation, Compute):
-        _multiply(operation, view)
+        _multiply(operation, view, end)
     elif isinstance(operation, Reduce):
-        _sum_in_order(operation, view)
+        _sum_in_order(operation, view, end)
     elif isinstance(operation, Clear):
         for region in operation.destinations:
             view(region).zero_()
@@ -105,10 +109,10 @@ def run_operation(operation: Operation, view: View, group: Group) -> None:
         )
 
 
-def _multiply(compute: Compute, view: View) -> None:
+def _multiply(compute: Compute, view: View, end: End | None) -> None:
     b = view(compute.b)
     if compute.addends:
-        _multiply_and_sum(compute, view)
+        _multiply_and_sum(compute, view, end)
         return
     for a, out in zip(compute.a, compute.out, strict=True):
         if not out.is_empty:
@@ -120,30 +124,34 @@ def _multiply(compute: Compute, view: View) -> None:
                     torch.mm(view(a), b, out=target)
 
 
-def _multiply_and_sum(compute: Compute, view: View) -> None:
+def _multiply_and_sum(compute: Compute, view: View, end: End | None) -> None:
     """The product stays fp32 until the sum is rounded, as in the kernels."""
     if not compute.out[0].is_empty:
         with full_precision(torch.float32):
             product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
-        add_addends(compute, product, view)
+        add_addends(compute, product, view, end)
 
 
-def add_addends(compute: Compute, product: torch.Tensor, view: View) -> None:
-    """The product, fp32, among a Compute's addends, in order, into its one output."""
+def add_addends(compute: Compute, product: torch.Tensor, view: View, end: End | None) -> None:
+    """The product, fp32, among a Compute's addends, in order, into its one output. end: as of `run_operation`."""
     operands = [view(addend) for addend in compute.addends]
     operands.insert(compute.place, product)
     total = operands[0].to(torch.float32, copy=True)
     for operand in operands[1:]:
         total += operand
+    if end is not None and compute.finishes:
+        end(total, compute.out[0])
     view(compute.out[0]).copy_(total)
 
 
-def _sum_in_order(reduce: Reduce, view: View) -> None:
+def _sum_in_order(reduce: Reduce, view: View, end: End | None) -> None:
     if reduce.out.is_empty:
         return
     total = view(reduce.operands[0]).to(torch.float32, copy=True)
     for operand in reduce.operands[1:]:
         total += view(operand)
+    if end is not None and reduce.finishes:
+        end(total, reduce.out)
     view(reduce.out).copy_(total)
 
 

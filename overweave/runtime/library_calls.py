@@ -33,12 +33,12 @@ def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Sh
 
 
 def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
-    views = Views((operation,), shapes)
+    views, ends_sums = Views((operation,), shapes), problem.ends_sums
 
     def call(tensors: Tensors) -> None:
         view = views.of(tensors)
         run_with_epilogue(operation, problem, view, (tensors, group))
-        if problem.norm is not None:
+        if ends_sums:
             finish_sum(operation, problem, view, tensors)
 
     return call
@@ -48,7 +48,7 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
     """Products of whole rows by one whole weight, and nothing else."""
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return None
-    if problem.epilogue.bits or problem.epilogue.scaling or (problem.norm and problem.world_size == 1):
+    if problem.of_products.bits or (problem.norm and problem.world_size == 1):
         return None
     weight, precise = operation.b.buffer, full_precision(getattr(torch, problem.dtype))
     pairs = [
@@ -72,6 +72,8 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
 def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call | None:
     """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
     if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
+        return None
+    if operation.finishes:
         return None
     parts: tuple[Region, ...] = (*operation.sources, *operation.destinations)
     if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):

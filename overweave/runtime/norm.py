@@ -1,4 +1,5 @@
-"""The RMSNorm of a sum where a library summed, or the emulation: torch's own operations on whole rows."""
+"""What happens to a sum where a library summed, or the emulation: the epilogue of a collective's, and the RMSNorm of
+whole rows, by torch's own operations."""
 
 from __future__ import annotations
 
@@ -10,16 +11,19 @@ import torch.nn.functional as functional
 from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm, Z
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce, Region
+from overweave.runtime.epilogue import end_collective
 from overweave.runtime.library import without_autocast
 
 View = Callable[[Region], torch.Tensor]
 
 
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
-    """What the problem's norm does to rows of `y` that an operation has just stored as sums; nothing for others.
+    """What the problem's epilogue or norm does to rows of `y` that an operation has just stored as sums; nothing for
+    others, nor for sums that were given their epilogue before they were rounded.
 
     `tensors` are the caller's, the weight as `[n]` or `[1, n]`.
     """
+    end_collective(operation, problem, view, tensors)
     if problem.norm is None or not _sums(operation, problem):
         return
     for out in operation.writes:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import PACKED_SUMS, Plan
 from overweave.memory.packed_layout import PackedLayout
 from overweave.memory.ptx import poll_packed, poll_packed_constraints
@@ -34,17 +34,21 @@ def packed_arguments(
 ) -> tuple[list[Any], int]:
     """All arguments of the plan's packed kernel, and how many programs it has.
 
-    tensors: by buffer name, and what a norm reads and writes by its own.
+    tensors: by buffer name, and what a norm or the epilogue of sums reads and writes by its own.
     """
     config, norm, ranks = plan.realization.packed, plan.problem.norm, plan.schedule.world_size
     assert config is not None
-    may_norm = config.exchange in PACKED_SUMS
-    extras = [tensors.get(name) if norm else None for name in (RESIDUAL, NORM_WEIGHT, Z)] if may_norm else []
+    may_norm, adds = config.exchange in PACKED_SUMS, config.exchange != "gather"
+    beside = ((BIAS, RESIDUAL) if adds else ()) + ((NORM_WEIGHT, Z) if may_norm else ())
+    extras = [tensors.get(name) for name in beside]
     arrays = [tensors[layout.source], tensors[layout.out], *extras, space.spaces, space.state, *caller.protocol]
     span, programs, turns = layout.stretches(caller.block)
     counts = [layout.words, layout.shard_words, span, turns]
     numbers = [*counts, layout.part_bytes, space.half_bytes, caller.rank, ranks]
     constants = [*packed_constants(ranks), caller.block, *([norm.eps if norm else 0.0] if may_norm else [])]
+    if adds:
+        numbers.append(plan.problem.n)
+        constants.append(plan.problem.of_sums.bits)
     return [*arrays, *numbers, *constants], programs
 
 

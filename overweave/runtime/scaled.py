@@ -8,16 +8,16 @@ import torch
 
 from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
-from overweave.runtime.library import View, add_addends, full_precision
+from overweave.runtime.library import End, View, add_addends, full_precision
 
 Tensors = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 
 
-def multiply_scaled(compute: Compute, view: View, tensors: Tensors) -> None:
+def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | None) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
-    With addends the scaled product stays fp32 until the sum is rounded.
+    With addends the scaled product stays fp32 until the sum is rounded. end: as of `run_operation`.
     """
     own = [tensors[SCALE_X]] * len(compute.a) if not compute.scales else [view(region) for region in compute.scales]
     for a, scale_x, out in zip(compute.a, own, compute.out, strict=True):
@@ -27,7 +27,7 @@ def multiply_scaled(compute: Compute, view: View, tensors: Tensors) -> None:
         if compute.addends:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
-            add_addends(compute, product, view)
+            add_addends(compute, product, view, end)
         else:
             scaled_matmul(view(a), view(compute.b), scales, target)
 

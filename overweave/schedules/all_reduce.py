@@ -23,8 +23,8 @@ from overweave.ir.schedule import (
     Reduce,
     SignalPad,
     Wait,
-    product,
 )
+from overweave.ir.tensors import product
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,

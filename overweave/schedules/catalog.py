@@ -13,13 +13,13 @@ from overweave.ir.plan import (
     MatmulConfig,
     Plan,
     Problem,
-    ReduceConfig,
     gate_obstacle,
     numbered,
     shares_obstacle,
     step_obstacle,
 )
-from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule, product
+from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
+from overweave.ir.tensors import product
 from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
 from overweave.schedules.communication import (
     COMPLETE,
@@ -39,11 +39,12 @@ from overweave.schedules.communication import (
     region,
 )
 from overweave.schedules.compose import Footprint, compose
+from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
 from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, check_messages
 from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Settings, settle
-from overweave.schedules.realized import realized
+from overweave.schedules.realized import realized, sums_shape
 from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
@@ -52,9 +53,6 @@ from overweave.schedules.tile_shape import (
     BEST,
     along_k,
     count_tiles,
-    reduction_shape,
-    row_shape,
-    shapes,
     tile_shape,
 )
 
@@ -226,8 +224,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     if template.mover:
         settings = replace(settings, mover=template.mover)
     make = {_AG: _all_gather_matmul, _RS: _matmul_reduce_scatter, _AR: _matmul_all_reduce}[template.operator]
-    config = _config(problem, settings) if template.is_fused else None
-    sums = _sums(problem, template, settings)
+    config = _config(problem, template, settings) if template.is_fused else None
+    sums = sums_shape(problem, template, settings)
     schedule = make(name, problem, template, (settings, config))
     realization = realized(schedule, problem, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
@@ -275,12 +273,12 @@ def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) ->
     return carried(split, problem, problem.k if problem.operator == _AG else problem.n, settings, config)
 
 
-def _config(problem: Problem, settings: Settings) -> MatmulConfig:
+def _config(problem: Problem, template: Template, settings: Settings) -> MatmulConfig:
     """The tile shape. Pieces are aligned to tiles, so that what rounds up is each shard."""
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
-    candidates = shapes(problem.dtype, settings.kernel, problem.epilogue, len(problem.widths))
+    candidates = shapes_of_tiles(problem, settings.kernel, template.method, settings.sums)
     k = problem.k if settings.split_k == BEST else 0
     config = settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates, k))
     if settings.split_k not in (1, BEST) and shares_obstacle(config):
@@ -295,17 +293,6 @@ def _config(problem: Problem, settings: Settings) -> MatmulConfig:
     if obstacle:
         raise InputError(f"block_k={config.block_k} for {problem.dtype}", obstacle, "Leave block_k to overweave")
     return config
-
-
-def _sums(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:
-    """The tiles of the reduction. Beside a tile kernel they are large: it takes what that leaves idle."""
-    if problem.norm is not None:
-        return row_shape(problem.m, problem.n, settings.sms)
-    if template.is_fused:
-        return ReduceConfig()
-    is_all = template.method.startswith(("one_shot", "whole"))
-    rows = problem.m if is_all else -(-problem.m // problem.world_size)
-    return reduction_shape(rows, problem.k if template.operator == _AG else problem.n, settings.sms)
 
 
 def _queue(config: MatmulConfig | None) -> Queue:
@@ -361,7 +348,7 @@ def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how:
     communication = reduce_scatter.reduce_scatter(
         split, problem.n, template.method, _held(problem), sums, how[0].own_pieces
     )
-    return compose(name, _kept(communication, problem), _partials(problem, how))
+    return _composed(name, communication, problem, how)
 
 
 def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
@@ -369,9 +356,14 @@ def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _Ho
     if problem.world_size * problem.m > LIMIT:
         raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
     split = _split(problem, how[0], how[1])
-    summing = Summing(how[0].sums, how[0].sharing, _sums(problem, template, how[0]))
+    summing = Summing(how[0].sums, how[0].sharing, sums_shape(problem, template, how[0]))
     communication = all_reduce.all_reduce(split, problem.n, template.method, _held(problem), summing)
-    return compose(name, _kept(communication, problem), _partials(problem, how))
+    return _composed(name, communication, problem, how)
+
+
+def _composed(name: str, communication: Communication, problem: Problem, how: _How) -> Schedule:
+    composed = compose(name, _kept(communication, problem), _partials(problem, how))
+    return with_finished_sums(composed, problem)
 
 
 def _kept(communication: Communication, problem: Problem) -> Communication:

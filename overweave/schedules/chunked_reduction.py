@@ -28,8 +28,8 @@ from overweave.ir.schedule import (
     Region,
     SignalPad,
     Wait,
-    product,
 )
+from overweave.ir.tensors import product
 from overweave.schedules import chunks
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
 from overweave.schedules.chunks import Box, Reduction

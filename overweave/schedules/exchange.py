@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import CopyConfig
-from overweave.ir.schedule import Range, product
+from overweave.ir.schedule import Range
+from overweave.ir.tensors import product
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, received, send

@@ -12,8 +12,11 @@ ALL_GATHER_MATMUL = "all_gather_matmul"
 def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
     """is_fused: whether a tile kernel computes. Raises InputError for a form that the operator has not."""
     gathers = problem.operator == ALL_GATHER_MATMUL
-    if not gathers and not problem.epilogue.fits_parts:
-        raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has the whole sum in its tiles")
+    if not gathers and problem.epilogue.gate:
+        raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has a gate")
+    if problem.norm and problem.epilogue != problem.epilogue.of_parts:
+        found = f"epilogue {problem.epilogue} beside {problem.norm}"
+        raise InputError(asked, found, "A sum ends with one of them: a norm has a residual of its own")
     if problem.epilogue.gate and (problem.epilogue.bias or problem.epilogue.scaling):
         raise InputError(asked, f"epilogue {problem.epilogue}", "What is gated has neither bias nor scales")
     if problem.columns:

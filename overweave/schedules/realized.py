@@ -23,9 +23,17 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
+from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
-from overweave.schedules.tile_shape import packed_row_shape, packed_shape
+from overweave.schedules.template import Template
+from overweave.schedules.tile_shape import (
+    SUMS_FINISHED,
+    packed_row_shape,
+    packed_shape,
+    reduction_shape,
+    row_shape,
+)
 
 _ENGINES = {
     COPIES: COPY_ENGINE,
@@ -50,6 +58,19 @@ def realized(
         copy=copy_config(settings),
         packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
     )
+
+
+def sums_shape(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:
+    """The tiles of the reduction. Beside a tile kernel they are large: it takes what that leaves idle."""
+    if problem.norm is not None:
+        return row_shape(problem.m, problem.n, settings.sms)
+    finishes = problem.of_sums.bits != 0
+    if template.is_fused:
+        return SUMS_FINISHED if finishes else ReduceConfig()
+    is_all = template.method.startswith(("one_shot", "whole"))
+    rows = problem.m if is_all else -(-problem.m // problem.world_size)
+    cols = problem.k if template.operator == ALL_GATHER_MATMUL else problem.n
+    return reduction_shape(rows, cols, settings.sms, finishes)
 
 
 def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:

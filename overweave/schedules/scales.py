@@ -26,8 +26,8 @@ from overweave.ir.schedule import (
     Queue,
     SignalPad,
     Wait,
-    scale_of,
 )
+from overweave.ir.tensors import scale_of
 from overweave.schedules.communication import (
     COMPLETE,
     MAIN,

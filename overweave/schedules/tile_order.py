@@ -180,7 +180,7 @@ def _multiply_rows(
         rows = [row._replace(weight=weight, into=into) for row in rows]
     if compute.addends:
         late = _late(compute, context.first_signal)
-        rows = [row._replace(place=compute.place, **late) for row in rows]
+        rows = [row._replace(place=compute.place, finishes=int(compute.finishes), **late) for row in rows]
     config = blocks.matmul
     if config is None or config.split_n == 1:
         return rows
@@ -216,7 +216,8 @@ def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> lis
 
 def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> Iterator[TileRow]:
     """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
-    yield from _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties))
+    for row in _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties)):
+        yield row._replace(finishes=1) if reduce.finishes else row
 
 
 def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Context) -> Iterator[TileRow]:

@@ -60,8 +60,8 @@ def _normed(problem: Problem, words: list[str]) -> Problem:
 
 def _finished(problem: Problem, words: list[str]) -> Problem:
     activations = [word for word in ACTIVATIONS if word in words]
-    if words and problem.operator != GATHERED:
-        raise InputError(f"{problem.operator} after {words[0]}", "it takes no extras", f"Only {GATHERED} does")
+    if GATE in words and problem.operator != GATHERED:
+        raise InputError(f"{problem.operator} after {GATE}", "it takes no gate", f"Only {GATHERED} does")
     beside = BIAS if BIAS in words else "fp8" if problem.dtype == FLOAT8 else ""
     if len(activations) > 1 or (GATE in words and beside):
         found = " and ".join(activations) if len(activations) > 1 else f"{beside} beside a gate"

@@ -16,6 +16,7 @@ from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
+from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.tile_shape import (
     BEST,
@@ -28,7 +29,6 @@ from overweave.schedules.tile_shape import (
     Kernel,
     along_k,
     count_tiles,
-    shapes,
 )
 from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, tile_options, weights_obstacle
 
@@ -153,8 +153,9 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     if target.kind != "cuda" or not base.is_fused(problem.operator):
         return ()
     kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
-    asked = problem.epilogue, len(problem.widths)
-    tried = [shape.config for kernel in kernels for shape in shapes(problem.dtype, kernel, *asked)]
+    method = TEMPLATES[base.schedule(problem.operator)].method
+    sums = str(dict(base.options).get("sums"))
+    tried = [shape.config for kernel in kernels for shape in shapes_of_tiles(problem, kernel, method, sums)]
     pinned = [_pins(config) for config in tried]
     pinned += [_pins(config) | {"split_k": BEST} for config in tried if _is_dealt_out(config, problem, target)]
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)

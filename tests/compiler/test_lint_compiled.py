@@ -12,23 +12,16 @@ from msgspec.structs import replace
 
 from campaigns.lint_all import main
 from campaigns.lint_case import Case
-from campaigns.lint_cases import (
-    Variant,
-    add_case,
-    begin_case,
-    copy_case,
-    matmul_case,
-    norm_case,
-    reduction_case,
-    tell_case,
-)
+from campaigns.lint_cases import FINISHED, SUM, Variant, add_case, copy_case, matmul_case, norm_case, reduction_case
+from campaigns.lint_packed import packed_case
+from campaigns.lint_protocol import begin_case, tell_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.schedules.tile_shape import GATED, row_shape
+from overweave.schedules.tile_shape import GATED, PACKED, SUMS_FINISHED, row_shape
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -83,11 +76,14 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         begin_case(),
         tell_case(),
         reduction_case("bfloat16", 4, traced=False),
+        reduction_case("bfloat16", 8, traced=False, config=SUMS_FINISHED, epilogue=FINISHED),
+        packed_case("bfloat16", 4, replace(PACKED[0], exchange="two_shot"), epilogue=FINISHED),
         norm_case("bfloat16", 4, row_shape(4096, 8192, 132), has_residual=True),
         copy_case(traced=False, ragged=True),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
         matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),
         matmul_case("bfloat16", HOPPER, Variant(), weights=3),
+        matmul_case("bfloat16", HOPPER, SUM, FINISHED, addends=3),
         *(matmul_case("bfloat16", GATED[kernel][0].config, Variant(), SWIGLU) for kernel in GATED),
     ],
     ids=lambda case: f"{case.source.name} {case.source.config}",

@@ -162,10 +162,8 @@ def test_ranks_agree_on_the_epilogue():
     assert run_ranks(ask_for_different_ends, 2) == ["RankMismatch"] * 2
 
 
-def test_a_sum_over_ranks_has_no_epilogue():
+def test_products_that_are_parts_of_a_sum_are_not_finished():
     shape = {"m": 8, "n": 8, "k": 8, "world_size": 2, "dtype": "bfloat16", "epilogue": Epilogue(activation="silu")}
-    with pytest.raises(InputError, match="silu"):
-        build("matmul_reduce_scatter.scatter", Problem(operator="matmul_reduce_scatter", **shape), {})
     gather = build("all_gather_matmul.push", Problem(operator="all_gather_matmul", **shape), {})
     assert verify_plan(gather, MachineLimits()).ok
     terms = tuple(replace(goal, terms=((0, 4), (4, 8))) for goal in gather.schedule.goal)

@@ -161,8 +161,8 @@ def errors_of_bad_arguments(operator: str) -> list[str]:
         ((x, w.contiguous()), {"scale_x": one, "scale_w": one}),
         ((x[:, :24].contiguous(), torch.ones(N, 24).to(FP8).t()), {"scale_x": one, "scale_w": one}),
         ((x.bfloat16(), w.bfloat16()), {"scale_x": one, "scale_w": one}),
-        ((x, w), {"scale_x": one, "scale_w": one, "bias": bias}),
-        ((x.bfloat16(), w.bfloat16()), {"residual": bias}),  # refused as such, whatever its shape
+        ((x, w), {"scale_x": one, "scale_w": one, "bias": bias.float()}),  # not in the dtype of the result
+        ((x.bfloat16(), w.bfloat16()), {"gate": bias}),  # refused as such, whatever its shape
     ):
         try:
             getattr(ow, operator)(*operands, extras=None if extras is None else ow.Extras(**extras))
@@ -180,8 +180,8 @@ WORDS = (
     "Store the weight as [n, k]",
     "k=24",
     "leave the scales out",
-    "bias of a product that is a part of a sum",
-    "residual of a product that is a part of a sum",
+    "Pass [48] of torch.bfloat16",
+    "a gate beside products that are parts of a sum",
 )
 
 

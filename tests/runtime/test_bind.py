@@ -134,11 +134,34 @@ def fp8_sum_cases() -> Iterator[Case]:
     yield Case(SCATTER, "scatter kernel=hopper", by_rows | {"m": 1}, rank=1)
 
 
+ENDING = Epilogue(bias=True, activation="silu", residual=True)
+FINISHED = (
+    (SCATTER, "scatter kernel=hopper pieces=2"),
+    (SCATTER, "remote_add kernel=portable sms=1"),
+    (REDUCE, "two_shot kernel=hopper sums=epilogue sharing=put"),
+    (REDUCE, "two_shot_pull pieces=2"),
+)
+
+
+def finished_cases() -> Iterator[Case]:
+    """Sums that kernels finish; by tiles of fp8 too, in a ring of three, and on a rank that has none."""
+    yield from (Case(operator, plan, {"epilogue": ENDING}) for operator, plan in FINISHED)
+    yield Case(SCATTER, "fused_ring kernel=hopper", {"epilogue": ENDING}, world_size=3)
+    yield Case(SCATTER, "scatter kernel=portable sums=epilogue", {"epilogue": ENDING}, world_size=4)
+    scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+    yield Case(SCATTER, "scatter kernel=hopper sums=epilogue", scaled, world_size=3)
+    yield Case(SCATTER, "scatter kernel=hopper sums=epilogue", {"epilogue": ENDING, "m": 1}, rank=1)
+    yield Case(REDUCE, "two_shot kernel=hopper", {"epilogue": ENDING, "m": 1}, rank=1)
+
+
 def packed_cases() -> Iterator[Case]:
     for special in ({}, {"m": 1, "n": 8}, {"dtype": "float16", "m": 4000, "n": 1000}, {"dtype": "float32"}):
         yield from (Case(REDUCE, plan, special) for plan in PACKED)
     yield from (Case(REDUCE, plan, {"m": 3}, rank=1) for plan in PACKED)
     yield from (Case(REDUCE, plan, FP8 | {"epilogue": Epilogue(scaling="rows")}) for plan in PACKED)
+    yield from (Case(REDUCE, plan, {"epilogue": ENDING}) for plan in PACKED)
+    yield Case(SCATTER, "scatter_packed", FP8 | {"epilogue": Epilogue(scaling="rows", bias=True)})
+    yield Case(SCATTER, "scatter_packed", {"epilogue": ENDING, "m": 1, "n": 8, "dtype": "float32"}, rank=1)
 
 
 def cases_of_one_row() -> Iterator[Case]:
@@ -181,16 +204,17 @@ CASES = (
     *fp8_sum_cases(),
     *cases_of_one_row(),
     *split_cases(),
+    *finished_cases(),
 )
 
 
-def tensors_of(plan: Plan) -> dict[str, torch.Tensor]:
+def tensors_of(plan: Plan, rank: int) -> dict[str, torch.Tensor]:
     """The caller's, as the operators pass them."""
     problem = plan.problem
     buffers = [buffer for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)]
     shapes = {buffer.name: (buffer.rows, buffer.cols, buffer.dtype or problem.dtype) for buffer in buffers}
     sides = (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
-    shapes |= {name: problem.operand(name) for name in sides}
+    shapes |= {name: problem.operand(name, rank) for name in sides}
     made = {
         name: torch.zeros((rows, cols), dtype=getattr(torch, dtype)) for name, (rows, cols, dtype) in shapes.items()
     }
@@ -211,12 +235,12 @@ def stored_by_kernels(plan: Plan, rank: int) -> set[str]:
 def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: list[Launched]) -> None:
     plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
-    tensors = tensors_of(plan)
+    tensors = tensors_of(plan, case.rank)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
     bound = launch.BoundSlot(
         plan, workspace(case.rank, case.world_size), slot, launch_order(plan, case.rank), tensors, False
     )
-    others = tensors_of(plan)
+    others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
     bound.begin(CALLER.cuda_stream)
     for enqueue in bound.enqueue:
@@ -230,6 +254,8 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
     )
     assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
+    if plan.problem.of_sums.bits and any(getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)):
+        assert {addresses[name] for name in plan.problem.of_sums.inputs} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
     for assignment in plan.realization.engines:
         kind = kinds.get(assignment.engine)
@@ -256,8 +282,9 @@ def test_packed_kernels_compile_with_the_arguments_of_a_launch(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", object)
     plan = case.build()
-    own, others = workspace(case.rank), tensors_of(plan)
+    own, others = workspace(case.rank), tensors_of(plan, case.rank)
     own.packed_space = HostSpace
-    PackedRun(plan, own, tensors_of(plan))(others)
+    PackedRun(plan, own, tensors_of(plan, case.rank))(others)
     assert ["packed" in each for each in launched] == [True]
-    assert others["y"].data_ptr() in launched[0].addresses
+    read = plan.problem.of_sums.inputs if others["y"].numel() else ()
+    assert {others[name].data_ptr() for name in ("y", *read)} <= launched[0].addresses

@@ -21,6 +21,7 @@ INTERPRETED = (
     "interpreted_messages.py",
     "interpreted_norm.py",
     "interpreted_sums.py",
+    "interpreted_endings.py",
     "interpreted_fp8.py",
     "interpreted_weights.py",
     "interpreted_split_k.py",

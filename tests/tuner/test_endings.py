@@ -52,7 +52,7 @@ def test_fp8_stays_scaled():
         (product(), (48, 48), "residual", "takes one"),
         (product(dtype=FLOAT8), (48, 48), "gate", "takes one"),
         (product(SCATTER), (48, 48), "", "takes one"),
-        (product(SCATTER), (), "bias", "takes no extras"),
+        (product(SCATTER), (), "gate+silu", "takes no gate"),
         (product(), (), "rms_norm", "it has none"),
         (product(REDUCE), (), "bias+rms_norm", "bias beside it"),
     ],

@@ -21,7 +21,6 @@ from overweave.ir.schedule import (
     Get,
     Given,
     Put,
-    Range,
     Reduce,
     ReducePut,
     Region,
@@ -40,10 +39,12 @@ from overweave.ir.verify.values import (
     Value,
     added,
     clipped,
+    ended,
     in_any_order,
     is_unknown,
     multiplied,
     stacked,
+    summed,
     unknown,
 )
 from overweave.ir.verify.verdict import Findings
@@ -227,10 +228,25 @@ class Follower:
                 continue
             out = part.destinations[0]
             operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
+            total = partial(self.sum, part, out, operands)
             if _is_in_place(part):
-                self.update(position, out, _replacing(operands))
+                self.update(position, out, _replacing(total))
             else:
-                self.write(position, out, self.attempt(position, out, partial(_sum, operands)))
+                self.write(position, out, self.attempt(position, out, total))
+
+    def sum(self, operation: Compute | Reduce | Collective, out: Region, values: list[Value]) -> Value:
+        """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
+
+        What finishes reads the epilogue's tensors at the rows and columns of `out`, as they lie in the rank's result.
+        """
+        total = summed(values)
+        if not operation.finishes or out.is_empty:
+            return total
+        goal = next((goal for goal in self.graph.schedule.goal if goal.region.rank == operation.rank), None)
+        if goal is None:
+            raise Mismatch("it finishes a sum for a rank that wants none")
+        row, col = goal.row - goal.region.rows[0], goal.col - goal.region.cols[0]
+        return ended(total, (row + out.rows[0], col + out.cols[0]))
 
 
 def _accumulated(graph: Graph) -> set[tuple[str, int]]:
@@ -256,9 +272,9 @@ def _appending(value: Value) -> Callable[[Value], Value]:
     return lambda old: added(old, value)
 
 
-def _replacing(operands: list[Value]) -> Callable[[Value], Value]:
+def _replacing(total: Callable[[], Value]) -> Callable[[Value], Value]:
     """For an update whose operands hold what was there before."""
-    return lambda old: _sum(operands)
+    return lambda old: total()
 
 
 def _follow_move(follower: Follower, position: int, move: Put | Get | Copy) -> None:
@@ -299,7 +315,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
     if compute.addends:
         values = [follower.read(position, addend, is_late=True) for addend in compute.addends]
         values.insert(compute.place, result)
-        result = follower.attempt(position, compute.out[0], lambda: _sum(values))
+        result = follower.attempt(position, compute.out[0], lambda: follower.sum(compute, compute.out[0], values))
     top = 0
     for out in compute.out:
         rows = out.shape[0]
@@ -317,10 +333,12 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
         return
     values = [None if operand == out else follower.read(position, operand) for operand in reduce.operands]
     if None in values:
-        follower.update(position, out, lambda old: _sum([old if value is None else value for value in values]))
+        follower.update(
+            position, out, lambda old: follower.sum(reduce, out, [old if each is None else each for each in values])
+        )
     else:
         known = [value for value in values if value is not None]
-        follower.write(position, out, follower.attempt(position, out, lambda: _sum(known)))
+        follower.write(position, out, follower.attempt(position, out, lambda: follower.sum(reduce, out, known)))
 
 
 def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:
@@ -344,32 +362,6 @@ def _expect(follower: Follower, position: int, need: Given, value: Value) -> Non
             said = f"finds {found} where it needs {wanted[0]}[{wanted[1]},{wanted[2]}]"
             follower.findings.add("value", follower.graph.operations[position], said, need.region)
             return
-
-
-def _sum(values: list[Value]) -> Value:
-    """The ordered sum. Raises Mismatch."""
-    total = values[0]
-    if len(values) == 1 or not total:
-        return total
-    uniform = _sum_of_uniform(values)
-    if uniform:
-        return uniform
-    for value in values[1:]:
-        total = added(total, value)
-    return total
-
-
-def _sum_of_uniform(values: list[Value]) -> Value:
-    """The common case: every operand is one part of one product. Empty if it is not so."""
-    if any(len(value) != 1 for value in values):
-        return ()
-    first = values[0][0]
-    terms: list[Range] = []
-    for (piece,) in values:
-        if piece[:7] != first[:7] or not piece.terms:
-            return ()
-        terms += piece.terms
-    return (first._replace(terms=tuple(terms)),)
 
 
 FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {

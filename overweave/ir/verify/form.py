@@ -237,6 +237,8 @@ def _check_addends(form: _Form, compute: Compute) -> None:
         form.findings.add("form", compute, found, compute.out[0])
     if compute.late_waits and not compute.addends:
         form.findings.add("form", compute, "waits late, but has nothing to add", compute.out[0])
+    if compute.finishes and not compute.addends:
+        form.findings.add("form", compute, "finishes a sum, but has nothing to add", compute.out[0])
     if not compute.addends:
         return
     if compute.accumulate or len(compute.out) != 1:
@@ -276,6 +278,8 @@ def _check_apply(form: _Form, apply: Apply) -> None:
 def _check_collective(form: _Form, part: Collective) -> None:
     """The parts are compared with one another once all are known (`graphs.py`)."""
     form.all_on(part, (*part.sources, *part.destinations), "its part")
+    if part.finishes and part.function not in ("reduce_scatter", "all_reduce"):
+        form.findings.add("form", part, f"finishes sums, but an {part.function} makes none")
     members = len(part.ranks)
     if part.rank not in part.ranks or len(set(part.ranks)) != members:
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")

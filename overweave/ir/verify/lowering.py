@@ -35,6 +35,7 @@ from overweave.ir.tile_order import (
 from overweave.ir.verify.addends import check_addends
 from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
 from overweave.ir.verify.copies import check_copy
+from overweave.ir.verify.finished import finishes
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.scales import check_places
 from overweave.ir.verify.shares import check_partials, without_shares
@@ -102,6 +103,8 @@ class _Table:
             into = self._into(operation) if isinstance(operation, Compute) else 0
             if any(row.into != into for row in rows):
                 self.findings.add("lowering", operation, "a tile writes another output")
+            if any(row.finishes != finishes(operation) for row in rows):
+                self.findings.add("lowering", operation, "a tile finishes its sum, or does not, against its operation")
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands, f"{OUT} of {operation.b.buffer}")

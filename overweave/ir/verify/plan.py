@@ -7,6 +7,7 @@ from msgspec import Struct
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines import check_engines
+from overweave.ir.verify.finished import check_finished
 from overweave.ir.verify.graphs import Graph, build_graph
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.norm import check_norm
@@ -64,6 +65,7 @@ def verify_plan(
         check_engines(plan, graph, findings)
         _check_numbers(plan, graph, findings)
         if not findings.refusals:
+            check_finished(plan, findings)
             check_norm(plan, findings)
         if not findings.refusals:
             check_tables(plan, graph, rank, findings)
@@ -114,8 +116,9 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     schedule, realization = plan.schedule, plan.realization
     if (schedule.world_size, realization.dtype) != (plan.problem.world_size, plan.problem.dtype):
         findings.add("form", None, f"the problem has {plan.problem.world_size} ranks and {plan.problem.dtype}")
-    if not plan.problem.epilogue.fits_parts and any(len(goal.terms) > 1 for goal in schedule.goal):
-        findings.add("form", None, f"epilogue {plan.problem.epilogue} of a sum that no single Compute holds")
+    of_products = plan.problem.of_products
+    if of_products != of_products.of_parts and any(len(goal.terms) > 1 for goal in schedule.goal):
+        findings.add("form", None, f"epilogue {of_products} of products that are parts of a sum")
     if graph.signals_per_rank * SIGNAL_STRIDE_WORDS > LIMIT:
         findings.add("width", None, f"{graph.signals_per_rank} signals need more than 31 bits")
     blocks = [(config.block_m, config.block_n) for config in (realization.matmul, realization.reduction) if config]

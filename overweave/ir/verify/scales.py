@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import SCALE_DTYPE
 from overweave.ir.plan import Plan
-from overweave.ir.schedule import INPUT, Buffer, Compute, scale_of
+from overweave.ir.schedule import INPUT, Buffer, Compute
+from overweave.ir.tensors import scale_of
 from overweave.ir.verify.values import UNKNOWN, Value, clipped
 from overweave.ir.verify.verdict import Findings
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from overweave.ir.schedule import Range, product
+from overweave.ir.schedule import Range
+from overweave.ir.tensors import finished, is_finished, product
 
 Terms = tuple[Range, ...]
 
@@ -129,6 +130,45 @@ def added(left: Value, right: Value) -> Value:
     return tuple(pieces)
 
 
+def summed(values: list[Value]) -> Value:
+    """The ordered sum. Raises Mismatch."""
+    total = values[0]
+    if len(values) == 1 or not total:
+        return total
+    uniform = _sum_of_uniform(values)
+    if uniform:
+        return uniform
+    for value in values[1:]:
+        total = added(total, value)
+    return total
+
+
+def _sum_of_uniform(values: list[Value]) -> Value:
+    """The common case: every operand is one part of one product. Empty if it is not so."""
+    if any(len(value) != 1 for value in values):
+        return ()
+    first = values[0][0]
+    if is_finished(first.tensor):  # `added` says what is wrong
+        return ()
+    terms: list[Range] = []
+    for (piece,) in values:
+        if piece[:7] != first[:7] or not piece.terms:
+            return ()
+        terms += piece.terms
+    return (first._replace(terms=tuple(terms)),)
+
+
+def ended(value: Value, beside: tuple[int, int]) -> Value:
+    """What becomes of sums that are finished with what the epilogue reads from element `beside` of the result on.
+
+    Raises Mismatch if they are others of its elements."""
+    for piece in value:
+        found = piece.row - piece.lo_i, piece.col - piece.lo_j
+        if piece.tensor != UNKNOWN and found != beside:
+            raise Mismatch(f"it finishes {piece.tensor}{list(found)} as if that were element {list(beside)}")
+    return tuple(piece if piece.tensor == UNKNOWN else piece._replace(tensor=finished(piece.tensor)) for piece in value)
+
+
 def in_any_order(value: Value) -> Value:
     """A sum whose parts came in any order, told as if they had come by their ranges."""
     return tuple(piece._replace(terms=tuple(sorted(piece.terms))) for piece in value)
@@ -138,6 +178,8 @@ def _sum(one: Piece, here: tuple[int, int], other: Piece, there: tuple[int, int]
     if UNKNOWN in (one.tensor, other.tensor):
         return UNKNOWN, ()
     for piece in (one, other):
+        if is_finished(piece.tensor):
+            raise Mismatch(f"it adds {piece.tensor}{list(here)}, a sum that is finished")
         if not piece.terms and piece.tensor != ZERO:
             raise Mismatch(f"it adds elements of {piece.tensor}, which are moved, not products")
     if ZERO in (one.tensor, other.tensor):
