@@ -2,6 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_epilogues [--activations silu] [--sizes 1] [--only push]
 
+Of all_gather_matmul, and behind the sums of matmul_reduce_scatter and matmul_all_reduce (campaigns/ended_sums.py).
+--only: plans that contain this text, the operator before them, such as `matmul_all_reduce two_shot`.
 Each result is compared with fp32, a few roundings of bf16 allowed, also of what a library rounds in between; every plan
 meets two sets of tensors by turns.
 """
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
+from campaigns.ended_sums import check_sums
 from campaigns.gpu_ranks import join, report, spread_over
 from overweave.ir.epilogue import Activation
 from overweave.ops import reference
@@ -144,16 +147,17 @@ def main() -> None:
     named = {activation or "none": activation for activation in ACTIVATIONS}
     parser.add_argument("--activations", nargs="+", choices=named, default=list(named), help="each compiles kernels")
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes")
-    parser.add_argument("--only", default="", help="plans that contain this text")
+    parser.add_argument("--only", default="", help="plans that contain this text, the operator before them")
     arguments = parser.parse_args()
     activations = [named[name] for name in arguments.activations]
     sizes = spread_over(SIZES, arguments.sizes)
     join(timedelta(seconds=60))
     torch.manual_seed(dist.get_rank())
-    for plan in (plan for plan in PLANS if arguments.only in plan):
+    for plan in (plan for plan in PLANS if arguments.only in f"all_gather_matmul {plan}"):
         check_bias_and_residual(plan, sizes, activations)
         check_gates(plan, sizes, activations)
         check_several(plan, sizes)
+    check_sums(arguments.only, sizes, activations)
     report.finish()
 
 

@@ -18,6 +18,7 @@ import torch
 CAMPAIGNS = {
     "beside": ["gpu_beside", "--trials", "48"],
     "epilogues": ["gpu_epilogues", "--activations", "silu", "--sizes", "1", "--only", "push"],
+    "sums": ["gpu_epilogues", "--activations", "silu", "--sizes", "1", "--only", "matmul_all_reduce two_shot"],
     "faults": ["gpu_faults", "--deadline", "3", "--rounds", "2", "--absent", "3"],
     "exactness": ["gpu_exactness", "--shapes", "30", "--calls", "100", "--replays", "60", "--set", ""],
     "packed": [
