@@ -100,6 +100,11 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
             "matmul_all_reduce",
             '(x, w, group, norm=ow.RmsNorm(weight, residual), plan="p")',
         ),
+        (
+            Case("a", 64, 64, 32, after="bias+gelu+residual"),
+            "matmul_reduce_scatter",
+            '(x, w, group, extras=ow.Extras(bias=bias, residual=residual, activation="gelu"), plan="p")',
+        ),
     ],
 )
 def test_what_is_pasted_has_all_that_was_tuned(case: Case, operator: str, pasted: str):

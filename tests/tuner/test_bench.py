@@ -100,10 +100,17 @@ def test_wrong_and_failing_methods_are_left_out_with_the_reason():
     assert OURS not in rows.left_out
 
 
+BESIDE = {
+    "all_gather_matmul": ("per_shard", "push"),
+    "matmul_all_reduce": ("two_shot",),
+    "matmul_reduce_scatter": ("ring", "scatter"),
+}
+
+
 def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
     request = Request(
         operator=operator, cases=msgspec.convert(cases, tuple[Case, ...]), device="cpu", dtype="fp32",
-        plans=("per_shard", "push") if operator == "all_gather_matmul" else ("two_shot",), effort=EFFORT,
+        plans=BESIDE[operator], effort=EFFORT,
     )  # fmt: skip
     return msgspec.to_builtins(run(request, resolve(None), operators.OPERATORS, None, operators.operator_for))
 
@@ -116,6 +123,8 @@ def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
         ("all_gather_matmul", {"after": "gate+silu"}, ["plan.per_shard", "plan.push"]),
         ("all_gather_matmul", {"after": "bias+residual"}, ["plan.per_shard", "plan.push"]),
         ("matmul_all_reduce", {"after": "residual+rms_norm"}, ["plan.two_shot"]),
+        ("matmul_all_reduce", {"after": "bias+silu"}, ["plan.two_shot"]),
+        ("matmul_reduce_scatter", {"after": "bias+residual"}, ["plan.ring", "plan.scatter"]),
     ],
 )
 def test_more_than_a_bare_product_is_held_against_the_library_doing_as_much(operator, changes, plans):

@@ -30,6 +30,10 @@ def test_what_a_problem_may_have_beside_its_product():
     assert dressed(one, (48, 32, 16)) == replace(one, columns=(48, 32, 16))
     assert dressed(one, (96,)) == one
     assert bare(dressed(one, (48, 48))) == one
+    for operator in (SCATTER, REDUCE):
+        ending = dressed(product(operator), (), "bias+residual")
+        assert ending == replace(product(operator), epilogue=Epilogue(bias=True, residual=True))
+        assert bare(ending) == product(operator)
     normed = dressed(product(REDUCE), (), "residual+rms_norm")
     assert normed.norm == Norm(eps=1e-5, residual=True)
     assert bare(normed) == product(REDUCE)
