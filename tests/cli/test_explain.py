@@ -17,7 +17,7 @@ def run(*words: str, exit_code: int = 0) -> str:
 def test_overlap_where_it_pays_and_the_library_where_it_does_not():
     assert run("all_gather_matmul", "--shape", "8192,14336,4096").startswith("all_gather_matmul.push")
     assert run("matmul_reduce_scatter", "--shape", "64,4096,4096").startswith("matmul_reduce_scatter.scatter_packed")
-    small = run("matmul_reduce_scatter", "--shape", "1024,4096,4096")
+    small = run("matmul_reduce_scatter", "--shape", "2048,4096,4096")
     assert small.startswith("matmul_reduce_scatter.sequential")
     assert "own_pieces=1 pieces=1" in small
 
