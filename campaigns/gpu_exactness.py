@@ -99,6 +99,9 @@ PLANS = {
         "two_shot_packed",
         "two_shot_pull",
         "two_shot_pull pieces=1",
+        "two_shot_beside",
+        "two_shot_beside pieces=4 copy_programs=4",
+        "two_shot_beside pieces=1 kernel=portable",
         "sequential",
     ),
 }
@@ -122,6 +125,7 @@ LONG_RUNS = (
     (ALL_REDUCE, "one_shot_packed"),
     (ALL_REDUCE, "two_shot_packed"),
     (ALL_REDUCE, "two_shot_pull"),
+    (ALL_REDUCE, "two_shot_beside pieces=3"),
 )
 NON_ZEROS = 32
 ERROR_RATIO = 1.05

@@ -55,6 +55,7 @@ from overweave.schedules.two_shot import (
     two_shot_pull_queues,
     two_shot_queues,
 )
+from overweave.schedules.two_shot_beside import two_shot_beside, two_shot_beside_queues
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
 
 Steps = Iterator[Operation | Chunk]
@@ -65,8 +66,8 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
 
     collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
     peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
-    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_packed:
-    schedules/two_shot_packed.py.
+    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_beside and
+    two_shot_packed: in files of these names.
     held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
@@ -194,6 +195,7 @@ METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "one_shot_pull": _one_shot_pull,
     "one_shot_packed": _one_shot_packed,
     "two_shot": two_shot,
+    "two_shot_beside": two_shot_beside,
     "two_shot_pull": two_shot_pull,
     "two_shot_packed": two_shot_packed,
 }
@@ -203,6 +205,7 @@ PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "one_shot_pull": lambda split: (SignalPad(READY, split.world_size - 1),),
     "one_shot_packed": lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
     "two_shot": two_shot_pads,
+    "two_shot_beside": two_shot_pads,
     "two_shot_pull": two_shot_pull_pads,
     "two_shot_packed": two_shot_packed_pads,
 }
@@ -212,6 +215,7 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "one_shot_pull": lambda reduced: (Queue(SUMS, ISSUE, after=(MAIN,)),),
     "one_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
     "two_shot": two_shot_queues,
+    "two_shot_beside": two_shot_beside_queues,
     "two_shot_pull": two_shot_pull_queues,
     "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
 }

@@ -42,7 +42,7 @@ from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
 from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, check_messages
 from overweave.schedules.mesh import meshed
-from overweave.schedules.mover import carried
+from overweave.schedules.mover import as_moved, carried
 from overweave.schedules.options import Settings, settle
 from overweave.schedules.realized import realized, sums_shape
 from overweave.schedules.reduced import Summing, norm_obstacle
@@ -179,6 +179,15 @@ TEMPLATES: dict[str, Template] = {
         "tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
         (options.SUMS, options.SHARING, *_FUSED),
     ),
+    f"{_AR}.two_shot_beside": Template(
+        _AR,
+        "two_shot_beside",
+        True,
+        "a kernel beside the tiles pushes them to owners, whose own tiles add them; peers get sums piece by piece",
+        (options.PIECES, options.COPY_PROGRAMS, options.COPY_BLOCKS, *options.TILES),
+        mover="copy_kernel",
+        adds_beside=True,
+    ),
     f"{_AR}.two_shot_pull": Template(
         _AR,
         "two_shot_pull",
@@ -222,7 +231,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     _check(name, template, problem, rank, options)
     settings = settle(name, template.options, options)
     if template.mover:
-        settings = replace(settings, mover=template.mover)
+        settings = as_moved(settings, template, problem.world_size)
     make = {_AG: _all_gather_matmul, _RS: _matmul_reduce_scatter, _AR: _matmul_all_reduce}[template.operator]
     config = _config(problem, template, settings) if template.is_fused else None
     sums = sums_shape(problem, template, settings)

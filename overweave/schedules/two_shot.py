@@ -42,20 +42,20 @@ def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     pieces = [piece for piece in range(reduced.split.pieces) if not is_empty(reduced.split.piece(rank, piece))]
     for piece in range(reduced.split.pieces):
         for peer in reduced.peers(rank):
-            yield from _multiplied(reduced, rank, peer, piece)
+            yield from multiplied(reduced, rank, peer, piece)
     if reduced.summing.sums == "kernel":
         for piece in pieces:
-            yield from _multiplied(reduced, rank, rank, piece)
+            yield from multiplied(reduced, rank, rank, piece)
     for piece in range(reduced.split.pieces):
-        yield from _scattered(reduced, rank, piece)
+        yield from scattered(reduced, rank, piece)
     for piece in pieces:
-        yield _own_tiles(reduced, rank, piece) if reduced.summing.sums == "epilogue" else _sum(reduced, rank, piece)
+        yield own_tiles(reduced, rank, piece) if reduced.summing.sums == "epilogue" else _sum(reduced, rank, piece)
     for piece in range(reduced.split.pieces):
         if piece in pieces:
             yield from (
                 _put(reduced, rank, piece) if reduced.summing.sharing == "put" else (_tell(reduced, rank, piece, TOLD),)
             )
-            yield _move(reduced, rank, rank, piece)
+            yield move_of(reduced, rank, rank, piece)
         yield from _received(reduced, rank, piece)
 
 
@@ -85,10 +85,10 @@ def two_shot_pull(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     for piece in range(split.pieces):
         if piece in pieces:
             yield _tell(reduced, rank, piece, COPIES)
-            yield _move(reduced, rank, rank, piece)
+            yield move_of(reduced, rank, rank, piece)
         for owner in reduced.peers(rank):
             if not is_empty(split.piece(owner, piece)):
-                yield _move(reduced, rank, owner, piece)
+                yield move_of(reduced, rank, owner, piece)
 
 
 def two_shot_pull_pads(split: Split) -> tuple[SignalPad, ...]:
@@ -100,7 +100,8 @@ def two_shot_pull_queues(reduced: Reduced) -> tuple[Queue, ...]:
     return Queue(COPIES, COMPLETE), Queue(SUMS, ISSUE, after=(MAIN,))
 
 
-def _multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
+def multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
+    """An owner's piece of the own partial, if it has any."""
     rows = reduced.split.piece(owner, piece)
     if not is_empty(rows):
         yield Chunk(
@@ -112,8 +113,9 @@ def _multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator
         )
 
 
-def _scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
-    split = reduced.split
+def scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
+    """The peers' rows of a piece to their owners."""
+    split, tiles = reduced.split, reduced.split.put_tiles()
     for step, peer in enumerate(reduced.peers(rank), 1):
         rows = split.piece(peer, piece)
         if not is_empty(rows):
@@ -125,6 +127,7 @@ def _scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
                 notifies=(Notify(ARRIVED, peer, piece * (reduced.size - 1) + reduced.place(rank, peer)),),
                 sources=(region(reduced.partial, rank, rows),),
                 destinations=(reduced.in_slot(peer, rank, rows),),
+                tiles=tiles,
             )
 
 
@@ -132,7 +135,7 @@ def _arrived(reduced: Reduced, piece: int) -> Wait:
     return Wait(ARRIVED, (piece * (reduced.size - 1), (piece + 1) * (reduced.size - 1)), 1)
 
 
-def _own_tiles(reduced: Reduced, rank: int, piece: int) -> Chunk:
+def own_tiles(reduced: Reduced, rank: int, piece: int) -> Chunk:
     """An own piece whose tiles add what the peers sent for it, in rank order."""
     rows = reduced.split.piece(rank, piece)
     peers = (source for source in range(reduced.size) if source != rank)
@@ -209,32 +212,34 @@ def _received(reduced: Reduced, rank: int, piece: int) -> Iterator[Operation]:
     gets = reduced.summing.sharing == "get"
     for owner in reduced.peers(rank) if gets else reversed(reduced.peers(rank)):
         if not is_empty(reduced.split.piece(owner, piece)):
-            yield _got(reduced, rank, owner, piece) if gets else _moved(reduced, rank, owner, piece)
+            queue = reduced.split.copy_queue((owner - rank) % reduced.size)
+            yield got(reduced, rank, owner, piece, queue) if gets else _moved(reduced, rank, owner, piece)
 
 
 def _moved(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
     """A peer's sum, from where it was put. A rank without a shard waits for its own part of that sum too, so that its
     moves are not launched before its tiles run.
     """
-    move = _move(reduced, rank, owner, piece, is_here=True)
+    move = move_of(reduced, rank, owner, piece, is_here=True)
     has_shard = not is_empty(reduced.split.shard(rank))
     own = () if has_shard else one(COMPUTED, reduced.split.signal(owner, piece))
     return replace(move, waits=move.waits + own)
 
 
-def _got(reduced: Reduced, rank: int, owner: int, piece: int) -> Get:
+def got(reduced: Reduced, rank: int, owner: int, piece: int, queue: str) -> Get:
+    """An owner's sum of a piece, by the copy engine, right into the caller's `y`."""
     rows = reduced.split.piece(owner, piece)
     return Get(
         name=f"get.{rank}-{owner}.{piece}",
         rank=rank,
-        queue=reduced.split.copy_queue((owner - rank) % reduced.size),
+        queue=queue,
         waits=one(SHARED, reduced.split.signal(owner, piece)),
         sources=(region(reduced.total, owner, rows),),
         destinations=(region(reduced.y, rank, rows),),
     )
 
 
-def _move(reduced: Reduced, rank: int, owner: int, piece: int, is_here: bool = False) -> Reduce:
+def move_of(reduced: Reduced, rank: int, owner: int, piece: int, is_here: bool = False) -> Reduce:
     """An owner's sum of a piece to the caller's `y`: from where it was put, or from where it was summed."""
     rows, split = reduced.split.piece(owner, piece), reduced.split
     return Reduce(

@@ -19,6 +19,7 @@ from overweave.ir.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
 from overweave.sim.events import Clock, Gate, SignalKey, Signals
+from overweave.sim.link_floor import no_sooner_us
 from overweave.sim.order import Launch, Step, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, Kernel, Processor, TileRun
@@ -40,8 +41,8 @@ def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile
 
 
 def total_us(plan: Plan, machine: Machine, author_tile_us: float | None = None) -> float:
-    """Time of one call: until the slowest rank has done its last operation."""
-    return simulate(plan, machine, author_tile_us=author_tile_us).total_us
+    """Time of one call: until the slowest rank has done its last operation, and no sooner than the links allow."""
+    return no_sooner_us(plan, machine.links, simulate(plan, machine, author_tile_us=author_tile_us))
 
 
 class _Node:
@@ -395,6 +396,5 @@ class _Run:
     def _slow(self, rank: int) -> None:
         sharing = self._machine.sharing
         factor = 1.0 + (sharing.copy_engine.factor - 1.0) * min(1.0, self._traffic[rank])
-        if self._in_collective[rank]:
-            factor *= sharing.collective.factor
+        factor *= sharing.collective.factor if self._in_collective[rank] else 1.0
         self._processors[rank].set_slowdown(factor)

@@ -35,7 +35,7 @@ from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, ti
 Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
-SEQUENTIAL, FUSED_RING = "sequential", "fused_ring"
+SEQUENTIAL, FUSED_RING, TWO_SHOT_BESIDE = "sequential", "fused_ring", "two_shot_beside"
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
 BY_TORCH = {
@@ -133,6 +133,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
+        Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),
 }

@@ -44,7 +44,7 @@ def test_before_and_after(golden, name: str):
 def test_what_is_proven_stays_proven(name: str, world_size: int):
     before = schedule(name, world_size, pieces=2)
     for queue in before.queues:
-        if name == "matmul_reduce_scatter.fused_ring":
+        if name in ("matmul_reduce_scatter.fused_ring", "matmul_all_reduce.two_shot_beside"):
             continue  # tiles add what those of other ranks, earlier in this order, made
         if queue.order == "issue" and not (queue.name == "sums" and name in TWO_SHOTS) and queue.name != "packed":
             # Of two-shots, moves wait for own sums; a packed queue pushes before it sums.
@@ -53,7 +53,8 @@ def test_what_is_proven_stays_proven(name: str, world_size: int):
     assert verify_schedule(split(before, 2, alignment=4)).ok
     complete = {queue.name for queue in before.queues if queue.order == "complete"}
     moves = [operation for operation in before.operations if operation.queue in complete]
-    assert verify_schedule(inject_delay(before, moves[-1].rank, moves[-1].name, 10)).ok
+    for move in moves[-1:]:
+        assert verify_schedule(inject_delay(before, move.rank, move.name, 10)).ok
 
 
 def test_a_rotation_taken_back_begins_with_shard_nought_everywhere():

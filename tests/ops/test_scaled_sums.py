@@ -40,6 +40,7 @@ PLANS = {
         "two_shot_pull",
         "two_shot pieces=2",
         "two_shot sums=epilogue sharing=get",
+        "two_shot_beside pieces=2 copy_programs=2",
     ),
 }
 N, K = 48, 32

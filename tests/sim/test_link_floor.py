@@ -1,0 +1,41 @@
+"""No prediction is below what the links take for the bytes of a plan."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.hardware.machine import load
+from overweave.ir.plan import Problem
+from overweave.ir.schedule import Put
+from overweave.schedules.catalog import build
+from overweave.sim.link_floor import floor_us
+from overweave.sim.simulate import simulate, total_us
+
+H200 = load("h200x4")
+PROBLEM = Problem(operator="matmul_all_reduce", m=4096, n=4096, k=64, world_size=4, dtype="bfloat16")
+SHOT_BYTES = 3 * 1024 * 4096 * 2  # through every port, each way, in each shot
+
+
+def test_pulls_of_several_pieces_share_one_port():
+    plan = build("matmul_all_reduce.two_shot_pull", PROBLEM, {"pieces": 8})
+    timeline = simulate(plan, H200)
+    begin_us = min(span.begin_us for span in timeline.spans if span.name.startswith("sum"))
+    peak = max(rate for _, rate in H200.links.sm_pull.points)
+    floor = floor_us(plan, H200.links, timeline)
+    assert floor == pytest.approx(begin_us + 2 * SHOT_BYTES / peak / 1e3)
+    assert total_us(plan, H200) == max(floor, timeline.total_us)
+
+
+def test_a_kernels_pushes_and_gets_beside_them_share_one_port():
+    plan = build("matmul_all_reduce.two_shot_beside", PROBLEM, {"pieces": 2})
+    assert floor_us(plan, H200.links, simulate(plan, H200)) > 2 * SHOT_BYTES / 376 / 1e3
+    local = [each for each in plan.schedule.operations if not isinstance(each, Put)]
+    assert floor_us(
+        replace(plan, schedule=replace(plan.schedule, operations=tuple(local))), H200.links, simulate(plan, H200)
+    ) < floor_us(plan, H200.links, simulate(plan, H200))
+
+
+def test_what_moves_nothing_has_no_floor():
+    plan = build("matmul_all_reduce.two_shot_beside", replace(PROBLEM, world_size=1), {})
+    assert floor_us(plan, H200.links, simulate(plan, H200)) == 0

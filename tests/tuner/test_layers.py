@@ -1,0 +1,71 @@
+"""On four H200s the cold choice for layers of 1,024 rows and more is none that was measured behind the library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overweave.ir.plan import Problem
+from overweave.tuner.rank import cold_choice, weigh
+from overweave.tuner.target import Target
+
+OPERATOR, WORLD_SIZE = "matmul_all_reduce", 4
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+FILES = [f"{name}.{OPERATOR}.h200x4.2026-11-22.json" for name in ("llm_layers", "prefill")]
+LIBRARY = {"sequential": "sequential", "torch_one_shot": "torch.one_shot", "torch_two_shot": "torch.two_shot"}
+NOISE = 1.02
+Shape = tuple[int, int, int]
+
+
+def measured() -> dict[Shape, dict[str, float]]:
+    """Microseconds of each candidate, by the global shape; the best of what several files say."""
+    rows: dict[Shape, dict[str, float]] = {}
+    for name in FILES:
+        document = json.loads((RESULTS / name).read_text())
+        for case in document["runs"][document["middle"]]["cases"]:
+            m, n, k = (case["case"][extent] for extent in "mnk")
+            for method in case["methods"] if m >= 1024 else ():
+                what = LIBRARY.get(method["name"], method.get("plan"))
+                times = rows.setdefault((m, n, k), {})
+                if what:  # else it is a roof
+                    times[ordered(what)] = min(times.get(ordered(what), float("inf")), method["median_us"])
+    return rows
+
+
+def ordered(plan: str) -> str:
+    """Its options by name, as a candidate has them."""
+    name, *options = plan.split()
+    return " ".join((name, *sorted(options)))
+
+
+MEASURED = measured()
+
+
+def chosen(shape: Shape) -> str:
+    m, n, k = shape
+    problem = Problem(operator=OPERATOR, m=m, n=n, k=k // WORLD_SIZE, world_size=WORLD_SIZE, dtype="bfloat16")
+    return str(cold_choice(weigh(problem, Target("cuda"), is_thorough=False), OPERATOR).candidate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MEASURED, ids=str)
+def test_no_choice_is_one_that_was_measured_behind_the_library(shape: Shape):
+    times, taken = MEASURED[shape], chosen(shape)
+    assert times.get(taken, 0.0) <= NOISE * times["sequential"]
+
+
+def test_pieces_beside_a_kernel_are_taken_where_they_were_quickest():
+    shape = (8192, 4096, 14336)
+    taken = chosen(shape)
+    assert (
+        taken
+        == min(MEASURED[shape], key=lambda plan: MEASURED[shape][plan])
+        == "two_shot_beside copy_programs=8 pieces=4"
+    )
+
+
+def test_layers_were_measured():
+    assert len(MEASURED) == 16
+    assert sum("two_shot_beside copy_programs=8 pieces=4" in times for times in MEASURED.values()) == 4
