@@ -13,6 +13,7 @@ import torch.distributed as dist
 from campaigns.host_cases import GATHER, REDUCE, SCATTER, Case, Sizes, sizes_of
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import resolve
+from overweave.runtime.library import all_gather_flat, reduce_scatter_flat
 
 BURST, BURSTS, WARM, WARM_ROUNDS = 16, 15, 8, 2000
 Call = Callable[[], object]
@@ -93,12 +94,12 @@ def _library(operator: str, sizes: Sizes) -> Call:
 
     def gather() -> object:
         whole = x.new_empty(sizes.m, sizes.k)
-        dist.all_gather_into_tensor(whole, x)
+        all_gather_flat(whole, x)
         return torch.mm(whole, w)
 
     def scatter() -> object:
         y = x.new_empty(rows, sizes.n)
-        dist.reduce_scatter_tensor(y, torch.mm(x, w))
+        reduce_scatter_flat(y, torch.mm(x, w))
         return y
 
     def reduce() -> object:

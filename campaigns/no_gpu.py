@@ -24,7 +24,7 @@ from overweave.memory.shared import SharedFile
 from overweave.memory.streams import Streams
 from overweave.memory.workspace import SLOTS, Workspace
 from overweave.ops import dispatch
-from overweave.runtime import kernels, launcher
+from overweave.runtime import kernels, launcher, library
 from overweave.runtime.launcher import PackedLaunch
 
 FILE = __file__  # calls of functions of this file stand for calls into C
@@ -165,7 +165,8 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "get_device_properties", lambda device: GPU),
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
-            *((dist, name, nothing) for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")),
+            *((library, name, nothing) for name in ("all_gather_flat", "reduce_scatter_flat")),
+            (dist, "all_reduce", nothing),
             (torch, "mm", nothing),
         ):
             stack.enter_context(patch.object(where, name, stand_in, create=True))

@@ -14,6 +14,9 @@ from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, R
 from overweave.memory.group import Group
 
 View = Callable[[Region], torch.Tensor]
+# torch 2.13 renamed the flat collectives, and warns about the old names at every call.
+all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 End = Callable[[torch.Tensor, Region], None]  # what a sum, which goes to a region, is given in place
 
 # What torch.backends.cuda.matmul reads and sets, without its functions of Python.
@@ -167,7 +170,7 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """
     source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
     if len(targets) == 1 and targets[0].is_contiguous():
-        dist.all_gather_into_tensor(targets[0], source, group=group.process_group)
+        all_gather_flat(targets[0], source, group=group.process_group)
         return
     size = max(target.shape[0] for target in targets)
     sent = source
@@ -176,10 +179,10 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
         sent[: source.shape[0]] = source
     whole = equal_parts(targets, size)
     if whole is not None:
-        dist.all_gather_into_tensor(whole, sent, group=group.process_group)
+        all_gather_flat(whole, sent, group=group.process_group)
         return
     gathered = source.new_empty((size * len(targets), source.shape[1]))
-    dist.all_gather_into_tensor(gathered, sent, group=group.process_group)
+    all_gather_flat(gathered, sent, group=group.process_group)
     for target, part in zip(targets, gathered.split(size), strict=True):
         target.copy_(part[: target.shape[0]])
 
@@ -187,7 +190,7 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
 def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
     sources, target = [view(source) for source in collective.sources], view(collective.destinations[0])
     if len(sources) == 1 and sources[0].is_contiguous():
-        dist.reduce_scatter_tensor(target, sources[0], group=group.process_group)
+        reduce_scatter_flat(target, sources[0], group=group.process_group)
         return
     size = max(source.shape[0] for source in sources)
     whole = equal_parts(sources, size)
@@ -196,7 +199,7 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
         for part, source in zip(whole.split(size), sources, strict=True):
             part[: source.shape[0]] = source
     summed = target if target.shape[0] == size else target.new_empty((size, target.shape[1]))
-    dist.reduce_scatter_tensor(summed, whole, group=group.process_group)
+    reduce_scatter_flat(summed, whole, group=group.process_group)
     if summed is not target:
         target.copy_(summed[: target.shape[0]])
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
+from overweave.runtime import library
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.library import full_precision
 from overweave.runtime.norm import finish_sum
@@ -80,9 +81,9 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
         return None
     (source, target), process_group = (part.buffer for part in parts), group.process_group
     if operation.function == "all_gather":
-        return lambda tensors: dist.all_gather_into_tensor(tensors[target], tensors[source], process_group)
+        return lambda tensors: library.all_gather_flat(tensors[target], tensors[source], group=process_group)
     if operation.function == "reduce_scatter":
-        return lambda tensors: dist.reduce_scatter_tensor(tensors[target], tensors[source], group=process_group)
+        return lambda tensors: library.reduce_scatter_flat(tensors[target], tensors[source], group=process_group)
     if operation.function == "all_reduce" and source == target:
         return lambda tensors: dist.all_reduce(tensors[target], group=process_group)
     return None

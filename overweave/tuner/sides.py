@@ -14,14 +14,10 @@ from overweave.ir.plan import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
-from overweave.runtime.library import movable
+from overweave.runtime.library import all_gather_flat, movable, reduce_scatter_flat
 from overweave.runtime.scaled import scaled_matmul
 from overweave.tuner.attempt import Result
 from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
-
-# torch 2.13 renamed the flat collectives and warns about the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exceed it, so none is found there
 MOST_INPUT_SETS = 4
@@ -138,7 +134,7 @@ class AllGatherMatmul(Side):
             self.copies = PeerCopies(setting.group, setting.device, self._gathered.nbytes, lambda peer: piece)
 
     def communicate(self, turn: int) -> torch.Tensor:
-        _all_gather(movable(self._gathered), _of(self._padded, turn), group=self.setting.group.process_group)
+        all_gather_flat(movable(self._gathered), _of(self._padded, turn), group=self.setting.group.process_group)
         return self._gathered[: self.m]
 
     def sequential(self, turn: int) -> torch.Tensor:
@@ -195,7 +191,7 @@ class MatmulReduceScatter(_Partials):
             self.copies = PeerCopies(group, setting.device, self._partial.nbytes, self.pieces(row_bytes))
 
     def communicate(self, turn: int) -> torch.Tensor:
-        _reduce_scatter(self._sum, self._partial, group=self.setting.group.process_group)
+        reduce_scatter_flat(self._sum, self._partial, group=self.setting.group.process_group)
         return self._sum[: self.rows[1] - self.rows[0]]
 
     def sequential(self, turn: int) -> torch.Tensor:
