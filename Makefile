@@ -13,14 +13,14 @@ demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at h
 	$(BIN)/overweave demo
 
 test: .venv/stamp lint   ## everything that needs no GPU: lint, types, the fast tier, the slow tier
-	$(PYTEST) -n 2 -m "not slow and not gpu"
-	$(PYTEST) -n 2 -m "slow and not gpu"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not gpu"
 
 fast: .venv/stamp        ## the fast tier alone
-	$(PYTEST) -n 2 -m "not slow and not gpu"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
 
 slow: .venv/stamp        ## the slow tier alone
-	$(PYTEST) -n 2 -m "slow and not gpu"
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not gpu"
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \

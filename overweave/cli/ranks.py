@@ -70,7 +70,8 @@ def start_ranks(words: Sequence[str], world_size: int) -> None:
         "-m", "overweave.cli.main", *words,
     ]  # fmt: skip
     columns = str(shutil.get_terminal_size().columns)
-    environment = {**os.environ, **NO_MULTICAST, "COLUMNS": columns, "OMP_NUM_THREADS": "4"}
+    threads = max(1, min(4, (os.cpu_count() or 1) // world_size))
+    environment = {**os.environ, **NO_MULTICAST, "COLUMNS": columns, "OMP_NUM_THREADS": str(threads)}
     ended = subprocess.run(command, env=environment, check=False)
     if ended.returncode:
         raise typer.Exit(1)

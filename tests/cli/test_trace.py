@@ -23,17 +23,13 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
-def test_every_schedule_leaves_a_trace(tmp_path: Path, name: str):
-    operator, method = name.split(".")
-    result = run(operator, "--shape", "128,128,64", "--world", "2", "--plan", method, "--out", str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"trace.{name}.json", f"trace.{name}.png"]
-    measured, simulated = from_chrome((tmp_path / f"trace.{name}.json").read_bytes())
-    assert (measured.name, measured.source, simulated.name, simulated.source) == (name, "measured", name, "simulated")
-    busy = {span.kind for span in simulated.spans} - {"wait", "begin"}
-    assert busy <= {span.kind for span in measured.spans}
-    assert {span.rank for span in measured.spans} == {0, 1}
+@pytest.mark.parametrize("operator", sorted({name.split(".")[0] for name in names()}))
+def test_every_schedule_leaves_a_trace(operator: str):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", operator]
+    cases = subprocess.run(
+        [*command, "tests/cli/interpreted_trace.py"], capture_output=True, text=True, timeout=280, check=False, cwd=ROOT
+    )
+    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 
 @pytest.mark.slow

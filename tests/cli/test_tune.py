@@ -35,16 +35,17 @@ def tune(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_shape_is_tuned_printed_as_code_kept_and_added_to_a_table(tmp_path: Path):
+    """The second one has several weights."""
     table = tmp_path / "table.json"
-    for shape in ("60,32,16", "128,32,16"):
+    for shape, weights in (("60,32,16", "w"), ("128,32+16,16", "[w0, w1]")):
         done = tune("all_gather_matmul", f"--shape={shape}", "-w", "2", "--device=cpu", f"--json={table}")
         assert done.returncode == 0, done.stderr
-    assert 'ow.all_gather_matmul(x, w, group, plan="' in done.stdout
-    assert "library" in done.stdout
+        assert f'ow.all_gather_matmul(x, {weights}, group, plan="' in done.stdout
+        assert "library" in done.stdout
     kept, added = decode(path_of(OWN).read_bytes()), decode(table.read_bytes())
     assert kept == added
-    assert [entry.problem.m for entry in kept.entries] == [64, 128]
-    assert all(entry.problem.n == 16 for entry in kept.entries)
+    found = [(entry.problem.m, entry.problem.n, entry.problem.columns) for entry in kept.entries]
+    assert found == [(64, 16, ()), (128, 24, (16, 8))]
 
 
 @pytest.mark.slow
@@ -109,14 +110,6 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 )
 def test_what_is_pasted_has_all_that_was_tuned(case: Case, operator: str, pasted: str):
     assert command.code(case.problem(operator, 2, "bf16"), "p") == f"ow.{operator}{pasted}"
-
-
-@pytest.mark.slow
-def test_several_weights_are_tuned_by_their_shape():
-    done = tune("all_gather_matmul", "--shape=64,32+16,16", "-w", "2", "--device=cpu")
-    assert done.returncode == 0, done.stderr
-    assert 'ow.all_gather_matmul(x, [w0, w1], group, plan="' in done.stdout
-    assert [entry.problem.columns for entry in decode(path_of(OWN).read_bytes()).entries] == [(16, 8)]
 
 
 def test_what_is_pasted_for_fp8_passes_scales():
