@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from campaigns.changes import picked_from, put_in_place
+from campaigns.random_endings import adds
 from overweave.ir.schedule import Compute, Copy, Get, Operation, Put, Reduce, ReducePut, Region, Schedule
 
 MOVES = (Put, Get, Copy, ReducePut)
@@ -221,3 +222,12 @@ def wrong_slot(rng: Random, schedule: Schedule) -> Schedule | None:
         return None
     parts[index] = rng.choice(others)
     return put_in_place(schedule, at, replace(operation, **{field: tuple(parts)}))
+
+
+def finished_otherwise(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A sum is finished that was not, or is not that was: a part, the whole one again, or what is only moved."""
+    picked = picked_from(rng, schedule, adds)
+    if picked is None:
+        return None
+    at, operation = picked
+    return put_in_place(schedule, at, replace(operation, finishes=not operation.finishes))

@@ -1,7 +1,8 @@
 """The labelled memory of the interleaving run: elements of all buffers of all ranks, and what operations do to them.
 
 A value is a number that stands for a label: an element of a given tensor in one call, or a sum of products, told as the
-pairs of elements multiplied, in the order in which they were added.
+pairs of elements multiplied, in the order in which they were added; or such a sum, finished beside an element of the
+result.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class Memory:
         if isinstance(operation, Compute):
             return self._compute(operation, memory)
         if isinstance(operation, Reduce):
-            return self._patch(operation.out, self._sum([self.load(one, memory) for one in operation.operands]))
+            total = self._sum([self.load(one, memory) for one in operation.operands])
+            return self._patch(operation.out, self._ended(operation, operation.out, total))
         if isinstance(operation, Clear):
             return _merged([self._patch(one, self._zeros(one)) for one in operation.destinations])
         assert isinstance(operation, Put | Get | Copy | ReducePut)
@@ -144,7 +146,8 @@ class Memory:
             else:
                 which = 0 if part.function == "all_reduce" else at
                 operands = [self.load(source.sources[which], memory) for source in parts]
-                patches.append(self._patch(part.destinations[0], self._sum(operands)))
+                out = part.destinations[0]
+                patches.append(self._patch(out, self._ended(part, out, self._sum(operands))))
         return _merged(patches)
 
     def load(self, region: Region, memory: list[int]) -> list[list[int]]:
@@ -171,7 +174,7 @@ class Memory:
                 operands = [self.load(addend, memory) for addend in compute.addends]
                 operands.insert(compute.place, part)
                 part = self._sum(operands)
-            patches.append(self._patch(out, part))
+            patches.append(self._patch(out, self._ended(compute, out, part)))
         if top != len(a):
             raise Malformed(f"{compute.name}: shapes")
         merged = _merged(patches)
@@ -179,6 +182,28 @@ class Memory:
 
     def _product(self, pairs: list[tuple[int, int]]) -> int:
         return self._number(("sum", *pairs))
+
+    def _ended(self, operation: Compute | Reduce | Collective, out: Region, values: list[list[int]]) -> list[list[int]]:
+        """Sums, each finished with what the epilogue reads beside it: of the element of the rank's own result that has
+        the row and column of `out`, if there is one."""
+        if not operation.finishes:
+            return values
+        if isinstance(operation, Compute) and not operation.addends:
+            raise Malformed(f"{operation.name} finishes nothing")
+        beside = {
+            (goal.region.rows[0] + i, goal.region.cols[0] + j): (goal.row + i, goal.col + j)
+            for goal in self.schedule.goal
+            if goal.region.rank == out.rank
+            for i in range(goal.region.rows[1] - goal.region.rows[0])
+            for j in range(goal.region.cols[1] - goal.region.cols[0])
+        }
+        return [
+            [self._finished(value, beside.get((out.rows[0] + i, out.cols[0] + j))) for j, value in enumerate(row)]
+            for i, row in enumerate(values)
+        ]
+
+    def _finished(self, value: int, beside: tuple[int, int] | None) -> int:
+        return NOTHING if value == NOTHING else self._number(("finished", value, beside))
 
     def _zeros(self, region: Region) -> list[list[int]]:
         return [[self._number(("sum",)) for _ in row] for row in self.grid(region)]
@@ -232,7 +257,7 @@ class Memory:
                     for j, element in enumerate(row):
                         wanted = self._element(goal.tensor, goal.row + i, goal.col + j, call)
                         if goal.terms:
-                            a, _, b = goal.tensor.partition("@")
+                            a, _, b = goal.tensor.removesuffix(".finished").partition("@")
                             wanted = self._product(
                                 [
                                     (self._element(a, goal.row + i, k, call), self._element(b, k, goal.col + j, call))
@@ -240,6 +265,8 @@ class Memory:
                                     for k in range(lo, hi)
                                 ]
                             )
+                        if goal.tensor.endswith(".finished"):
+                            wanted = self._finished(wanted, (goal.row + i, goal.col + j))
                         if memory[element] != wanted and not (goal.unordered and self._same(memory[element], wanted)):
                             found = self.labels[memory[element]]
                             return f"{goal.region}: element [{i},{j}] is {found}, not {self.labels[wanted]}"

@@ -45,5 +45,6 @@ _SINGLE: tuple[Mutation, ...] = (
     broken_order.wrong_queue,
     broken_order.stale_read,
     broken_data.wrong_slot,
+    broken_data.finished_otherwise,
 )
 MUTATIONS: dict[str, Mutation] = {mutation.__name__: mutation for mutation in (*_SINGLE, two_at_once)}

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from campaigns.random_adds import add_in_any_order
 from campaigns.random_chunks import chunked
+from campaigns.random_endings import finished_sums
 from campaigns.random_gathers import collectives, gather, gather_columns, into_outputs
 from campaigns.random_sums import add_in_turn, ring, scatter, scatter_into_tiles
 from campaigns.random_totals import all_reduces, read_everywhere
@@ -37,6 +38,7 @@ TEMPLATES = (
     Template(ring, lambda ranks: 3 * ranks * ranks - 2 * ranks),
     Template(add_in_turn, lambda ranks: 2 * ranks * ranks),
     Template(add_in_any_order, lambda ranks: 2 * ranks * ranks),
+    Template(finished_sums, lambda ranks: 2 * ranks * ranks),
     Template(all_reduces, lambda ranks: 2 * ranks),
     Template(read_everywhere, lambda ranks: 3 * ranks),
 )

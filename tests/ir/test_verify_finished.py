@@ -95,6 +95,11 @@ def test_parts_of_a_sum_are_not_finished(name: str):
     assert not verify_plan(nowhere, MachineLimits()).ok
 
 
+def test_rows_of_others_are_not_finished():
+    """They stand at the same rows as in the whole, whose first ones are rank 0's: beyond its residual."""
+    assert "no place in the result" in refusals(finishing(made(f"{SCATTER}.ring", {"pieces": 1}), "sum.0-2.0"))
+
+
 def test_products_are_not_finished():
     told = refusals(finishing(made(f"{REDUCE}.one_shot_pull"), "multiply.0"))
     assert "finishes a sum, but has nothing to add" in told

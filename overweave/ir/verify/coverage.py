@@ -20,6 +20,7 @@ from overweave.ir.schedule import (
     Copy,
     Get,
     Given,
+    Goal,
     Put,
     Reduce,
     ReducePut,
@@ -242,9 +243,9 @@ class Follower:
         total = summed(values)
         if not operation.finishes or out.is_empty:
             return total
-        goal = next((goal for goal in self.graph.schedule.goal if goal.region.rank == operation.rank), None)
+        goal = next((goal for goal in self.graph.schedule.goal if _has_place_for(goal, out)), None)
         if goal is None:
-            raise Mismatch("it finishes a sum for a rank that wants none")
+            raise Mismatch("it finishes sums that have no place in the result of its rank")
         row, col = goal.row - goal.region.rows[0], goal.col - goal.region.cols[0]
         return ended(total, (row + out.rows[0], col + out.cols[0]))
 
@@ -262,6 +263,13 @@ def _accumulated(graph: Graph) -> set[tuple[str, int]]:
         elif isinstance(operation, Collective) and _is_in_place(operation):
             added_to += operation.destinations
     return {(region.buffer, region.rank) for region in added_to}
+
+
+def _has_place_for(goal: Goal, out: Region) -> bool:
+    """Whether a result has the rows and columns of a region of its rank."""
+    (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
+    is_inside = whole.rows[0] <= r0 and r1 <= whole.rows[1] and whole.cols[0] <= c0 and c1 <= whole.cols[1]
+    return whole.rank == out.rank and is_inside
 
 
 def _is_in_place(part: Collective) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Goal, Range, Region
+from overweave.ir.tensors import finished, is_finished
 from overweave.ir.verify.form import terms_shown
 from overweave.ir.verify.values import UNKNOWN, ZERO, Piece, Terms, Value, in_any_order
 from overweave.ir.verify.verdict import Findings
@@ -14,8 +15,9 @@ def check_goal(goal: Goal, value: Value, findings: Findings) -> None:
     if goal.unordered:
         terms, value = tuple(sorted(terms)), in_any_order(value)
     nothing = bool(goal.terms) and not terms
+    zero = finished(ZERO) if is_finished(goal.tensor) else ZERO
     for piece in value:
-        if piece.tensor == UNKNOWN or (nothing and piece.tensor == ZERO):
+        if piece.tensor == UNKNOWN or (nothing and piece.tensor == zero):
             continue
         wanted = (goal.tensor, goal.row + piece.lo_i, goal.col + piece.lo_j)
         is_place = (piece.tensor, piece.row, piece.col) == wanted

@@ -164,7 +164,7 @@ def ended(value: Value, beside: tuple[int, int]) -> Value:
     Raises Mismatch if they are others of its elements."""
     for piece in value:
         found = piece.row - piece.lo_i, piece.col - piece.lo_j
-        if piece.tensor != UNKNOWN and found != beside:
+        if piece.tensor not in (UNKNOWN, ZERO) and found != beside:
             raise Mismatch(f"it finishes {piece.tensor}{list(found)} as if that were element {list(beside)}")
     return tuple(piece if piece.tensor == UNKNOWN else piece._replace(tensor=finished(piece.tensor)) for piece in value)
 
