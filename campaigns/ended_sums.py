@@ -42,6 +42,7 @@ PLANS = (
     (REDUCE, "two_shot sums=epilogue kernel=hopper sharing=get"),
     (REDUCE, "two_shot sums=epilogue kernel=portable sharing=put"),
     (REDUCE, "two_shot_pull"),
+    (REDUCE, "two_shot_beside kernel=hopper"),
 )
 TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so four times
 

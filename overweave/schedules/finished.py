@@ -17,6 +17,8 @@ from overweave.schedules.communication import Y
 from overweave.schedules.reduced import TOTAL
 from overweave.schedules.tile_shape import Kernel, TileShape, shapes
 
+TILES_ADD = ("fused_ring", "two_shot_beside")  # methods whose tiles add what arrives, whatever is asked
+
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
     """The same, each whole sum finished, if the problem's epilogue does anything to sums."""
@@ -29,7 +31,7 @@ def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
 
 def shapes_of_tiles(problem: Problem, kernel: Kernel, method: str, sums: str) -> tuple[TileShape, ...]:
     """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such."""
-    finish = method == "fused_ring" or sums == "epilogue"
+    finish = method in TILES_ADD or sums == "epilogue"
     candidates = shapes(problem.dtype, kernel, problem.of_tiles(finish), len(problem.widths))
     if kernel == "portable" or not finish or not problem.of_sums.bits:
         return candidates

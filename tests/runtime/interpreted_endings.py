@@ -36,6 +36,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{REDUCE}.one_shot_packed", {}),
     (f"{REDUCE}.two_shot_packed", {}),
     (f"{REDUCE}.two_shot", TILES),
+    (f"{REDUCE}.two_shot_beside", TILES | {"copy_programs": 1}),
     (f"{REDUCE}.two_shot", {"sums": "epilogue", "sharing": "get", **TILES}),
     (f"{REDUCE}.two_shot_pull", {"pieces": 2}),
 )
