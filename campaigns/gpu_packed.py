@@ -1,6 +1,6 @@
 """Packed messages on GPUs: are all bits right, whatever runs between them, and how quick are small calls?
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_packed
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_packed [--matmul library early]
 
 exact: shapes from one row on, odd ones and primes, each packed plan between calls of plans with slots and credits.
 late: thousands of calls with a rank that comes late. replays: graphs between eager calls of other sizes. absent: a call
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 
 import torch
@@ -35,6 +35,7 @@ from campaigns.gpu_exactness import (
 from campaigns.gpu_faults import absent_rank
 from campaigns.gpu_ranks import join, report
 from overweave.memory.group import Group, resolve
+from overweave.schedules.skinny import Multiplier
 from overweave.tuner.baselines import planned
 from overweave.tuner.replay import replayed
 from overweave.tuner.sides import Call, Setting, Side, side
@@ -47,6 +48,7 @@ PACKED = (
     (ALL_REDUCE, "two_shot_packed"),
     (REDUCE_SCATTER, "scatter_packed"),
 )
+MULTIPLIERS: tuple[Multiplier, ...] = ("library", "skinny", "early")
 BETWEEN = (
     (ALL_REDUCE, "one_shot_pull"),
     (ALL_REDUCE, "two_shot"),
@@ -72,24 +74,32 @@ ROWS = (1, 8, 64, 256, 512)
 EFFORT = Effort(rounds=30, warmup=5, host_calls=0)
 
 
-def mixed_cases(count: int, seed: int) -> Iterator[tuple[Case, Case]]:
+def packed_plans(multipliers: Iterable[Multiplier]) -> tuple[tuple[str, str], ...]:
+    """Operator and plan, by whom multiplies."""
+    options = ["" if one == "library" else f" matmul={one}" for one in multipliers]
+    return tuple((operator, plan + option) for option in options for operator, plan in PACKED)
+
+
+def mixed_cases(plans: tuple[tuple[str, str], ...], count: int, seed: int) -> Iterator[tuple[Case, Case]]:
     """A packed case and one that runs behind it."""
     chance = random.Random(seed)
     for index in range(count):
         m = chance.choice(PRIMES) if index % 3 else chance.randint(1, 600)
-        n, k = 8 * chance.randint(1, 300), 8 * chance.randint(1, 64)
+        # Kernels differ by whether 16 divides a number: few are compiled for others.
+        step = 16 if index % 5 else 8
+        n, k = step * chance.randint(1, 150), step * chance.randint(1, 64)
         dtype, is_transposed = chance.choice((torch.bfloat16, torch.float16)), chance.random() < 0.5
-        (operator, plan), (own, packed) = BETWEEN[index % len(BETWEEN)], PACKED[index % len(PACKED)]
+        (operator, plan), (own, packed) = BETWEEN[index % len(BETWEEN)], plans[index % len(plans)]
         yield (
             Case(own, m, n, k, dtype, is_transposed, packed),
             Case(operator, chance.randint(1, 600), 8 * chance.randint(1, 64), k, dtype, is_transposed, plan),
         )
 
 
-def exact(shapes: int) -> list[str]:
+def exact(plans: tuple[tuple[str, str], ...], shapes: int) -> list[str]:
     """Cases that were not bit-equal on some rank."""
     wrong = []
-    for index, pair in enumerate(mixed_cases(shapes, seed=11)):
+    for index, pair in enumerate(mixed_cases(plans, shapes, seed=11)):
         for turn, case in enumerate((*pair, pair[0])):
             if not report.all_agree(is_bit_equal(case, 3 * index + turn)):
                 wrong.append(f"{index}.{turn}: {case}")
@@ -132,8 +142,12 @@ def interleaved(operator: str, plan: str, turns: int) -> int:
     return int(differing)
 
 
-def latencies(operator: str, rows: tuple[int, ...], group: Group, device: torch.device) -> Iterator[str]:
+def latencies(
+    operator: str, plans: tuple[tuple[str, str], ...], rows: tuple[int, ...], target: tuple[Group, torch.device]
+) -> Iterator[str]:
     """A line per shape: microseconds of each method, and how many times quicker the best packed plan is."""
+    group, device = target
+    own_plans = [plan for own, plan in plans if own == operator]
 
     def ours(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None) -> torch.Tensor:
         if operator == ALL_GATHER:
@@ -146,20 +160,19 @@ def latencies(operator: str, rows: tuple[int, ...], group: Group, device: torch.
     for m in rows:
         for n, k in LAYERS[operator]:
             whole = (n * group.world_size, k) if operator == ALL_GATHER else (n, k * group.world_size)
-            took = _times(operator, side(operator, m, *whole, setting))
-            packed = [us for name, us in took.items() if name.endswith("packed")]
+            took = _times(operator, own_plans, side(operator, m, *whole, setting))
+            packed = [us for name, us in took.items() if name in own_plans]
             theirs = [took[name] for name in ("nccl", *TORCHS[operator]) if name in took]
             told = "  ".join(f"{name} {us:.1f}" for name, us in took.items())
             yield f"{m:4d} {n:5d} {k:5d}  {told}  {min(theirs) / min(packed):.2f} x the best of theirs"
 
 
-def _times(operator: str, one: Side) -> dict[str, float]:
+def _times(operator: str, plans: list[str], one: Side) -> dict[str, float]:
     """Medians of every method, as graphs, in one run."""
     group = one.setting.group
     calls: dict[str, Call] = {"matmul": one.matmul, "nccl": one.sequential}
     if operator == ALL_REDUCE or one.m % group.world_size == 0:  # torch's fused ones deal even shards only
         calls |= {name: of(one) for name, of in TORCHS[operator].items()}
-    plans = [plan for own, plan in PACKED if own == operator]
     calls |= {plan: planned(plan)(one) for plan in (*plans, PULLS[operator])}
     for call in calls.values():
         call(0)
@@ -174,15 +187,17 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--replays", type=int, default=300)
     parser.add_argument("--deadline", type=float, default=6.0)
+    parser.add_argument("--matmul", nargs="*", choices=MULTIPLIERS, default=MULTIPLIERS, help="who multiplies")
     parser.add_argument("--only", nargs="*", choices=tuple(LAYERS), default=tuple(LAYERS), help="operators to time")
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS, help="to time")
     parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--no-faults", action="store_true")
     arguments = parser.parse_args()
     device, started = join(timedelta(seconds=arguments.deadline)), time.monotonic()
+    plans = packed_plans(arguments.matmul)
     if arguments.shapes:
-        report.line("exact, between other plans", 3 * arguments.shapes, exact(arguments.shapes), started)
-    for operator, plan in PACKED:
+        report.line("exact, between other plans", 3 * arguments.shapes, exact(plans, arguments.shapes), started)
+    for operator, plan in plans:
         case = Case(operator, 61, 1032, 512, torch.bfloat16, True, plan)
         differing = report.total(long_run(case, arguments.calls, False)) if arguments.calls else 0
         told = [f"{differing} differ"] if differing else []
@@ -191,11 +206,11 @@ def main() -> None:
         told = [f"{differing} differ"] if differing else []
         report.line(f"{plan}: replays between eager calls", arguments.replays, told, started)
     for operator in () if arguments.no_latency else arguments.only:
-        for line in latencies(operator, tuple(arguments.rows), resolve(None), device):
+        for line in latencies(operator, plans, tuple(arguments.rows), (resolve(None), device)):
             if dist.get_rank() == 0:
                 print(line, flush=True)
     ow.check()
-    for operator, plan in () if arguments.no_faults else PACKED:
+    for operator, plan in () if arguments.no_faults else plans:
         case = Case(operator, 100, 512, 512, torch.bfloat16, True, plan)
         report.line(f"{plan}: absent rank", 1, absent_rank(case, arguments.deadline), started)
     report.finish()

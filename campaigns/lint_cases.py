@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from campaigns.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
 from campaigns.lint_packed import packed_cases
 from campaigns.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case
+from campaigns.lint_skinny import skinny_cases
 from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
@@ -105,6 +106,7 @@ def cases() -> Iterator[Case]:
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
         yield copy_case(traced, ragged, is_crowded=True)
     yield from packed_cases()
+    yield from skinny_cases()
     for kernel, dtypes in TILE_KERNELS.items():
         for dtype in dtypes:
             for shape, variant in product(shapes(dtype, kernel), VARIANTS):

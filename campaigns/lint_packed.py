@@ -36,6 +36,8 @@ def packed_cases() -> Iterator[Case]:
         yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), epilogue=FINISHED)
     for dtype, exchange in product(DTYPES, SUMMING):
         yield packed_case(dtype, 4, replace(PACKED[0], exchange=exchange), epilogue=FINISHED)
+    for exchange in PACKED_KERNELS:
+        yield packed_case("bfloat16", 4, replace(PACKED[0], exchange=exchange), chained=True)
 
 
 def packed_case(
@@ -44,16 +46,19 @@ def packed_case(
     config: PackedConfig = PACKED[0],
     normed: bool = False,
     epilogue: Epilogue = NO_EPILOGUE,
+    chained: bool = False,
 ) -> Case:
     """An exchange of packed messages: no signals, and of releases and acquires none but the alarm's.
 
-    normed: programs have whole rows, in several turns, and norm them. epilogue: of sums.
+    normed: programs have whole rows, in several turns, and norm them. epilogue: of sums. chained: of it and the matmul,
+    the later starts early.
     """
     numbers = dict.fromkeys(("count", "shard", "span", "stride", "half", "rank", "world_size"), "i32")
     sides = ("x", "gathered") if config.exchange == "gather" else ("partial", "out")
     arrays = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
     tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
-    constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True)) | {"BLOCK": config.block}
+    constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True))
+    constexprs |= {"BLOCK": config.block, "CHAINED": chained}
     if config.exchange in SUMMING:
         known = (BIAS, RESIDUAL, *((NORM_WEIGHT, Z) if config.exchange in PACKED_SUMS else ()))
         read = (RESIDUAL, NORM_WEIGHT, Z) if normed else epilogue.inputs
@@ -69,7 +74,7 @@ def packed_case(
         {**arrays, **tables, **numbers},
         constexprs,
         {"num_warps": config.warps},
-        label + " norm" * normed + f" {epilogue}" * bool(epilogue.bits),
+        label + " norm" * normed + f" {epilogue}" * bool(epilogue.bits) + " chained" * chained,
     )
     messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
     return Case(source, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))

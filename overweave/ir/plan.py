@@ -298,6 +298,27 @@ class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return 2 if self.exchange == "two_shot" else 1
 
 
+MOST_SPLITS = 8  # along k, of a matmul of few rows
+
+
+class SkinnyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Tile shape and launch of the matmul of few rows (kernels/skinny.py). block_m: rows, padded to as many.
+
+    splits: in how many shares along k each tile is multiplied. stages: steps of k under way. swapped: the weight stands
+    on the left of the product, which tensor cores want to have 64 rows. early: of this kernel and the packed one, the
+    later starts before the earlier ends, where the GPU can do that: it awaits results only when it needs them.
+    """
+
+    block_m: PowerOfTwo
+    block_n: PowerOfTwo
+    block_k: PowerOfTwo
+    splits: Annotated[int, Meta(ge=1, le=MOST_SPLITS)] = 1
+    stages: Count = 4
+    warps: Count = 4
+    swapped: bool = False
+    early: bool = False
+
+
 class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine that runs a queue."""
 
@@ -315,6 +336,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Puts, which the programs carry between their tiles, on the path that `slices` names.
     packed_kernel: all operations of the queue in one launch, without a head of the call before it: each program does
     its part of every Put, Reduce and Copy in turn, message by message as flags tell.
+    skinny: our matmul of few rows, which then computes in the library's place what a library queue multiplies.
     """
 
     dtype: Dtype
@@ -324,6 +346,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     copy: CopyConfig | None = None
     slices: DataPath = "load_store"
     packed: PackedConfig | None = None
+    skinny: SkinnyConfig | None = None
 
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""

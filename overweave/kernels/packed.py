@@ -13,6 +13,7 @@ import triton.language as tl
 
 from overweave.kernels.packed_parts import alarm_if_missing, load_words, open_call, push_to_all, stretch_of, sums_of
 from overweave.kernels.packed_rows import deliver, norm_row
+from overweave.memory.early import await_previous
 from overweave.memory.packed import poll_messages
 
 
@@ -41,6 +42,7 @@ def packed_all_reduce_kernel(
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
     EPS: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
@@ -49,12 +51,15 @@ def packed_all_reduce_kernel(
     for its stretch of `span` words.
 
     spaces: where each rank's space lies; it has two halves of `half` bytes, and in each a part of `stride` bytes for
-    every rank. SENDERS: one fewer than ranks. POLL, HELD: see memory/packed.py.
+    every rank. SENDERS: one fewer than ranks. POLL, HELD: see memory/packed.py. CHAINED: this
+    kernel starts before the matmul in front ends (memory/early.py).
     """
     # Added to a tensor: a number of one arrives as a plain number.
     rank = tl.zeros([], tl.int32) + rank
     stride = tl.zeros([], tl.int64) + stride
     epoch, part, here, mine, timeout_ns = open_call(spaces, state, limits, rank, stride, half, SENDERS)
+    if CHAINED:
+        await_previous()
     numbers = partial.to(tl.pointer_type(tl.int32))
     for turn in range(turns):
         at, first, left = stretch_of(part, turn, span, BLOCK)

@@ -19,6 +19,7 @@ from overweave.kernels.packed_parts import (
     told_by,
     words_of,
 )
+from overweave.memory.early import let_next_begin
 from overweave.memory.packed import poll_messages
 
 
@@ -42,10 +43,14 @@ def packed_gather_kernel(
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """x: the own one of the shards, of `shard` int32 words each, the last ones fewer or none, that `gathered` has in a
-    row, `count` words. turns: of a program, for its stretch of `span` words. The rest: see kernels/packed.py.
+    row, `count` words. turns: of a program, for its stretch of `span` words. CHAINED: the matmul behind starts early.
+    The rest: see kernels/packed.py.
     """
+    if CHAINED:
+        let_next_begin()
     # Added to a tensor: a number of one arrives as a plain number.
     rank = tl.zeros([], tl.int32) + rank
     stride = tl.zeros([], tl.int64) + stride

@@ -19,6 +19,7 @@ from overweave.kernels.packed_parts import (
     sums_of,
     words_of,
 )
+from overweave.memory.early import await_previous
 from overweave.memory.packed import poll_messages, push_message
 
 
@@ -45,6 +46,7 @@ def packed_scatter_kernel(
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """partial: `count` int32 words of numbers, of which each rank owns `shard`, the last ones fewer or none; out: the
@@ -55,6 +57,8 @@ def packed_scatter_kernel(
     rank = tl.zeros([], tl.int32) + rank
     stride = tl.zeros([], tl.int64) + stride
     epoch, part, here, mine, timeout_ns = open_call(spaces, state, limits, rank, stride, half, SENDERS)
+    if CHAINED:
+        await_previous()
     numbers = partial.to(tl.pointer_type(tl.int32))
     total = out.to(tl.pointer_type(tl.int32))
     for turn in range(turns):

@@ -25,6 +25,7 @@ from overweave.kernels.packed_parts import (
 )
 from overweave.kernels.packed_rows import deliver, norm_row
 from overweave.kernels.packed_scatter import push_parts
+from overweave.memory.early import await_previous
 from overweave.memory.packed import poll_messages
 
 
@@ -53,6 +54,7 @@ def packed_two_shot_kernel(
     POLL: tl.constexpr,
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
     EPS: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
@@ -66,6 +68,8 @@ def packed_two_shot_kernel(
     stride = tl.zeros([], tl.int64) + stride
     dtype: tl.constexpr = out.dtype.element_ty
     epoch, part, here, mine, timeout_ns = open_call(spaces, state, limits, rank, stride, half, SENDERS)
+    if CHAINED:
+        await_previous()
     numbers = partial.to(tl.pointer_type(tl.int32))
     for turn in range(turns):
         push_parts(numbers, mine, part, turn, epoch, rank, count, shard, span, SENDERS, BLOCK)

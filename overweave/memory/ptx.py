@@ -56,6 +56,12 @@ READ_CLOCK = "mov.u64 $0, %globaltimer;"
 # A sum whose terms the compiler cannot tell: an address so made is not precomputed for the next turn of a loop.
 ADD_UNSEEN = "add.s64 $0, $1, $2;"
 
+# Programmatic dependent launch (memory/early.py): every thread of a program says so, and every thread waits.
+LET_NEXT_KERNEL_BEGIN = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
+AWAIT_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"
+# Operands: nothing, an address, whether its line is to come.
+FETCH_TO_L2 = "{ .reg .pred here; setp.ne.u32 here, $2, 0; @here prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
+
 BARRIER_BYTES = 1024
 
 

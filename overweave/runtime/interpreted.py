@@ -8,6 +8,7 @@ set, which is this loop's to do: the interpreter has no device clock to bound it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from overweave.kernels.matmul import matmul_kernel  # noqa: E402
 from overweave.kernels.reduction import reduction_kernel  # noqa: E402
 from overweave.memory.device import TRACE_COLUMNS  # noqa: E402
 from overweave.runtime.interpreted_packed import exchange_packed  # noqa: E402
+from overweave.runtime.interpreted_skinny import multiply_few_rows  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -91,6 +93,8 @@ class InterpretedCall(HostCall):
 
     def begin_step(self, step: Step) -> IsDone | None:
         """Launches a kernel in a thread; everything else as at library depth."""
+        if not step.is_kernel and self.plan.realization.skinny and isinstance(step.operations[0], Compute):
+            return self.beside(partial(multiply_few_rows, self.plan.realization.skinny, step.operations[0], self.view))
         if not step.is_kernel:
             return super().begin_step(step)
         engine = self.plan.realization.engine_of(step.queue)

@@ -31,6 +31,7 @@ PACKED_KERNELS: dict[Exchange, Any] = {
     "gather": packed_gather_kernel,
 }
 BEGIN_BLOCK = 128
+EARLY: dict[str, int] = {"launch_pdl": True}  # of a kernel that starts before the one in front ends (memory/early.py)
 MOST_REGISTERS = 224  # of a thread
 WORDS_PER_KIB = 256  # of int32
 
@@ -116,9 +117,11 @@ def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bo
     return Launch(copy_kernel, min(config.blocks, tiles), arguments + constants, {"num_warps": config.warps})
 
 
-def packed_launch(config: PackedConfig, arguments: list[Any], programs: int) -> Launch:
-    """An exchange of packed messages. arguments: all that runtime/packed_call.py tells."""
-    return Launch(PACKED_KERNELS[config.exchange], programs, arguments, {"num_warps": config.warps})
+def packed_launch(config: PackedConfig, arguments: list[Any], programs: int, is_early: bool = False) -> Launch:
+    """An exchange of packed messages. arguments: all that runtime/packed_call.py tells. is_early: it starts before the
+    kernel in front ends."""
+    options: dict[str, int] = {"num_warps": config.warps} | (EARLY if is_early else {})
+    return Launch(PACKED_KERNELS[config.exchange], programs, arguments, options)
 
 
 def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:

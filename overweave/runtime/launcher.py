@@ -31,6 +31,7 @@ class PackedLaunch:
     def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
         self._compiled, self._programs, self._arguments = compiled, programs, arguments
         self._raw = _raw_launcher(compiled)
+        self._depends = bool(getattr(compiled.metadata, "launch_pdl", False))
         self._moving: list[tuple[int, Any, Any]] = []
         self._packed: list[Any] = []
         self._seen: list[int] = []
@@ -49,8 +50,10 @@ class PackedLaunch:
             if source.address != self._seen[index]:
                 self._seen[index] = source.address
                 packed[place] = encode()
-        # grid, stream, function, cooperative, dependent launch, two scratch buffers, metadata, hooks, arguments
-        self._raw(programs, 1, 1, stream, function, False, False, None, None, metadata, None, None, None, *packed)
+        # stream, function, cooperative, dependent launch, two scratch buffers, metadata, hooks
+        self._raw(
+            programs, 1, 1, stream, function, False, self._depends, None, None, metadata, None, None, None, *packed
+        )
 
     def _pack(self) -> None:
         """Expands descriptors as the launcher wants them and notes where addresses may change."""

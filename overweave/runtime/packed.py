@@ -1,4 +1,4 @@
-"""Runs plans of packed messages on a GPU: one kernel, and the library's matmul before or behind it.
+"""Runs plans of packed messages on a GPU: one kernel, and a matmul before or behind it, the library's or ours.
 
 No head of the call, no other stream. Both are one graph once a call's tensors come back (runtime/replays.py).
 """
@@ -6,12 +6,13 @@ No head of the call, no other stream. Both are one graph once a call's tensors c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import groupby
 
 import torch
 
 from overweave.ir.plan import LIBRARY, Plan
-from overweave.ir.schedule import LOCAL, Operation
+from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
@@ -19,6 +20,8 @@ from overweave.runtime.kernels import Launch, moving, packed_launch
 from overweave.runtime.library_calls import library_call
 from overweave.runtime.packed_call import Caller, packed_arguments
 from overweave.runtime.replays import Replays
+from overweave.runtime.skinny import may_start_early, skinny_launch
+from overweave.runtime.skinny_call import Factors, Turn, tiles_of
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[torch.cuda.Stream, Tensors], None]
@@ -33,7 +36,8 @@ class PackedRun(CallFrame):
     Calls become graphs only where programs are fewer than SMs. To make a graph the driver may wait until kernels of
     this rank have ended. Another library's kernel among them waits for its part on a peer, which needs an SM there; a
     peer that is ahead has launched this call, whose programs wait for this rank. With an SM that they leave alone the
-    other kernel ends. (A slot's calls need no such rule: their kernels run once every peer has begun the call.)
+    other kernel ends. Programs of a matmul that starts early behind a gather hold SMs as long. (A slot's calls need no
+    such rule: their kernels run once every peer has begun the call.)
     """
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors) -> None:
@@ -42,12 +46,16 @@ class PackedRun(CallFrame):
         self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
         self._own = self._own_buffers()
         self._moving = {name: moving(tensor) for name, tensor in example.items()}
+        self._example = {**example, **self._own}
         operations = tuple(plan.schedule.of_rank(workspace.group.rank))
         engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
         runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
-        self._shapes = {name: tuple(each.shape) for name, each in {**example, **self._own}.items()}
-        self._replays, self._may_replay = Replays(), True
-        self._steps = [self._bound(is_library, members) for is_library, members in runs]
+        self._shapes = {name: tuple(each.shape) for name, each in self._example.items()}
+        self._replays, self._may_replay, self._held = Replays(), True, 0
+        skinny = plan.realization.skinny
+        has_both = len(runs) == 2 and any(is_library and _has_rows(members) for is_library, members in runs)
+        self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
+        self._steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
@@ -69,12 +77,14 @@ class PackedRun(CallFrame):
         for enqueue in self._steps:
             enqueue(stream, whole)
 
-    def _bound(self, is_library: bool, operations: tuple[Operation, ...]) -> Enqueue:
-        """What neighbours in launch order do: library calls one by one, or the kernel that does them all."""
+    def _bound(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> Enqueue:
+        """What neighbours in launch order do: library calls one by one, or the kernel that does them all; where a plan
+        says so, our matmuls one by one. follows: others stand before them."""
         problem, group = self._plan.problem, self._workspace.group
         if not is_library:
-            launch = self._kernel()
-            return lambda stream, tensors: launch(stream.cuda_stream)
+            return partial(_launch_all, [self._kernel(follows and self._is_chained)])
+        if self._plan.realization.skinny is not None:
+            return partial(_launch_all, self._matmuls(operations, follows))
         calls = [library_call(operation, problem, self._shapes, group) for operation in operations]
 
         def run(stream: torch.cuda.Stream, tensors: Tensors) -> None:
@@ -83,21 +93,57 @@ class PackedRun(CallFrame):
 
         return run
 
-    def _kernel(self) -> Launch:
+    def _matmuls(self, operations: tuple[Operation, ...], follows: bool) -> list[Launch]:
+        """Those that have rows. The packed kernel is a neighbour of the first, or the last."""
+        computes = [each for each in operations if isinstance(each, Compute) and not each.writes[0].is_empty]
+        neighbour = 0 if follows else len(computes) - 1
+        turn: Turn = "follows" if follows else "leads"
+        return [
+            self._matmul(each, turn if self._is_chained and at == neighbour else "in_turn")
+            for at, each in enumerate(computes)
+        ]
+
+    def _matmul(self, compute: Compute, turn: Turn) -> Launch:
+        """Of whole matrices, as verify knows them in such a plan."""
+        config = self._plan.realization.skinny
+        assert config is not None
+        names = compute.a[0].buffer, compute.b.buffer, compute.out[0].buffer
+        a, b, out = (self._example[name] for name in names)
+        stand_ins = {**self._moving, **self._own}
+        bases = stand_ins[names[0]], stand_ins[names[1]], stand_ins[names[2]]
+        if turn == "follows":
+            self._hold(tiles_of(config, a.shape[0], b.shape[1]) * config.splits)
+        return skinny_launch(config, Factors(a, b, out, bases), self._workspace.shares, turn)
+
+    def _kernel(self, is_early: bool) -> Launch:
         config, workspace = self._plan.realization.packed, self._workspace
         assert config is not None
         words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
-        caller = Caller(workspace.group.rank, (words, workspace.limits), config.block)
+        caller = Caller(workspace.group.rank, (words, workspace.limits), config.block, self._is_chained)
         layout = lay_out_packed(self._plan)
         arguments, programs = packed_arguments(self._plan, layout, {**self._moving, **self._own}, self._space, caller)
-        self._may_replay = programs < _sms(workspace.device)
-        return packed_launch(config, arguments, programs)
+        self._hold(programs)
+        return packed_launch(config, arguments, programs, is_early)
+
+    def _hold(self, programs: int) -> None:
+        """So many more are on SMs while messages are waited for."""
+        self._held += programs
+        self._may_replay = self._held < _sms(self._workspace.device)
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
         """This rank's product, or what it gathers, by the name of its buffer."""
         local = [each for each in self._plan.schedule.buffers if each.home == LOCAL]
         dtypes = {each.name: getattr(torch, each.dtype or self._plan.realization.dtype) for each in local}
         return {each.name: self._space.product((each.rows, each.cols), dtypes[each.name]) for each in local}
+
+
+def _has_rows(operations: tuple[Operation, ...]) -> bool:
+    return any(not region.is_empty for each in operations for region in each.writes)
+
+
+def _launch_all(launches: list[Launch], stream: torch.cuda.Stream, tensors: Tensors) -> None:
+    for launch in launches:
+        launch(stream.cuda_stream)
 
 
 def _sms(device: torch.device) -> int:

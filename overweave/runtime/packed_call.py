@@ -22,11 +22,13 @@ class Space(Protocol):
 
 
 class Caller(NamedTuple):
-    """Who launches: rank; words and limits (memory/device.py); block, the messages of a program at a time."""
+    """Who launches: rank; words and limits (memory/device.py); block, the messages of a program at a time; is_chained:
+    the later of matmul and exchange starts early."""
 
     rank: int
     protocol: tuple[Tensor, Tensor]
     block: int
+    is_chained: bool = False
 
 
 def packed_arguments(
@@ -45,7 +47,8 @@ def packed_arguments(
     span, programs, turns = layout.stretches(caller.block)
     counts = [layout.words, layout.shard_words, span, turns]
     numbers = [*counts, layout.part_bytes, space.half_bytes, caller.rank, ranks]
-    constants = [*packed_constants(ranks), caller.block, *([norm.eps if norm else 0.0] if may_norm else [])]
+    eps = [norm.eps if norm else 0.0] if may_norm else []
+    constants = [*packed_constants(ranks), caller.block, caller.is_chained, *eps]
     if adds:
         numbers.append(plan.problem.n)
         constants.append(plan.problem.of_sums.bits)

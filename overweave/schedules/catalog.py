@@ -49,12 +49,7 @@ from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
 from overweave.schedules.tile_order import tile_orders
-from overweave.schedules.tile_shape import (
-    BEST,
-    along_k,
-    count_tiles,
-    tile_shape,
-)
+from overweave.schedules.tile_shape import BEST, along_k, count_tiles, tile_shape
 
 MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
 MATMUL_ALL_REDUCE = "matmul_all_reduce"
@@ -64,7 +59,7 @@ _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vect
 _MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)
 _PUSHED = (options.PIECES, options.ORDER, *_MOVER, *options.TILES, options.ROTATION)
-_CUT = (options.PIECES, options.COL_PIECES)
+_CUT, _PACKED = (options.PIECES, options.COL_PIECES), (options.MATMUL,)
 _AG, _RS, _AR = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE
 TEMPLATES: dict[str, Template] = {
     f"{_AG}.sequential": Template(_AG, "collective", False, "library all-gather, then one library matmul"),
@@ -86,7 +81,7 @@ TEMPLATES: dict[str, Template] = {
         _AG, "whole_pull", False, "a kernel reads the peers' staged shards, then one library matmul", helped=True
     ),
     f"{_AG}.gather_packed": Template(
-        _AG, "packed", False, "gathered in packed messages, one library matmul", helped=True
+        _AG, "packed", False, "gathered in packed messages, one matmul", _PACKED, helped=True
     ),
     f"{_AG}.pull": Template(
         _AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", (*_FUSED, options.ROTATION)
@@ -126,7 +121,7 @@ TEMPLATES: dict[str, Template] = {
         _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
     ),
     f"{_RS}.scatter_packed": Template(
-        _RS, "packed", False, "library matmul, parts to their owners in packed messages, who sum in order", helped=True
+        _RS, "packed", False, "one matmul, packed parts to their owners, who sum in order", _PACKED, helped=True
     ),
     f"{_RS}.ring": Template(
         _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
@@ -162,14 +157,16 @@ TEMPLATES: dict[str, Template] = {
         _AR,
         "one_shot_packed",
         False,
-        "library matmul, then one kernel pushes partials in messages that carry their flag, and sums",
+        "one matmul, then a kernel pushes packed partials, and sums",
+        _PACKED,
         helped=True,
     ),
     f"{_AR}.two_shot_packed": Template(
         _AR,
         "two_shot_packed",
         False,
-        "library matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
+        "one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
+        _PACKED,
         helped=True,
     ),
     f"{_AR}.two_shot": Template(
@@ -289,7 +286,7 @@ def _config(problem: Problem, template: Template, settings: Settings) -> MatmulC
     heights = [hi - lo for lo, hi in shards]
     candidates = shapes_of_tiles(problem, settings.kernel, template.method, settings.sums)
     k = problem.k if settings.split_k == BEST else 0
-    config = settings.matmul(tile_shape(heights, problem.widths, settings.sms, candidates, k))
+    config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, k))
     if settings.split_k not in (1, BEST) and shares_obstacle(config):
         raise InputError(f"split_k={settings.split_k}", shares_obstacle(config), "Use split_k=1")
     if settings.split_k != 1:

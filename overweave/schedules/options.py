@@ -13,6 +13,7 @@ from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.along_k import MOST_SHARES
 from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
 from overweave.schedules.gather_templates import Axis
+from overweave.schedules.skinny import Multiplier
 from overweave.schedules.tile_shape import BEST, Kernel
 
 AUTO = "auto"
@@ -82,8 +83,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     warps: int | None = None
     split_n: int | None = None
     split_k: int | Literal["best"] = 1
+    matmul: Multiplier = "library"
 
-    def matmul(self, chosen: MatmulConfig) -> MatmulConfig:
+    def tile(self, chosen: MatmulConfig) -> MatmulConfig:
         """The chosen tile shape, with whatever was asked for instead. Raises InputError for a tile it cannot run."""
         asked = {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
         config = replace(chosen, **asked)
@@ -147,6 +149,12 @@ ANY_MOVER = replace(
 )
 COPY_PROGRAMS = Option(name="copy_programs", default=16, high=64, meaning="SMs of the kernel that pushes chunks")
 COPY_BLOCKS = Option(name="copy_blocks", default=4, choices=(1, 2, 4), meaning="blocks of it on each of its SMs")
+MATMUL = Option(
+    name="matmul",
+    default="library",
+    choices=("library", "skinny", "early"),
+    meaning="the library's, or our kernel of few rows; early: it and the exchange start before each other's end",
+)
 TILES = (
     Option(
         name="kernel", default="portable", choices=("portable", "hopper"), meaning="the tile kernel; hopper needs sm_90"

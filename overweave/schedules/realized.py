@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from msgspec.structs import replace
+
+from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.exchange import exchange_of
 from overweave.ir.plan import (
@@ -20,12 +23,14 @@ from overweave.ir.plan import (
     Problem,
     Realization,
     ReduceConfig,
+    SkinnyConfig,
 )
 from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
+from overweave.schedules.skinny import skinny_obstacle, skinny_shape
 from overweave.schedules.template import Template
 from overweave.schedules.tile_shape import (
     SUMS_FINISHED,
@@ -57,6 +62,7 @@ def realized(
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
         packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
+        skinny=_skinny(problem, settings) if settings.matmul != "library" else None,
     )
 
 
@@ -71,6 +77,15 @@ def sums_shape(problem: Problem, template: Template, settings: Settings) -> Redu
     rows = problem.m if is_all else -(-problem.m // problem.world_size)
     cols = problem.k if template.operator == ALL_GATHER_MATMUL else problem.n
     return reduction_shape(rows, cols, settings.sms, finishes)
+
+
+def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:
+    """One for the products of all weights, made for the widest."""
+    obstacle = skinny_obstacle(problem)
+    if obstacle:
+        raise InputError(f"matmul={settings.matmul}", obstacle, "Use matmul=library")
+    shape = skinny_shape((problem.m, max(problem.widths), problem.k), settings.sms)
+    return replace(shape, early=settings.matmul == "early")
 
 
 def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:

@@ -285,8 +285,8 @@ class _Run:
             case Collective():
                 self._meet(node, operation)
             case Compute():
-                dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-                self._launch(node, cost.library_work(self._machine, self._as_multiplied(operation), dtypes))
+                dtypes, how = (self._dtype, self._dtypes[operation.out[0].buffer]), self._plan.realization
+                self._launch(node, cost.library_work(self._machine, self._as_multiplied(operation), dtypes, how))
             case Reduce():
                 self._launch(node, *cost.library_sum_works(self._machine, operation, self._moved(operation)))
             case Put() | Get() | Copy() if cost.moves_between_ranks(operation):

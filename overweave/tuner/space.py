@@ -18,6 +18,7 @@ from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
 from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.reduced import norm_obstacle
+from overweave.schedules.skinny import skinny_obstacle
 from overweave.schedules.tile_shape import (
     BEST,
     FLOAT8_HOPPER,
@@ -44,6 +45,9 @@ BY_TORCH = {
     TORCH_TWO_SHOT: ("matmul_all_reduce",),
 }
 MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that latency is no matter
+# MEASURED: of 128 rows it takes 1.24 times as long as cuBLAS, in geometric mean over eight layers of decoding; of 64
+# 0.97 times, each in its best tiles (benchmarks/results/skinny.h200.2026-11-22.txt).
+MOST_SKINNY_ROWS = 64
 TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
 
 
@@ -96,6 +100,7 @@ class Family(Struct, frozen=True):
 
 
 _PIECES: _Grid = {"pieces": (1, 2, 4)}
+_EARLY: _Grid = {"matmul": ("early",)}
 _BY_KERNEL: _Grid = {"mover": ("copy_kernel",), "copy_programs": (8, 16, 32)}
 SPACE: dict[str, tuple[Family, ...]] = {
     "all_gather_matmul": (
@@ -110,6 +115,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("gather", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("gather_pull"),
         Family("gather_packed"),
+        Family("gather_packed", {"matmul": ("skinny", "early")}),
     ),
     "matmul_reduce_scatter": (
         Family(SEQUENTIAL),
@@ -118,6 +124,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("ring", {"pieces": (1, 2)}),
         Family("pull"),
         Family("scatter_packed"),
+        Family("scatter_packed", _EARLY),
         Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
         Family("fused_ring", _PIECES),
@@ -130,6 +137,8 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot_pull"),
         Family("one_shot_packed"),
         Family("two_shot_packed"),
+        Family("one_shot_packed", _EARLY),
+        Family("two_shot_packed", _EARLY),
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
@@ -192,7 +201,11 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return "the hopper kernel needs sm_90"
     if what.plan == FUSED_RING and problem.world_size == 2:
         return "a ring of two is scatter sums=epilogue"
-    return _packed_obstacle(problem, what) or _pieces_obstacle(problem, what)
+    return (
+        _packed_obstacle(problem, what)
+        or _multiplier_obstacle(problem, target, dict(what.options).get("matmul", "library"))
+        or _pieces_obstacle(problem, what)
+    )
 
 
 def is_member(operator: str, what: Candidate) -> bool:
@@ -246,6 +259,17 @@ def _packed_obstacle(problem: Problem, what: Candidate) -> str:
     if sent_bytes > MOST_PACKED_BYTES:
         return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
     return ""
+
+
+def _multiplier_obstacle(problem: Problem, target: Target, matmul: Value) -> str:
+    """Why the matmul of few rows cannot, or should not, compute a problem."""
+    if matmul == "library":
+        return ""
+    if problem.m > MOST_SKINNY_ROWS:
+        return f"the matmul of few rows is for {MOST_SKINNY_ROWS}: the library's is quicker for more"
+    if matmul == "early" and not target.is_hopper:
+        return "kernels start early from sm_90 on"
+    return skinny_obstacle(problem)
 
 
 def _pieces_obstacle(problem: Problem, what: Candidate) -> str:

@@ -64,3 +64,22 @@ def test_each_shot_is_looked_for() -> None:
     for pattern in (r"@here st\.relaxed\.sys\.global\.b128[^;]*;", r"ld\.relaxed\.sys\.global\.b128[^;]*;"):
         lost = edit(compiled.ptx, (pattern, "", 1))
         assert "packed-messages" in rules(lint(replace(compiled, ptx=lost), contract))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_kernel_that_starts_early_awaits_the_matmul_before_it_reads_of_it(exchange: Exchange) -> None:
+    ranks = 4
+    source, contract = packed_case("bfloat16", ranks, replace(PACKED[0], exchange=exchange), chained=True)
+    compiled = compile_kernel(source)
+    assert lint(compiled, contract) == ()
+    if exchange == "gather":  # it is the matmul behind that starts early
+        before, _, behind = compiled.ptx.partition("griddepcontrol.launch_dependents")
+        assert "ld.global" not in before
+        assert "atom." not in before
+        assert "griddepcontrol" not in behind
+        return
+    before, _, behind = compiled.ptx.partition("griddepcontrol.wait")
+    assert before.count("ld.global") == ranks + 1  # the limit, and where each rank's space lies
+    assert "st.relaxed.sys.global.b128" not in before
+    assert "st.relaxed.sys.global.b128" in behind
+    assert "griddepcontrol" not in compile_kernel(packed_case("bfloat16", ranks)[0]).ptx

@@ -37,7 +37,11 @@ def run_packed(calls: int, shapes: int) -> list[str]:
         # k is what a gather moves
         shape = {"m": m, "n": n, "k": n + 8, "world_size": group.world_size, "dtype": dtype}
         problem = Problem(operator=name.split(".")[0], **shape)
-        cases.append((Case(name, problem, {}, seed=m), catalog.build(name, problem, {})))
+        is_ours = name.endswith("packed") and (m == 0 or (m, dtype) == (37, "bfloat16"))
+        multipliers = ("library", "skinny") if is_ours else ("library",)
+        for matmul in multipliers:
+            options = {"matmul": matmul} if matmul != "library" else {}
+            cases.append((Case(name, problem, options, seed=m), catalog.build(name, problem, options)))
     for call in range(calls):
         for case, plan in cases:
             data = make_data(case, group.rank, is_integer=True, call=call)

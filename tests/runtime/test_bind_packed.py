@@ -43,7 +43,8 @@ def bound(
     monkeypatch.setattr("overweave.memory.packed_space.CudaHeap", HostHeap)
     monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
     operator = name.split(".")[0]
-    plan = build(name, Problem(operator=operator, m=m, n=N, k=K, world_size=2, dtype="bfloat16", **form), {})
+    options = {"matmul": form.pop("matmul", "library")}
+    plan = build(name, Problem(operator=operator, m=m, n=N, k=K, world_size=2, dtype="bfloat16", **form), options)
     host = workspace()
     host.group = SimpleNamespace(rank=rank, world_size=2)
     host.space = PackedSpace(host.group, host.device, lay_out_packed(plan).half_bytes)
@@ -106,3 +107,35 @@ def test_what_is_returned_is_gathered_in_its_place(launched: list[Launched], mon
     assert {tensors["x"].data_ptr(), tensors["gathered_out"].data_ptr()} <= launched[0].addresses
     assert torch.equal(tensors["y"], torch.full((7, N), K, dtype=torch.bfloat16))
     assert host.space.product((1, 1), torch.bfloat16).data_ptr() not in launched[0].addresses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("m", "matmul_by"), [(1, "skinny"), (64, "early"), (509, "skinny")])
+@pytest.mark.parametrize("name", KERNELS)
+def test_our_matmul_stands_in_the_librarys_place(
+    name: str, m: int, matmul_by: str, launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, host, tensors, run = bound(name, m, 0, monkeypatch, matmul=matmul_by)
+    local, gathers = host.space.product((1, 1), torch.bfloat16), name.startswith("all_gather")
+    moved = {name: tensor.clone() for name, tensor in tensors.items()}
+    for given in (tensors, moved):
+        given["y"].fill_(7.0)
+        run(given)
+        matmul, exchange = launched[-2:][:: -1 if gathers else 1]
+        assert [matmul, exchange] == ["skinny_matmul_kernel", KERNELS[name]]
+        assert [one.is_early for one in launched[-2:]] == [False, matmul_by == "early"]
+        outer, inner = ("y", "x") if gathers else ("x", "y")
+        assert {given[outer].data_ptr(), given["w"].data_ptr(), local.data_ptr()} <= matmul.addresses
+        assert {given[inner].data_ptr(), local.data_ptr()} <= exchange.addresses
+        assert torch.equal(given["y"], torch.full_like(given["y"], 7.0))  # nothing but the kernels
+
+
+@pytest.mark.slow
+def test_nothing_starts_early_alone_or_on_older_gpus(launched: list[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    for m, major in ((0, 9), (7, 8)):
+        properties = SimpleNamespace(multi_processor_count=132, major=major)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
+        _, _, tensors, run = bound("all_gather_matmul.gather_packed", m, 0, monkeypatch, matmul="early")
+        run(tensors)
+    assert launched == ["packed_gather_kernel", "skinny_matmul_kernel"]  # without rows nothing runs
+    assert not any(one.is_early for one in launched)

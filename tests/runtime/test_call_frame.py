@@ -102,7 +102,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(handwritten_gpu, "_BoundSlot", lambda declared, layout, space, slot: RecordedSteps(log, slot))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
     monkeypatch.setattr(packed, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
-    monkeypatch.setattr(packed.PackedRun, "_kernel", lambda self: lambda stream: log.append(f"packed on {stream}"))
+    monkeypatch.setattr(
+        packed.PackedRun, "_kernel", lambda self, is_early: lambda stream: log.append(f"packed on {stream}")
+    )
 
     def captured(enqueue: Any) -> Any:
         log.append("capture [")

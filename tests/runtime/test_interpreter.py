@@ -25,6 +25,7 @@ INTERPRETED = (
     "interpreted_fp8.py",
     "interpreted_weights.py",
     "interpreted_split_k.py",
+    "interpreted_skinny.py",
 )
 
 

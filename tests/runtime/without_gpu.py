@@ -21,9 +21,10 @@ SHARED_BYTES = 232448  # that a block may have
 
 
 class Launched(str):
-    """The name of a kernel that was launched, and where it found its tensors."""
+    """The name of a kernel that was launched, where it found its tensors, and whether it may start early."""
 
     addresses: set[Any]
+    is_early: bool
 
 
 class Driver:
@@ -66,6 +67,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
         def launch(stream: int) -> None:
             calls.append(Launched(compiled.metadata.name))
             calls[-1].addresses = {*map(address_of, arguments)}
+            calls[-1].is_early = compiled.metadata.launch_pdl
 
         return launch
 

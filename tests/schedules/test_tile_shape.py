@@ -74,13 +74,13 @@ def test_one_wave_of_192_columns_is_better_than_two_of_128():
 
 def test_192_columns_are_three_rectangles_of_the_hopper_kernel():
     chosen = shapes("bfloat16", "hopper")[0].config
-    assert Settings(block_n=192).matmul(chosen).split_n == 3
-    assert Settings(block_n=128).matmul(chosen).split_n == 2
+    assert Settings(block_n=192).tile(chosen).split_n == 3
+    assert Settings(block_n=128).tile(chosen).split_n == 2
     for asked, split_n in ((Settings(block_n=192, split_n=2), 2), (Settings(block_n=256, split_n=3), 3)):
         with pytest.raises(InputError, match=f"split_n={split_n}.*no powers of two"):
-            asked.matmul(chosen)
+            asked.tile(chosen)
     with pytest.raises(InputError, match=r"block_n=192.*kernel=hopper"):
-        Settings(block_n=192).matmul(shapes("bfloat16")[0].config)
+        Settings(block_n=192).tile(shapes("bfloat16")[0].config)
 
 
 def test_epilogues_take_no_tiles_whose_kernel_would_spill():

@@ -16,6 +16,7 @@ from overweave.sim.cost import library_matmul_us
 from overweave.tuner.rank import cold_choice, machine_of, predict_us, weigh
 from overweave.tuner.space import candidate
 from overweave.tuner.target import Target
+from tests.sim.test_few_rows import measured
 from tests.source_tree import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -111,3 +112,11 @@ def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest(world_size: 
     found = shares(world_size, operator)
     assert len(found) == {2: 16, 4: 20}[world_size]
     assert set(found) == {1.0}
+
+
+def test_who_multiplies_is_the_quickest_or_nearly_so():
+    for (m, n, k), us in measured().items():
+        operator = GATHER if "gather_packed" in us else REDUCE
+        problem = Problem(operator=operator, m=m, n=n, k=k, world_size=4, dtype="bfloat16")
+        taken = str(cold_choice(weigh(problem, GPU, is_thorough=False), operator).candidate)
+        assert us[taken] <= 1.03 * min(us.values()), (m, n, k, taken)

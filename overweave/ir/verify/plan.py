@@ -15,6 +15,7 @@ from overweave.ir.verify.packed import check_packed
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.scales import check_scaling
 from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.skinny import check_skinny
 from overweave.ir.verify.verdict import Enough, Findings, Verdict
 
 BULK_ALIGNMENT_BYTES = 16
@@ -70,6 +71,7 @@ def verify_plan(
         if not findings.refusals:
             check_tables(plan, graph, rank, findings)
             check_packed(plan, graph, findings)
+            check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
             together = fit_together(machine_limits, footprints) | _have_sms(plan, machine_limits)
             check_residency(plan, graph, together, findings)

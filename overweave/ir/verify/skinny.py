@@ -1,0 +1,45 @@
+"""Whether our matmul of few rows can compute what it is to compute in the library's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.epilogue import NO_EPILOGUE
+from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
+from overweave.ir.schedule import Compute, Operation, Region
+from overweave.ir.verify.verdict import Findings
+
+BYTES = 2  # of a number
+
+
+def check_skinny(plan: Plan, findings: Findings) -> None:
+    """Adds refusals for what it does not multiply, and for plans that do not launch it."""
+    if plan.realization.skinny is None:
+        return
+    engines = {one.queue: one.engine for one in plan.realization.engines}
+    if PACKED_KERNEL not in engines.values():
+        findings.add("engine", None, "only plans of packed messages launch a matmul of few rows")
+    if plan.problem.of_products != NO_EPILOGUE or ITEMSIZE_BYTES[plan.realization.dtype] != BYTES:
+        said = f"{plan.realization.dtype} and {plan.problem.of_products}"
+        findings.add("form", None, f"a matmul of few rows has 16-bit numbers and no epilogue, not {said}")
+    for operation in plan.schedule.operations:
+        if engines[operation.queue] == LIBRARY:
+            for why in _faults(plan, operation):
+                findings.add("engine", operation, why)
+
+
+def _faults(plan: Plan, operation: Operation) -> Iterator[str]:
+    if not isinstance(operation, Compute):
+        yield f"a matmul of few rows in the library's place leaves nobody to run a {type(operation).__name__}"
+        return
+    if operation.accumulate or operation.addends or operation.scales or operation.finishes:
+        yield "a matmul of few rows adds, scales and finishes nothing"
+    parts = (*operation.a, operation.b, *operation.out)
+    if len(parts) != 3 or not all(_is_whole(plan, part) for part in parts):
+        yield "a matmul of few rows multiplies one whole buffer by another"
+
+
+def _is_whole(plan: Plan, part: Region) -> bool:
+    buffer = plan.schedule.buffer(part.buffer)
+    return part.shape == (buffer.rows, buffer.cols)
