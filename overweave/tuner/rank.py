@@ -62,10 +62,10 @@ WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Mar
 # (captured; tests/tuner/test_messages.py).
 OF_MESSAGES = Margin(2.0, 0.02)
 # All-reduces whose own tiles add what arrived. MEASURED: on layers of 1,024 to 8,192 rows those of `two_shot` take 6 to
-# 23 % more than predicted, those whose sums are a kernel's 0 to 7 %, and two_shot_beside up to 79 us more (4 x H200,
-# benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With these
-# margins no choice is one that was measured behind the library.
-OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(20.0, 0.02), Margin(60.0, 0.0)
+# 23 % more than predicted, those whose sums are a kernel's 0 to 7 %, and two_shot_beside 33 to 79 us, 7 to 21 % (4 x
+# H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With
+# these margins no choice is one that was measured behind the library.
+OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(20.0, 0.02), Margin(30.0, 0.06)
 
 
 class Weighed(Struct, frozen=True):
