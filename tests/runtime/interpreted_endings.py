@@ -18,9 +18,12 @@ from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
+
+load("host interpreter")  # here, once, and not in every rank
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
 TILES = {"block_m": 16, "block_n": 32, "pieces": 2}

@@ -15,9 +15,12 @@ from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
+
+load("host interpreter")  # here, once, and not in every rank
 
 PLANS = (
     "matmul_all_reduce.one_shot_packed",

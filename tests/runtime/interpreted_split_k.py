@@ -17,10 +17,13 @@ from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
+
+load("host interpreter")  # here, once, and not in every rank
 
 TILE = {"block_m": 16, "block_n": 32, "block_k": 16, "split_n": 1}
 PLANS: tuple[tuple[str, dict[str, int | str]], ...] = (

@@ -15,8 +15,11 @@ interpreter.repair()
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
+
+load("host interpreter")  # here, once, and not in every rank
 
 SCATTER = "matmul_reduce_scatter"
 TILES: dict[str, int | str] = {"block_m": 16, "block_n": 64, "pieces": 2}

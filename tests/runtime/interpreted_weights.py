@@ -18,10 +18,13 @@ from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import Problem, numbered  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
+
+load("host interpreter")  # here, once, and not in every rank
 
 
 def run_several_weights() -> list[str]:

@@ -243,8 +243,8 @@ def launches(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> list[tuple
         space, slots = workspace(), []
         space.board = SimpleNamespace(post=lambda signature: None)
         space.take_turn = lambda: 0
-        space.current_stream = lambda: CALLER
-        space.enter = space.leave = lambda stream: None
+        space.current_stream = space.enter = lambda: CALLER
+        space.leave = lambda stream: None
         space.lease = lambda layout: slots or slots.append(HostSlot(layout.size_bytes)) or slots
         return space
 
