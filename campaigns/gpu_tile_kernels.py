@@ -138,7 +138,9 @@ def left_out(trial: Trial) -> list[str]:
     given, failures = trial.inputs(3), []
     torch.cuda.synchronize()
     began_s = time.monotonic()
-    if dist.get_rank() < dist.get_world_size() - 1:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(DEADLINE_S / 2)  # at the reset it waits for its peers, and no longer than they wait for it here
+    else:
         try:
             trial.run(*given)
             ow.check()
