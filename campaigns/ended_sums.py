@@ -44,7 +44,7 @@ PLANS = (
     (REDUCE, "two_shot_pull"),
     (REDUCE, "two_shot_beside kernel=hopper"),
 )
-TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so four times
+TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so four times at most
 
 Sizes = tuple[int, int, int]
 

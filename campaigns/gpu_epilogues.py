@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.ended_sums import check_sums
+from campaigns.ended_sums import TOLERANCE, Sizes, Tensors, check_sums
 from campaigns.gpu_ranks import join, report, spread_over
 from overweave.ir.epilogue import Activation
 from overweave.ops import reference
@@ -29,16 +29,6 @@ from overweave.ops import reference
 PLANS = ("sequential", "per_shard", "push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")
 ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu", "gelu_tanh")
 SIZES = ((1000, 1304, 520), (2048, 2752, 1024))  # m, n, k
-TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so three times
-
-Sizes = tuple[int, int, int]
-
-
-class Tensors(NamedTuple):
-    x: torch.Tensor
-    w: torch.Tensor
-    bias: torch.Tensor
-    residual: torch.Tensor
 
 
 def tensors_of(m: int, n: int, k: int) -> Tensors:
