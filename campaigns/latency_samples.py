@@ -90,8 +90,8 @@ class Queues:
     """The copy queues whose times are told apart."""
 
     def __init__(self, bench: Bench) -> None:
-        flag = WriteStep((bench.word(FLAG),), 1)
-        more = tuple(WriteStep((bench.word(OTHERS + place),), 1) for place in range(WRITES))
+        flag = WriteStep(bench.word(FLAG), 1)
+        more = tuple(WriteStep(bench.word(OTHERS + place), 1) for place in range(WRITES))
         self.write = CopyQueue((flag,))
         self.writes = CopyQueue((*more, flag))
         self.wait = CopyQueue((WaitStep(bench.word(GO), 1), flag))

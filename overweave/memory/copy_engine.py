@@ -55,8 +55,7 @@ class CopyQueue:
             elif isinstance(step, WaitStep):
                 driver.wait_value(stream, step.address, step.value)
             else:
-                for address in step.addresses:
-                    driver.write_value(stream, address, step.value)
+                driver.write_value(stream, step.address, step.value)
 
     def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
         return tuple(map(tensors.__getitem__, self._named))
@@ -86,8 +85,7 @@ class _Graph:
             elif isinstance(step, WaitStep):
                 graph.add_wait(step.address, step.value)
             else:
-                for address in step.addresses:
-                    graph.add_write(address, step.value)
+                graph.add_write(step.address, step.value)
         graph.instantiate()
         self.launch, self.upload = graph.launch, graph.upload
 

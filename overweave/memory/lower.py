@@ -66,12 +66,8 @@ def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None
             yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
 
 
-def write_steps(addresses: SlotAddresses, operation: Operation) -> tuple[WriteStep, ...]:
-    """The stream writes for an operation's notifies, as one step; nothing where it has none.
-
-    A write sets a word, so it must be the word's only contributor.
-    """
-    told: list[int] = []
+def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WriteStep]:
+    """Stream writes for an operation's notifies. A write sets a word, so it must be the word's only contributor."""
     for notify in operation.notifies:
         if (count := _full_count(addresses.schedule, notify)) not in (None, 1):
             raise ScheduleError(
@@ -79,8 +75,7 @@ def write_steps(addresses: SlotAddresses, operation: Operation) -> tuple[WriteSt
                 f"the signal counts to {count}, and a stream can only set a word to 1",
                 "Give each contributor a signal of its own and wait for the range",
             )
-        told.append(addresses.signal(notify.rank, notify.pad, notify.signal))
-    return (WriteStep(tuple(told), 1),) if told else ()
+        yield WriteStep(addresses.signal(notify.rank, notify.pad, notify.signal), 1)
 
 
 def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:

@@ -79,8 +79,8 @@ def tell_kernel(words, BLOCK: tl.constexpr):
     """Sets words of any ranks, at most BLOCK, to 1, behind all that stands before it in its stream.
 
     words: their addresses, int64 `[BLOCK]`, 0 for none. One launch, for library calls that have several peers to tell.
-    MEASURED: the driver's stream writes take 3 us each, one behind the other: 9 us for three peers, which was most of
-    what a pull added to a small matmul (4 x H200, 2026-11-22, torch's profiler on a replayed graph).
+    MEASURED: a stream write of the driver takes 3.2 us (`flag` of campaigns.gpu_latencies, 2 x H200, 2026-11-20), and
+    one would stand behind the other.
     """
     addresses = tl.load(words + tl.arange(0, BLOCK))
     tl.debug_barrier()

@@ -30,9 +30,9 @@ class WaitStep(Struct, frozen=True):
 
 
 class WriteStep(Struct, frozen=True):
-    """Sets words, of any ranks: all that one operation tells, in whatever order."""
+    """Sets a word, of any rank."""
 
-    addresses: tuple[int, ...]
+    address: int
     value: int
 
 

@@ -247,7 +247,7 @@ class AuthoredSlot:
         return enqueue
 
     def _library(self, operation: Operation) -> Enqueue:
-        waits, writes = tuple(wait_steps(self._addresses, operation)), write_steps(self._addresses, operation)
+        waits, writes = tuple(wait_steps(self._addresses, operation)), tuple(write_steps(self._addresses, operation))
         group = self._workspace.group
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
@@ -255,8 +255,7 @@ class AuthoredSlot:
                 driver.wait_value(stream.cuda_stream, wait.address, wait.value)
             run_operation(operation, lambda region: self._view(tensors, region), group)
             for write in writes:
-                for address in write.addresses:
-                    driver.write_value(stream.cuda_stream, address, write.value)
+                driver.write_value(stream.cuda_stream, write.address, write.value)
 
         return enqueue
 

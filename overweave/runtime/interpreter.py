@@ -118,8 +118,7 @@ def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_num_imprecise_ac
 def product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """fp32, by numpy's own loops: a BLAS works for each program's thread with threads and a spin lock of its own.
 
-    MEASURED: a program of the parent had ended, one of MKL's threads behind it still held that lock as a rank forked,
-    and every product of that rank waited for ever (5 of 60 ranks on two loaded cores; none of 150 with these loops).
+    Where one of MKL's threads still holds that lock while a rank forks, every product of the rank waits for ever.
     """
     made: np.ndarray[Any, Any] = np.einsum("...mk,...kn->...mn", left, right)
     return made

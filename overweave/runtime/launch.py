@@ -204,8 +204,8 @@ class BoundSlot:
 
     def _library(self, operation: Operation) -> Enqueue:
         waits = tuple(wait_steps(self._addresses, operation))
-        told = write_steps(self._addresses, operation)
-        tells = [tell_launch(step.addresses, self._workspace.device) for step in told]
+        told = tuple(step.address for step in write_steps(self._addresses, operation))
+        tell = tell_launch(told, self._workspace.device) if told else None
         timed, stays = self._timing(operation) if self._traced else None, self._own
         call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
@@ -217,7 +217,7 @@ class BoundSlot:
             call({**tensors, **stays})
             if timed is not None:
                 timed.end.record(stream)
-            for tell in tells:
+            if tell is not None:
                 tell(stream.cuda_stream)
 
         return enqueue

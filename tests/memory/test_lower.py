@@ -34,7 +34,7 @@ def test_a_push_waits_for_its_own_rank_copies_and_tells_the_peer():
     assert steps_of(schedule) == (
         WaitStep(own + layout.signal_offset("computed", 0), 3),
         CopyStep(Place(None, own + layout.buffers["part"], 16), Place(None, peer + layout.buffers["slot"], 16), 16, 2),
-        WriteStep((peer + layout.signal_offset("arrived", 0),), 1),
+        WriteStep(peer + layout.signal_offset("arrived", 0), 1),
     )
 
 
@@ -67,7 +67,7 @@ class Memory:
     def run(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
             if isinstance(step, WriteStep):
-                self.words |= dict.fromkeys(step.addresses, step.value)
+                self.words[step.address] = step.value
             elif isinstance(step, CopyStep):
                 for row in range(step.rows):
                     source, target = (
