@@ -43,24 +43,9 @@ class Count(NamedTuple):
         return self.python.total()
 
 
-SAMPLES = 3
-MOST_WARM = 100  # calls until the tensors of one lie where others did, in both slots
-
-
 def counted(call: Callable[[], object]) -> Count:
     """The functions that a call enters; the least of three calls, as now and then one looks after its peers, too."""
-    return min((_counted_once(call) for _ in range(SAMPLES)), key=lambda count: count.calls)
-
-
-def counted_replayed(call: Callable[[], object]) -> Count:
-    """As `counted`, of calls that launched a graph: a host's allocator may put their results elsewhere meanwhile."""
-    found: list[Count] = []
-    for _ in range(MOST_WARM):
-        before, count = Graph.replayed, _counted_once(call)
-        found += [count] if Graph.replayed > before else []
-        if len(found) == SAMPLES:
-            break
-    return min(found or [counted(call)], key=lambda count: count.calls)
+    return min((_counted_once(call) for _ in range(3)), key=lambda count: count.calls)
 
 
 def _counted_once(call: Callable[[], object]) -> Count:
@@ -109,6 +94,9 @@ class Cost(NamedTuple):
         return f"{numbers}  {self.way:9s} {self.case}"
 
 
+MOST_WARM = 100  # calls until the tensors of one lie where others did, in both slots
+
+
 def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[Cost]:
     """Every way of a call. calls: over how many its time is the mean; 0: it is not asked for."""
     call = call_of(case, process_group, SIZES)
@@ -120,7 +108,7 @@ def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[
         while Graph.replayed < before + 4 and warm < MOST_WARM:
             call()
             warm += 1
-        yield Cost(case, "replayed", counted_replayed(call), timed_us(call, calls))
+        yield Cost(case, "replayed", counted(call), timed_us(call, calls))
         bound._may_replay = False
     call()
     yield Cost(case, "launched", counted(call), timed_us(call, calls))

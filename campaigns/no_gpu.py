@@ -6,6 +6,7 @@ overweave's own code runs, on tensors of the CPU. Peers are silent, and alive.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
@@ -24,6 +25,7 @@ from overweave.memory.shared import SharedFile
 from overweave.memory.streams import Streams
 from overweave.memory.workspace import SLOTS, Workspace
 from overweave.ops import dispatch
+from overweave.ops.prepared import Make
 from overweave.runtime import kernels, launcher, library
 from overweave.runtime.launcher import PackedLaunch
 
@@ -119,6 +121,26 @@ class HostWorkspace(Workspace):
         return Stream()
 
 
+class Blocks:
+    """An allocator that gives out first what came back first, as a GPU's does in a loop; a host's makes no promise."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[torch.UntypedStorage, weakref.ref[torch.Tensor]]] = []
+
+    def maker(self, device: torch.device) -> Make:
+        """What makes a matrix (ops/prepared.py)."""
+        return self._make
+
+    def _make(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        size_bytes = shape[0] * shape[1] * dtype.itemsize
+        fits = (index for index, (block, of) in enumerate(self._made) if of() is None and block.nbytes() == size_bytes)
+        index = next(fits, None)
+        block = torch.UntypedStorage(size_bytes) if index is None else self._made.pop(index)[0]
+        made = torch.empty(0, dtype=dtype).set_(block, 0, shape, (shape[1], 1))
+        self._made.append((block, weakref.ref(made)))
+        return made
+
+
 def _init_launch(self: Any, kernel: Any, programs: int, arguments: list[Any], options: dict[str, int]) -> None:
     fixed = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
     metadata = SimpleNamespace(tensordesc_meta=repeat(None))
@@ -156,6 +178,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Workspace, "of", workspace_of),
             (Workspace, "opened", lambda group, device: opened[0] if opened else None),
             (dispatch, "_bind", dispatch._bind_aligned),
+            (dispatch, "maker", Blocks().maker),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (kernels.Launch, "__init__", _init_launch),

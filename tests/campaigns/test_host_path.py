@@ -15,7 +15,7 @@ from overweave.errors import InputError
 from overweave.memory.board import Board
 
 # A call that replays a graph, one that a library runs whole, and one that is launched step by step.
-MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 20, 22, 70
+MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 18, 20, 66
 
 
 @pytest.fixture(scope="module")
