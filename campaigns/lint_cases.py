@@ -93,6 +93,8 @@ def cases() -> Iterator[Case]:
         yield from (add_case(dtype, traced, ragged) for ragged in (False, True))
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
+    for ranks in OPERANDS:
+        yield reduction_case("bfloat16", ranks, ranks == 2, told=ranks)
     for config, operands in product((SUMS_FINISHED, *SUMS[1:]), OPERANDS):
         yield reduction_case("bfloat16", operands, False, config, epilogue=FINISHED)
     for config, epilogue in product((SUMS_FINISHED, *SUMS[1:]), EPILOGUES):
@@ -234,21 +236,24 @@ def reduction_case(
     config: ReduceConfig = SUMS[0],
     sum_first: bool = False,
     epilogue: Epilogue = NO_EPILOGUE,
+    told: int = 1,
 ) -> Case:
-    """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes
-    may lie where a table says.
+    """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes,
+    and whose signals it adds to, may lie where a table says. told: how many ranks.
     """
     signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
     part_n = config.block_n // config.parts
-    blocks = {"OPERANDS": operands, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
+    blocks = {"OPERANDS": operands, "TOLD": told, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
     signature |= dict.fromkeys(epilogue.inputs, f"*{DTYPES_OF_OPERANDS[dtype]}")
     beside = {BIAS, RESIDUAL, "norm_weight", "z"} - set(epilogue.inputs)
     constexprs = blocks | dict.fromkeys(beside) | {"EPS": 0.0, "SUM_FIRST": sum_first, "EPILOGUE": epilogue.bits}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
     label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.bits)
+    label += f" {told} told" if told > 1 else ""
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = source_of(reduction_kernel, signature, constexprs, reduction_options(config, epilogue.bits), label)
-    return Case(source, _tiles(("*operands",), ("out", "*operands")))
+    announced = (Guard("*operands", ("out", "*operands"), optional=True),)
+    return Case(source, replace(_tiles(("*operands",), ()), announced=announced))
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:

@@ -23,7 +23,8 @@ class TileRow(NamedTuple):
     source: OWN_SHARD or WORKSPACE.     source_row: where its rows start in the buffer it reads (MULTIPLY, COPY), or
     counted from the first row of each operand of its operation (REDUCE).
     wait_lo, wait_hi, wait_count: the signals of the own rank it waits for (none if wait_lo == wait_hi).
-    signal: the signal it adds one to, or NO_SIGNAL: of the own rank, or of the peer to whom a COPY moves.
+    signal: the signal it adds one to, or NO_SIGNAL: of the own rank, of the peer to whom a COPY moves, or of each rank
+    that the operation of a REDUCE tells.
     also, also_count: one more signal it waits for, with its own count, or NO_SIGNAL.
     width: its columns, if they are fewer than the kernel's tile has (MatmulConfig.split_n); 0: a whole tile.
     place: how many addends stand before its product, or NO_ADDENDS (MULTIPLY). They have the rows and columns of the

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from overweave.lang.tile_table import OPERATION, ROW, ROW_END, SOURCE_ROW, read_column
+from overweave.lang.tile_table import ROW, ROW_END, SOURCE_ROW, read_column
 
 
 @triton.jit
@@ -23,20 +23,20 @@ def ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS: tl.constexpr
 
 @triton.jit
 def sum_and_norm_rows(
-    operands, out, residual, norm_weight, z, table, tile, n, verdict,
+    addresses, out, residual, norm_weight, z, table, tile, n, verdict,
     OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """A tile of whole rows, BLOCK_N columns at a time. What goes to the caller's `out` is normed:
     `z = sum + residual`, stored, and `z / rms(z) * norm_weight`; sums that go elsewhere are stored as they are.
 
     Rounded where torch rounds: the sum before the residual is added, and z, of which the norm is. So z has the same
-    bits in every plan, whether its sum has travelled or not. residual None: nothing is added.
+    bits in every plan, whether its sum has travelled or not. residual None: nothing is added. addresses: of the
+    operands, then of where the sum goes (0: to the caller).
     """
     row, own = read_column(table, tile, ROW), tl.arange(0, BLOCK_M)
     has_row = own < read_column(table, tile, ROW_END) - row
     source_starts = (read_column(table, tile, SOURCE_ROW) + own).to(tl.int64)[:, None] * n
     starts = (row + own).to(tl.int64)[:, None] * n
-    addresses = operands + read_column(table, tile, OPERATION) * (OPERANDS + 1)
     target_address = tl.load(addresses + OPERANDS)
     target = tl.multiple_of(target_address.to(out.dtype), 16)
     squares = tl.zeros((BLOCK_M,), dtype=tl.float32)

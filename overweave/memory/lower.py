@@ -79,14 +79,24 @@ def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[Writ
 
 
 def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per Reduce of the queue: its operands' addresses in order, then the output's; 0: the caller's tensor.
+    """One row per Reduce of the queue: its operands' addresses in order, then the output's (0: the caller's tensor), at
+    the end those of the signals of all ranks that its tiles tell.
 
-    Rows are as wide as the most operands need: address 0 is none. Raises ScheduleError for a Reduce that reads the
-    caller's tensors.
+    Rows are as wide as `widths_of` says: address 0 is none. Raises ScheduleError for a Reduce that reads the caller's
+    tensors.
     """
     reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
-    width = max((len(reduce.operands) for reduce in reduces), default=0)
-    return [_reduction_row(addresses, reduce, width) for reduce in reduces]
+    operands, told = widths_of(reduces)
+    return [_reduction_row(addresses, reduce, operands, told) for reduce in reduces]
+
+
+def widths_of(reduces: Iterable[Reduce]) -> tuple[int, int]:
+    """How many operands a kernel's sums have, at most; and how many ranks a tile of them tells at once, rounded up to a
+    power of two.
+    """
+    counts = [(len(reduce.operands), len(reduce.notifies)) for reduce in reduces] or [(0, 0)]
+    operands, told = (max(column) for column in zip(*counts, strict=True))
+    return operands, 1 << max(0, told - 1).bit_length()
 
 
 def sums_first(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> bool:
@@ -170,14 +180,15 @@ def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[
     return rows
 
 
-def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int) -> list[int]:
+def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, most: int) -> list[int]:
     places = [addresses.place(region) for region in reduce.operands]
     if any(place.tensor for place in places):
         found, cure = "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
         raise ScheduleError(f"{reduce.name}: reduce", found, cure)
     target = addresses.place(reduce.out)
     operands = [place.address for place in places] + [0] * (width - len(places))
-    return [*operands, 0 if target.tensor else target.address]
+    told = [addresses.bases[notify.rank] for notify in reduce.notifies]
+    return [*operands, 0 if target.tensor else target.address, *told, *[0] * (most - len(told))]
 
 
 def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:

@@ -24,6 +24,7 @@ from overweave.memory.lower import (
     reduction_operands,
     slice_targets,
     wait_steps,
+    widths_of,
     write_steps,
 )
 from overweave.memory.moves import BETWEEN_SHARED_BYTES
@@ -116,7 +117,7 @@ class AuthoredSlot:
         arrays = [table_tensor(rows, workspace.device), workspace.claims[1:], self._signals, self._words]
         trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
         arguments = [operands, out, *arrays, workspace.limits, trace, len(rows), cols, workspace.group.world_size]
-        launch = reduction_launch(config, arguments, len(rows), operands.shape[1] - 1, Summing())
+        launch = reduction_launch(config, arguments, len(rows), widths_of(reduces), Summing())
         gate = self._gate(reduces[0], config.programs) if is_beside(self._plan, action) else None
         side = workspace.stream(action.queue).cuda_stream
 

@@ -22,6 +22,7 @@ from overweave.memory.lower import (
     copy_targets,
     reduction_operands,
     sums_first,
+    widths_of,
 )
 from overweave.memory.shares import share_numbers
 from overweave.memory.steps import WaitStep
@@ -162,7 +163,7 @@ class SlotKernels:
         beside = moved.get(BIAS), moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
         sum_first = sums_first(self._plan.schedule, self._plan.realization.dtype, reduces)
         how = Summing(self._traced, *beside, norm.eps if norm else 0.0, sum_first, epilogue.bits)
-        launch = reduction_launch(config, arguments, tiles, operands.shape[1] - 1, how)
+        launch = reduction_launch(config, arguments, tiles, widths_of(reduces), how)
         if stored.home == OUTPUT:
             moved[stored.name] = out
 

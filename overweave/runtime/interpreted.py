@@ -22,7 +22,7 @@ from overweave.ir.schedule import INPUT, Compute, Reduce, ReducePut
 from overweave.ir.tile_order import OWN_SHARD, WORKSPACE, outputs, share_places
 from overweave.memory.host_heap import ABORT, COMPLETED
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
-from overweave.memory.lower import sums_first
+from overweave.memory.lower import sums_first, widths_of
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime import interpreter
@@ -187,17 +187,19 @@ class InterpretedCall(HostCall):
         config = self.plan.realization.reduction
         assert config is not None
         reduces = [operation for operation in step.operations if isinstance(operation, Reduce)]
-        width = max(len(reduce.operands) for reduce in reduces)
-        operands = torch.zeros((len(reduces), width + 1), dtype=torch.int64)
+        width, told = widths_of(reduces)
+        operands = torch.zeros((len(reduces), width + 1 + told), dtype=torch.int64)
         for row, reduce in zip(operands, reduces, strict=True):
             for index, region in enumerate(reduce.operands):
                 row[index] = self.view(region).data_ptr()
             row[width] = 0 if reduce.out.buffer in self.tensors else self.view(reduce.out).data_ptr()
+            for index, notify in enumerate(reduce.notifies, start=width + 1):
+                row[index] = self.slot.heap.signal_address(notify.rank, self.slot.index, 0)
         callers = (reduce.out.buffer for reduce in reduces if reduce.out.buffer in self.tensors)
         out = self._matrix(next(callers, reduces[0].out.buffer))
         cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
         blocks = [config.block_m, config.block_n // config.parts]
-        numbers = [len(table), cols, self.group.world_size, width, *blocks]
+        numbers = [len(table), cols, self.group.world_size, width, told, *blocks]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         norm = self.plan.problem.norm
         extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)]

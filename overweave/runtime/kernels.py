@@ -94,11 +94,13 @@ class Summing(NamedTuple):
     epilogue: int = 0
 
 
-def reduction_launch(config: ReduceConfig, arguments: list[Any], tiles: int, operands: int, how: Summing) -> Launch:
+def reduction_launch(
+    config: ReduceConfig, arguments: list[Any], tiles: int, widths: tuple[int, int], how: Summing
+) -> Launch:
     """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for what `how`
-    has."""
+    has. widths: how many operands an operation has, and how many ranks it tells, at most."""
     normed = [*arguments[:2], how.bias, how.residual, how.norm_weight, how.z, *arguments[2:]]
-    blocks = [operands, config.block_m, config.block_n // config.parts]
+    blocks = [*widths, config.block_m, config.block_n // config.parts]
     constants = [*blocks, how.traced, how.eps, how.sum_first, how.epilogue]
     options = reduction_options(config, how.epilogue)
     return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, options)

@@ -141,16 +141,19 @@ def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> 
     """A range of signals, and one more signal with a count of its own, is all that a row can wait for."""
     waits = [wait for wait in operation.waits if not _is_implied(wait, context, after)]
     waits.sort(key=lambda wait: wait.signals[1] - wait.signals[0], reverse=True)
-    more = waits[1:]
-    if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(operation.notifies) > 1:
+    more, signals = waits[1:], [context.first_signal[notify.pad] + notify.signal for notify in operation.notifies]
+    if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(set(signals)) > 1:
         found = "it waits for more than a range and one signal, or signals twice"
         raise ScheduleError(f"tile order of {operation.name}", found, EVEN_PIECES)
-    told = operation.peer if isinstance(operation, Put) else operation.rank
-    if any(notify.rank != told for notify in operation.notifies):
+    told = [notify.rank for notify in operation.notifies]
+    if isinstance(operation, Reduce):  # tells any ranks, each once
+        is_known = len(set(told)) == len(told)
+    else:
+        is_known = told in ([], [operation.peer if isinstance(operation, Put) else operation.rank])
+    if not is_known:
         raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
     first = context.first_signal
     ranges = [(first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits]
-    signals = [first[notify.pad] + notify.signal for notify in operation.notifies]
     return _Duties(
         wait=ranges[0] if ranges else (0, 0, 0),
         also=(ranges[1][0], ranges[1][2]) if more else (NO_SIGNAL, 0),

@@ -1,7 +1,8 @@
 """Two-shot all-reduce: each rank sums its shard of all partials, and its peers get that sum, piece by piece.
 
 two_shot: finished parts are put to their owners while later tiles are computed, own rows last; so that the link is busy
-from the first part on. two_shot_pull: after one library matmul, kernels read what they need from peers, with no copies.
+from the first part on. two_shot_pull: after one library matmul, one kernel reads what it needs from peers, with no
+copies. What a kernel sums for peers to read, its own tiles announce there: no stream has to look and to write.
 SOURCE: the two-shot all-reduce of torch's symmetric memory; own rows last and rotation as in Flux (arXiv 2406.06858).
 """
 
@@ -52,10 +53,11 @@ def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
         yield own_tiles(reduced, rank, piece) if reduced.summing.sums == "epilogue" else _sum(reduced, rank, piece)
     for piece in range(reduced.split.pieces):
         if piece in pieces:
-            yield from (
-                _put(reduced, rank, piece) if reduced.summing.sharing == "put" else (_tell(reduced, rank, piece, TOLD),)
-            )
-            yield move_of(reduced, rank, rank, piece)
+            if reduced.summing.sharing == "put":
+                yield from _put(reduced, rank, piece)
+            elif reduced.summing.sums == "epilogue":
+                yield _tell(reduced, rank, piece)
+            yield move_of(reduced, rank, rank, piece, by=SHARED if _sums_tell(reduced) else SUMMED)
         yield from _received(reduced, rank, piece)
 
 
@@ -66,38 +68,41 @@ def two_shot_pads(split: Split) -> tuple[SignalPad, ...]:
 
 
 def two_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
-    told = (Queue(TOLD, COMPLETE),) if reduced.summing.sharing == "get" else ()
+    told = (Queue(TOLD, COMPLETE),) if reduced.summing.sharing == "get" and not _sums_tell(reduced) else ()
     return (*reduced.split.copy_queues(), *told, Queue(SUMS, ISSUE))
+
+
+def _sums_tell(reduced: Reduced) -> bool:
+    """Whether the kernel that sums tells the peers, who get its sums."""
+    return (reduced.summing.sums, reduced.summing.sharing) == ("kernel", "get")
 
 
 def two_shot_pull(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     """One matmul; sums read the peers' partials of the own shard; moves read the peers' sums."""
     split = reduced.split
     yield reduced.multiplied(rank, reduced.partial, reduced.tell_ready(rank))
+    ready = Wait(READY, (0, reduced.size - 1), 1)
     pieces = [piece for piece in range(split.pieces) if not is_empty(split.piece(rank, piece))]
     for piece in pieces:
-        rows, ready = split.piece(rank, piece), Wait(READY, (0, reduced.size - 1), 1)
+        rows = split.piece(rank, piece)
         operands = tuple(region(reduced.partial, source, rows) for source in range(reduced.size))
-        yield _sum_of(reduced, (rank, piece), operands, (ready,))
-    if not pieces:  # it only takes note that its peers are ready
-        ready = Wait(READY, (0, reduced.size - 1), 1)
-        yield Copy(name=f"idle.{rank}", rank=rank, queue=COPIES, waits=(ready,), sources=(), destinations=())
+        yield _sum_of(reduced, (rank, piece), operands, (ready,), _everyone(reduced, rank, piece))
     for piece in range(split.pieces):
         if piece in pieces:
-            yield _tell(reduced, rank, piece, COPIES)
-            yield move_of(reduced, rank, rank, piece)
+            yield move_of(reduced, rank, rank, piece, by=SHARED)
         for owner in reduced.peers(rank):
             if not is_empty(split.piece(owner, piece)):
-                yield move_of(reduced, rank, owner, piece)
+                move = move_of(reduced, rank, owner, piece)
+                # A rank without rows to sum takes note here that its peers were ready.
+                yield move if pieces else replace(move, waits=(ready, *move.waits))
 
 
 def two_shot_pull_pads(split: Split) -> tuple[SignalPad, ...]:
-    shared = SignalPad(SHARED, split.world_size * split.pieces)
-    return SignalPad(READY, split.world_size - 1), SignalPad(SUMMED, split.pieces), shared
+    return SignalPad(READY, split.world_size - 1), SignalPad(SHARED, split.world_size * split.pieces)
 
 
 def two_shot_pull_queues(reduced: Reduced) -> tuple[Queue, ...]:
-    return Queue(COPIES, COMPLETE), Queue(SUMS, ISSUE, after=(MAIN,))
+    return (Queue(SUMS, ISSUE, after=(MAIN,)),)
 
 
 def multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
@@ -157,10 +162,23 @@ def _sum(reduced: Reduced, rank: int, piece: int) -> Reduce:
     own = region(reduced.partial, rank, rows)
     operands = tuple(own if source == rank else reduced.in_slot(rank, source, rows) for source in range(reduced.size))
     computed = one(COMPUTED, reduced.split.signal(rank, piece))
-    return _sum_of(reduced, (rank, piece), operands, (_arrived(reduced, piece), *computed))
+    told = _everyone(reduced, rank, piece) if _sums_tell(reduced) else (Notify(SUMMED, rank, piece),)
+    return _sum_of(reduced, (rank, piece), operands, (_arrived(reduced, piece), *computed), told)
 
 
-def _sum_of(reduced: Reduced, which: tuple[int, int], operands: tuple[Region, ...], waits: tuple[Wait, ...]) -> Reduce:
+def _everyone(reduced: Reduced, rank: int, piece: int) -> tuple[Notify, ...]:
+    """Tells all ranks, the own one too, that the sum of an own piece may be read."""
+    signal = reduced.split.signal(rank, piece)
+    return tuple(Notify(SHARED, each, signal) for each in (rank, *reduced.peers(rank)))
+
+
+def _sum_of(
+    reduced: Reduced,
+    which: tuple[int, int],
+    operands: tuple[Region, ...],
+    waits: tuple[Wait, ...],
+    notifies: tuple[Notify, ...],
+) -> Reduce:
     """which: the rank and the piece of its shard."""
     rank, piece = which
     rows: Range = reduced.split.piece(rank, piece)
@@ -169,7 +187,7 @@ def _sum_of(reduced: Reduced, which: tuple[int, int], operands: tuple[Region, ..
         rank=rank,
         queue=SUMS,
         waits=waits,
-        notifies=(Notify(SUMMED, rank, piece),),
+        notifies=notifies,
         operands=operands,
         out=region(reduced.total, rank, rows),
         tiles=reduced.sum_tiles(rows),
@@ -193,13 +211,13 @@ def _put(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
         )
 
 
-def _tell(reduced: Reduced, rank: int, piece: int, queue: str) -> Copy:
-    """Tells all peers that the sum of an own piece may be read."""
+def _tell(reduced: Reduced, rank: int, piece: int) -> Copy:
+    """Tells all peers that tiles have summed an own piece, which may be read."""
     signal = reduced.split.signal(rank, piece)
     return Copy(
         name=f"tell.{rank}.{piece}",
         rank=rank,
-        queue=queue,
+        queue=TOLD,
         waits=one(SUMMED, piece),
         notifies=tuple(Notify(SHARED, peer, signal) for peer in reduced.peers(rank)),
         sources=(),
@@ -239,14 +257,15 @@ def got(reduced: Reduced, rank: int, owner: int, piece: int, queue: str) -> Get:
     )
 
 
-def move_of(reduced: Reduced, rank: int, owner: int, piece: int, is_here: bool = False) -> Reduce:
-    """An owner's sum of a piece to the caller's `y`: from where it was put, or from where it was summed."""
+def move_of(reduced: Reduced, rank: int, owner: int, piece: int, is_here: bool = False, by: str = SUMMED) -> Reduce:
+    """An owner's sum of a piece to the caller's `y`: from where it was put, or from where it was summed. by: the pad
+    that says so of own sums."""
     rows, split = reduced.split.piece(owner, piece), reduced.split
     return Reduce(
         name=f"move.{rank}-{owner}.{piece}",
         rank=rank,
         queue=SUMS,
-        waits=one(SUMMED, piece) if owner == rank else one(SHARED, split.signal(owner, piece)),
+        waits=one(SUMMED, piece) if (owner, by) == (rank, SUMMED) else one(SHARED, split.signal(owner, piece)),
         operands=(region(reduced.total, rank if is_here else owner, rows),),
         out=region(reduced.y, rank, rows),
     )

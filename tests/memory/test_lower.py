@@ -145,7 +145,17 @@ def test_a_sum_reads_its_operands_in_order_and_writes_the_callers_tensor():
     addresses, layout = addresses_of(schedule), lay_out(schedule, "float32")
     for rank in RANKS:
         own = [BASES[rank] + layout.buffers[name] for name in (("slot", "part") if rank else ("part", "slot"))]
-        assert reduction_operands(addresses, rank, "main") == [[*own, 0]]
+        assert reduction_operands(addresses, rank, "main") == [[*own, 0, 0]]
+
+
+def test_a_sums_tiles_are_told_where_the_signals_lie_of_all_ranks_that_they_tell():
+    problem = Problem(operator="matmul_all_reduce", m=37, n=8, k=8, world_size=3, dtype="float32")
+    plan = build("matmul_all_reduce.two_shot_pull", problem, {"pieces": 1})
+    layout, bases = lay_out(plan.schedule, "float32"), tuple(rank + 1 << 32 for rank in range(3))
+    added, *moved = reduction_operands(SlotAddresses(plan.schedule, "float32", layout, bases), 1, "sums")
+    partial, total = layout.buffers["partial"] + 13 * 32, layout.buffers["total"] + 13 * 32
+    assert added == [*(base + partial for base in bases), bases[1] + total, bases[1], bases[2], bases[0], 0]
+    assert all(row[1:] == [0] * 7 for row in moved), "one operand each, the caller's tensor, and nobody to tell"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +173,7 @@ def test_sums_that_one_kernel_cannot_do(changed: Schedule, found: str):
 def test_a_sum_of_fewer_operands_has_none_in_their_place():
     schedule = sums(operations=(total(0), total(0, name="again", operands=(whole("part", 0),))))
     first, second = reduction_operands(addresses_of(schedule), 0, "main")
-    assert second == [first[0], 0, 0]
+    assert second == [first[0], 0, 0, 0]
 
 
 def test_pieces_are_summed_behind_each_other():

@@ -1,4 +1,4 @@
-"""Reduce-scatters whose sums are made on the way, with the actual kernels, interpreted.
+"""Sums that are made on the way, or told to all who read them, with the actual kernels, interpreted.
 
 Run by test_interpreter.py in a process of its own, as interpreted_kernels.py is.
 """
@@ -21,17 +21,23 @@ from overweave.schedules import catalog  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 
-SCATTER = "matmul_reduce_scatter"
+SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
 TILES: dict[str, int | str] = {"block_m": 16, "block_n": 64, "pieces": 2}
 HALF = {"block_n": 128, "split_n": 2, "sms": 6}
 
 
 def run_sums(plan: str, problems: list[tuple[int, dict[str, int | str]]], calls: int) -> list[str]:
     """Empty shards, empty and short pieces, half tiles."""
+    return run_plan(f"{SCATTER}.{plan}", [(m, TILES | options) for m, options in problems], calls)
+
+
+def run_plan(plan: str, problems: list[tuple[int, dict[str, int | str]]], calls: int) -> list[str]:
+    """What is wrong in calls of a plan, if anything: with so many rows, and these options."""
     group, wrong = resolve(None), []
     for m, options in problems:
-        problem = Problem(operator=SCATTER, m=m, n=168, k=16, world_size=group.world_size, dtype="bfloat16")
-        case = Case(f"{SCATTER}.{plan}", problem, TILES | options, seed=m)
+        operator = plan.partition(".")[0]
+        problem = Problem(operator=operator, m=m, n=168, k=16, world_size=group.world_size, dtype="bfloat16")
+        case = Case(plan, problem, options, seed=m)
         made = catalog.build(case.schedule, problem, case.options)
         for call in range(calls):
             data = make_data(case, group.rank, is_integer=True, call=call)
@@ -51,3 +57,12 @@ def test_sums_that_are_added_at_their_owner_are_exact(world_size: int):
 def test_sums_that_travel_round_a_ring_are_exact(world_size: int):
     problems = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
     assert run_ranks(run_sums, world_size, "fused_ring", problems, 2) == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_sums_that_all_ranks_are_told_of_are_exact(world_size: int):
+    """One kernel sums, tells and moves; or tells the copy engine, which gets. Some ranks have no rows to sum."""
+    pulled = [(1, {"pieces": 1}), (70, {"pieces": 3}), (90, {"pieces": 2})]
+    assert run_ranks(run_plan, world_size, f"{REDUCE}.two_shot_pull", pulled, 3) == [[]] * world_size
+    got = [(m, {**TILES, "sharing": "get"}) for m in (1, 70)]
+    assert run_ranks(run_plan, world_size, f"{REDUCE}.two_shot", got, 2) == [[]] * world_size

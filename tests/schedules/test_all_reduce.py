@@ -98,6 +98,27 @@ def test_pulls_copy_nothing():
         assert {operand.buffer for operand in total.operands} == {"partial"}
 
 
+def test_what_a_kernel_sums_for_peers_to_read_its_tiles_tell_all_ranks():
+    """No stream has to look for the sums and to write to every peer."""
+    pulled = plan_of("two_shot_pull", pieces=2)
+    for plan in (pulled, plan_of("two_shot", pieces=2, sharing="get", block_m=64)):
+        schedule = plan.schedule
+        of_one = list(schedule.of_rank(1))
+        sums = [one for one in of_one if isinstance(one, Reduce) and one.name.startswith("sum")]
+        told = [[(notify.pad, notify.rank, notify.signal) for notify in one.notifies] for one in sums]
+        assert told == [[("shared", rank, 2 + piece) for rank in (1, 2, 3, 0)] for piece in (0, 1)]
+        assert not any(isinstance(operation, Copy) for operation in of_one)
+        assert {queue.name for queue in schedule.queues} <= {"main", "tiles", "copies", "sums"}
+        readers = [one for one in of_one if isinstance(one, Reduce | Get) and one not in sums]
+        assert {wait.count for one in readers for wait in one.waits} == {sums[0].instances}
+        assert {wait.pad for one in readers for wait in one.waits} == {"shared"}
+
+
+def test_a_rank_without_sums_hears_that_its_peers_were_ready_before_it_moves():
+    waits = [one.waits for one in plan_of("two_shot_pull", m=1).schedule.of_rank(3) if isinstance(one, Reduce)]
+    assert [[wait.pad for wait in each] for each in waits] == [["ready", "shared"]]
+
+
 def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
     of_one = list(plan_of("two_shot", pieces=2, block_m=64).schedule.of_rank(1))
     tiles = [operation.name for operation in of_one if isinstance(operation, Compute)]

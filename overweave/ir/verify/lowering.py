@@ -187,8 +187,12 @@ class _Table:
         asked = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
         needed = asked - {key - base for key in implied}
         signals = [key % self.graph.signals_per_rank for key in self.graph.notified[position]]
-        if len(set(signals)) > 1 or not {notify.rank for notify in operation.notifies} <= self._told(operation):
+        told = {notify.rank for notify in operation.notifies}
+        if len(set(signals)) > 1 or not told <= self._told(operation):
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank or where it puts")
+            return
+        if isinstance(operation, Reduce) and len(told) != len(operation.notifies):
+            self.findings.add("lowering", operation, "a tile of a sum notifies a rank once")
             return
         signal = signals[0] if signals else NO_SIGNAL
         for lo, hi, count, announced, also, also_count in {duties_of(row) for row in rows}:
@@ -209,9 +213,11 @@ class _Table:
             self.findings.add("lowering", operation, said)
 
     def _told(self, operation: Operation) -> set[int]:
-        """Whom its tiles may tell: the own rank, the one that it puts to, or those at whom they store."""
+        """Whom its tiles may tell: the own rank, the one that it puts to, those at whom they store; of a sum, all."""
         if isinstance(operation, Put):
             return {operation.peer}
+        if isinstance(operation, Reduce):  # sums are read where they lie: whoever may read them is told
+            return set(range(self.plan.schedule.world_size))
         stored = {region.rank for region in operation.writes} if isinstance(operation, Apply) else set()
         return stored if stored - {operation.rank} else {operation.rank}
 
