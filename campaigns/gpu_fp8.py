@@ -5,9 +5,10 @@
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_fp8 --no-times      (bits and errors only)
 
 Integers first, whose every sum is exact, in every plan and with tensors that move; then random numbers against fp64;
-then MLP-5 and MLP-6 (benchmarks/shapes) beside bf16, interleaved. It fails where a bit is wrong, where the error
-is more than 1.05 of torch's, or where fp8 as overweave chooses to run it is not as much quicker than bf16 as it should:
-1.4 times where rows are gathered, at all where sums travel, in as many bytes as those of bf16.
+then MLP-5 and MLP-6 (benchmarks/shapes) beside bf16, interleaved. Where rows are gathered, all of it again with a gate
+and scales of its own, at a layer of Llama-3. It fails where a bit is wrong, where the error is more than 1.05 of
+torch's, or where fp8 as overweave chooses to run it is not as much quicker than bf16 as it should: 1.4 times where rows
+are gathered, at all where sums travel, in as many bytes as those of bf16, and where there is a gate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +38,7 @@ TIMED = ("MLP-5", "MLP-6")
 SIZES = ((1000, 1312, 528), (3000, 2752, 1040))  # m, n, k: ragged rows, and a last step of k that is not whole
 LARGEST = 448.0  # of e4m3
 ERROR_RATIO = 1.05
+GATE_UP = "Llama-3-8B.gate_up.m=8192"  # of benchmarks/shapes/weights.*
 CHECKED_COLUMNS = 256  # of a product that is held against fp64
 NON_ZEROS = 32  # in a row of x, about: so few that sums over ranks are exact in 16 bits, in any order
 EFFORT = Effort(rounds=20, warmup=4, host_calls=0)
@@ -59,6 +62,7 @@ GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_
 _GATHERED = ("push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")
 _SCATTERED = ("scatter kernel=hopper", "scatter kernel=portable", "scatter kernel=hopper pieces=2 sums=epilogue")
 _REDUCED = ("two_shot kernel=hopper", "two_shot kernel=portable", "two_shot kernel=hopper pieces=2 sums=epilogue")
+GATED = ("sequential", "gather", *_GATHERED, "push kernel=hopper split_k=2", "push kernel=portable split_k=2")
 OPERATORS = {
     GATHER: Operator(
         ("sequential", "per_shard", "gather", "gather_pull", *_GATHERED, "push kernel=hopper mover=copy_kernel"),
@@ -175,6 +179,79 @@ def check_several(plan: str, m: int, n: int, k: int) -> None:
     report.line(f"exact: {plan}, three weights", 4, failures, started)
 
 
+class Gated(NamedTuple):
+    """A product and that of a gate, with the scales of both, the gate's behind the other's."""
+
+    given: Tensors
+    gate: torch.Tensor
+    scale_w: torch.Tensor
+
+    @classmethod
+    def of(cls, given: Tensors, gate: Tensors) -> Gated:
+        return cls(given, gate.w, torch.cat([given.scale_w.flatten(), gate.scale_w.flatten()])[None])
+
+    def product(self, m: int, plan: str | None, activation: str | None = None) -> torch.Tensor:
+        extras = ow.Extras(gate=self.gate, activation=activation, scale_x=self.given.scale_x, scale_w=self.scale_w)
+        return ow.all_gather_matmul(self.given.x, self.given.w, m=m, extras=extras, plan=plan)
+
+
+def check_gate(plan: str, m: int, n: int, k: int) -> None:
+    """Without an activation, so that every product is exact in fp32: a kernel rounds it once, a library each part."""
+    started, failures = time.monotonic(), []
+    both = [[integers(GATHER, (m, n, k), by_rows) for _ in range(3)] for by_rows in (True, False)]
+    for turn in range(8):
+        one, *others = both[turn % 2]
+        other = others[turn // 2 % 2]
+        other = one._replace(w=other.w, scale_w=other.scale_w * 4)
+        gated, parts = Gated.of(one, other), (one.exact(m), other.exact(m))
+        exact = parts[0] * parts[1] if "kernel=" in plan else parts[0].bfloat16() * parts[1].bfloat16()
+        if not torch.equal(gated.product(m, plan), exact.bfloat16()):
+            failures.append(f"{plan} {m}x{n}x{k} call {turn}")
+    report.line(f"exact: {plan}, a gate", 8, failures, started)
+
+
+def check_gate_errors(m: int, n: int, k: int) -> None:
+    """SwiGLU against fp64 on the same fp8 numbers, beside what a library makes of it."""
+    started, failures = time.monotonic(), []
+    gated = Gated.of(*(normals(GATHER, m, n, k) for _ in range(2)))
+    first = slice(CHECKED_COLUMNS)
+    kept = [each[:, first].double() for each in (gated.given.w, gated.gate)]
+    scales = torch.cat([each[:, first] for each in gated.scale_w.chunk(2, dim=1)], dim=1).double()
+    wide = gated.given.x.double(), (kept[0], kept[1]), gated.given.scale_x.double(), scales
+    exact = reference.all_gather_scaled_gated_matmul(*wide, m=m, activation="silu")
+
+    def error(y: torch.Tensor) -> float:
+        return float((y[:, first].double() - exact).norm() / exact.norm())
+
+    torchs = error(gated.product(m, "sequential", "silu"))
+    for plan in (None, *_GATHERED):
+        ours = error(gated.product(m, plan, "silu"))
+        if not ours <= ERROR_RATIO * torchs:
+            failures.append(f"{plan}: error {ours:.3e}, torch's {torchs:.3e}")
+        if dist.get_rank() == 0:
+            print(f"    error of {plan or 'the chosen plan'}: {ours:.3e}, torch's {torchs:.3e}", flush=True)
+    report.line(f"error of a gate at {m}x{n}x{k}", 1 + len(_GATHERED), failures, started)
+
+
+def check_gate_times(name: str, m: int, n: int, k: int) -> None:
+    """SwiGLU in fp8, as it is chosen and by plans, beside bf16."""
+    started = time.monotonic()
+    gated = Gated.of(*(normals(GATHER, m, n, k) for _ in range(2)))
+    x = held(GATHER, torch.randn(m, k, device="cuda").bfloat16())
+    w, gate = (torch.randn(n, k, device="cuda").bfloat16().t() for _ in range(2))
+    in_bf16 = ow.Extras(gate=gate, activation="silu")
+    methods: dict[str, Call] = {
+        "bf16": lambda turn: run(GATHER, x, w, m, None, in_bf16),
+        "fp8": lambda turn: gated.product(m, None, "silu"),
+    }
+    methods |= {f"fp8 {plan}": partial(_gated, gated, m, plan) for plan in GATED}
+    check_gain(f"{name} {m}x{n}x{k}", methods, 1.0, started)
+
+
+def _gated(gated: Gated, m: int, plan: str, turn: int) -> torch.Tensor:
+    return gated.product(m, plan, "silu")
+
+
 def check_errors(operator: str, m: int, n: int, k: int) -> None:
     """Against fp64 on the same fp8 numbers, beside torch's scaled matmul and the library's collective."""
     started, failures, given = time.monotonic(), [], normals(operator, m, n, k)
@@ -211,14 +288,19 @@ def check_times(operator: str, name: str, m: int, n: int, k: int) -> None:
     checked = OPERATORS[operator]
     others = [plan for plan in checked.plans[:3] if not plan.startswith("one_shot")]
     methods |= {f"fp8 {plan}": _planned(given, m, plan) for plan in (*others, *checked.fused)}
+    check_gain(f"{name} {m}x{n}x{k}", methods, checked.speed_ratio, started)
+
+
+def check_gain(name: str, methods: dict[str, Call], least: float, started: float) -> None:
+    """Times methods, interleaved: `fp8` must be `least` times as fast as `bf16`."""
     for call in methods.values():
         call(0)
     times = {method: median(us) for method, us in _compared(methods).items()}
     gain = times["bf16"] / times["fp8"]
-    failures = [] if gain >= checked.speed_ratio else [f"{name}: fp8 is {gain:.3f} times as fast as bf16"]
+    failures = [] if gain >= least else [f"{name}: fp8 is {gain:.3f} times as fast as bf16"]
     if dist.get_rank() == 0:
         print("\n".join(f"    {name} {method:46s} {us:9.1f} us" for method, us in times.items()), flush=True)
-    report.line(f"{name} {m}x{n}x{k}: fp8 {gain:.3f} times as fast as bf16", 1, failures, started)
+    report.line(f"{name}: fp8 {gain:.3f} times as fast as bf16", 1, failures, started)
 
 
 def _planned(given: Tensors, m: int, plan: str) -> Call:
@@ -266,6 +348,20 @@ def check(operator: str, sizes: Sequence[Sizes], is_timed: bool) -> None:
             check_errors(operator, *local(operator, case))
         if is_timed:
             check_times(operator, case["name"], *local(operator, case))
+    if operator == GATHER:
+        check_gates(sizes[0], is_timed)
+
+
+def check_gates(sizes: Sizes, is_timed: bool) -> None:
+    """Bits, errors and, if asked, times of products with a gate."""
+    m, n, k = sizes
+    for plan in GATED if dist.get_world_size() > 1 else ("sequential", *_GATHERED[:2]):
+        check_gate(plan, m, n, 2 * k)  # as much as two shares of tiles have
+    cases = json.loads((SHAPES / f"weights.{GATHER}.json").read_text())["cases"]
+    extents = next(local(GATHER, case) for case in cases if case["name"] == GATE_UP)
+    check_gate_errors(*extents)
+    if is_timed:
+        check_gate_times(GATE_UP, *extents)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract
 from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.plan import MatmulConfig
+from overweave.schedules.tile_shape import TileShape
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
@@ -19,6 +24,38 @@ class Case(NamedTuple):
 
     source: Source
     contract: Contract
+
+
+class Variant(NamedTuple):
+    """What a matmul is specialised for beside its tile shape.
+
+    two_sources: own rows are read in place; otherwise all rows come from where peers write.
+    ragged: neither `n` nor `k` is a multiple of 16.
+    """
+
+    is_transposed: bool = False
+    two_sources: bool = True
+    traced: bool = False
+    ragged: bool = False
+
+    def __str__(self) -> str:
+        words = {"b^T": self.is_transposed, "two sources": self.two_sources, "traced": self.traced}
+        return " ".join(word for word, holds in (words | {"ragged": self.ragged}).items() if holds)
+
+    @property
+    def constexprs(self) -> dict[str, bool]:
+        return {"B_IS_TRANSPOSED": self.is_transposed, "TWO_SOURCES": self.two_sources, "TRACED": self.traced}
+
+
+VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
+RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
+SUM = Variant(two_sources=False)
+SCALED = Variant(is_transposed=True)
+
+
+def dealt(shape: TileShape) -> MatmulConfig:
+    """A tile shape whose kernel knows shares. How many is no matter to it."""
+    return replace(shape.config, split_tiles=1, split_k=2)
 
 
 def source_of(

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
 
 from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 
-from campaigns.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
+from campaigns.lint_case import (
+    DTYPES,
+    DTYPES_OF_OPERANDS,
+    OPERANDS,
+    RARE_VARIANTS,
+    SCALED,
+    SUM,
+    VARIANTS,
+    Case,
+    Variant,
+    dealt,
+    source_of,
+)
+from campaigns.lint_gated import gated_tiles
 from campaigns.lint_packed import packed_cases
 from campaigns.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case
 from campaigns.lint_skinny import skinny_cases
@@ -36,7 +48,7 @@ from overweave.runtime.kernels import reduction_options
 from overweave.runtime.matmul import hopper_parts
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.mover import CROWDED_WARPS
-from overweave.schedules.tile_shape import SUMS, SUMS_FINISHED, Kernel, TileShape, row_shape, shapes
+from overweave.schedules.tile_shape import SUMS, SUMS_FINISHED, Kernel, row_shape, shapes
 
 GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
@@ -52,31 +64,6 @@ SCALES = (SCALE_X, "scales", SCALE_W)
 TABLE = {"table": "*i32", "claims": "*i32", "trace": "*i64", "tiles": "i32", "world_size": "i32", "n": "i32"}
 
 
-class Variant(NamedTuple):
-    """What a matmul is specialised for beside its tile shape.
-
-    two_sources: own rows are read in place; otherwise all rows come from where peers write.
-    ragged: neither `n` nor `k` is a multiple of 16.
-    """
-
-    is_transposed: bool = False
-    two_sources: bool = True
-    traced: bool = False
-    ragged: bool = False
-
-    def __str__(self) -> str:
-        words = {"b^T": self.is_transposed, "two sources": self.two_sources, "traced": self.traced}
-        return " ".join(word for word, holds in (words | {"ragged": self.ragged}).items() if holds)
-
-    @property
-    def constexprs(self) -> dict[str, bool]:
-        return {"B_IS_TRANSPOSED": self.is_transposed, "TWO_SOURCES": self.two_sources, "TRACED": self.traced}
-
-
-VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
-RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
-SUM = Variant(two_sources=False)
-SCALED = Variant(is_transposed=True)
 SUMMED = "matmul_reduce_scatter"
 FINISHED = Epilogue(bias=True, activation="silu", residual=True)
 
@@ -121,7 +108,7 @@ def cases() -> Iterator[Case]:
         yield from sum_cases(kernel)
         yield from finished_cases(kernel)
         yield from several_cases(kernel)
-        yield from gated_cases(kernel)
+        yield from (matmul_case(*tile) for tile in gated_tiles(kernel))
     yield from split_cases("hopper")
     yield from scaled_cases("portable")
     yield from scaled_cases("hopper")
@@ -190,19 +177,6 @@ def several_cases(kernel: Kernel) -> Iterator[Case]:
         yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue, weights=3)
 
 
-def gated_cases(kernel: Kernel) -> Iterator[Case]:
-    """Two products of each tile, in every shape and, of the first, in every layout, traced, ragged, with a residual."""
-    swiglu = Epilogue(activation="silu", gate=True)
-    first, *others = (shape.config for shape in shapes("bfloat16", kernel, swiglu))
-    for variant in (*VARIANTS, *RARE_VARIANTS):
-        yield matmul_case("bfloat16", first, variant, swiglu)
-    for config in others:
-        yield matmul_case("bfloat16", config, VARIANTS[-1], swiglu)
-    rest = Epilogue(activation="gelu_tanh", residual=True, gate=True)
-    for shape in shapes("float16", kernel, rest):
-        yield matmul_case("float16", shape.config, VARIANTS[-1], rest)
-
-
 def split_cases(kernel: Kernel) -> Iterator[Case]:
     """Tiles dealt out along k: in every shape that can be; of one, all that may come with it.
 
@@ -222,11 +196,6 @@ def split_cases(kernel: Kernel) -> Iterator[Case]:
         yield matmul_case("bfloat16", dealt(next(known)), VARIANTS[-1], epilogue)
     by_rows = Epilogue(scaling="rows")
     yield matmul_case(FLOAT8, dealt(shapes(FLOAT8, kernel, by_rows)[0]), SCALED, by_rows)
-
-
-def dealt(shape: TileShape) -> MatmulConfig:
-    """A tile shape whose kernel knows shares. How many is no matter to it."""
-    return replace(shape.config, split_tiles=1, split_k=2)
 
 
 def reduction_case(

@@ -29,7 +29,8 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
     residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
-    of the first: both products of a tile are computed from the same rows of `a`.
+    of the first: both products of a tile are computed from the same rows of `a`. scale_w has the gate's scales behind
+    those of the first: two elements, `[1, 2]`, or `[1, 2n]`.
 
     Where ranks add products, each part is scaled by its own, and the rest is done once, to the whole sum (`of_parts`,
     `of_sums`): a kernel that adds does it in fp32 before it rounds; where a library adds, to what that rounded.
@@ -46,6 +47,11 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """What a kernel is compiled for; 0: nothing is done."""
         words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
         return sum(EPILOGUE_BITS[word] for word in words if word)
+
+    @property
+    def products(self) -> int:
+        """How many products it reads, of one shape."""
+        return 2 if self.gate else 1
 
     @property
     def of_parts(self) -> Epilogue:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES, Dtype
 from overweave.ir.epilogue import (
     BIAS,
     GATE,
@@ -104,7 +104,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def multiplied_columns(self) -> int:
         """How many columns are multiplied: with a gate, twice those of the result."""
-        return self.n * (2 if self.epilogue.gate else 1)
+        return self.n * self.epilogue.products
 
     @property
     def n_text(self) -> str:
@@ -133,7 +133,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """
         if name in (SCALE_X, SCALE_W):
             columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
-            return 1, columns, SCALE_DTYPE
+            return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
         if name == GATE:
             return self.k, self.n, self.dtype
         return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
@@ -199,8 +199,8 @@ def shares_obstacle(config: MatmulConfig) -> str:
     return ""
 
 
-def gate_obstacle(config: MatmulConfig) -> str:
-    """Why a kernel's tiles cannot be gated; empty if they can.
+def gate_obstacle(config: MatmulConfig, dtype: Dtype) -> str:
+    """Why a kernel's tiles of products of a dtype cannot be gated; empty if they can.
 
     The Hopper kernel makes one tile of a rectangle of each weight, which must be as wide as an accumulator is together.
     """
@@ -208,6 +208,8 @@ def gate_obstacle(config: MatmulConfig) -> str:
         return ""
     if config.split_n > 1 or not 64 <= config.block_n <= 128:
         return f"a gated tile has 64 or 128 columns, in one rectangle, not {config.block_n} in {config.split_n}"
+    if dtype == FLOAT8 and config.block_m != 128:
+        return f"beside both sums of a gated tile one step's product of fp8 has 128 rows, not {config.block_m}"
     return f"a gated tile has 128 rows or more, not {config.block_m}" if config.block_m < 128 else ""
 
 

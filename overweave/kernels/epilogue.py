@@ -64,8 +64,19 @@ def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constex
 
 
 @triton.jit
+def scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
+    """`scaled(value) * activation(scaled(gate))`: scale_w has the gate's scales behind the n, or the one, of value."""
+    if SCALES & EPILOGUE:
+        value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
+        of_gate = scale_w + (n if BY_ROWS & EPILOGUE else 1)
+        gate = scaled(gate, scale_x, of_gate, rows, row_end, cols, n, EPILOGUE)
+    return gated(value, gate, EPILOGUE)
+
+
+@triton.jit
 def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation.
+    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation,
+    and its scales before that.
 
     Of one of several weights, bias and scale_w begin at its columns, of which there are n.
     """

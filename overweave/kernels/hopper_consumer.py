@@ -14,24 +14,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from overweave.kernels.epilogue import BIAS, BY_ROWS, ENDINGS, GATE, SCALES, finished_by_parts, gated, scales_of
+from overweave.kernels.epilogue import ENDINGS, GATE, finished_by_parts
+from overweave.kernels.finished_hopper import finish, gate_half, of_product
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper_tiles import place_of, read_column, record_time
-from overweave.kernels.received_hopper import half_of, hear_of_addends, store_sum
+from overweave.kernels.received_hopper import hear_of_addends, store_sum
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.shares_hopper import end_share, tell
-from overweave.kernels.weights import columns_before, of_weight, weight_of
+from overweave.kernels.weights import of_weight
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     FINISHES,
-    FROM_OWN_SHARD,
     INTO,
     MULTIPLIED,
     PLACE,
-    ROW,
-    SOURCE,
-    SOURCE_ROW,
 )
 
 FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
@@ -160,26 +157,6 @@ def multiply_in_steps(
 
 
 @gluon.jit
-def finish(
-    value, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end,
-    EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr,
-):  # fmt: skip
-    """The epilogue of some columns of a tile, of a weight that has cols_end."""
-    if EPILOGUE:
-        if WEIGHTS > 1:
-            before = columns_before(weight_of(table, tile, WEIGHTS), n, n_1, WEIGHTS)
-            if BIAS & EPILOGUE:
-                bias += before
-            if BY_ROWS & EPILOGUE:
-                scale_w += before
-        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
-        top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
-        beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
-        value = finished_by_parts(value, bias, residual, beside, scale_w, row, row_end, col, cols_end, EPILOGUE)
-    return value
-
-
-@gluon.jit
 def hand_over(
     result, c_tiles, at, turn, out, out_pointer, bias, residual, addends, addend_tiles, verdicts, received, table, tile,
     row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
@@ -231,11 +208,11 @@ def end_tile(
     """The products of all of k, finished and handed over."""
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
-    OF_PRODUCT: gl.constexpr = EPILOGUE if ADDENDS == 0 else SCALES & EPILOGUE
+    OF_PRODUCT: gl.constexpr = of_product(EPILOGUE, ADDENDS)
     if GATE & EPILOGUE:
-        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
-        result = gated(half_of(result, False), half_of(result, True), EPILOGUE)
-        result = gl.convert_layout(result, layout)  # no instruction: both halves are the thread's own
+        result = gate_half(
+            result, others, PART_N, table, tile, scale_x, scales, scale_w, row, row_end, col, cols_end, EPILOGUE
+        )
     result = finish(
         result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end,
         OF_PRODUCT, WEIGHTS,
@@ -287,7 +264,10 @@ def consume_tile(
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     IS_FP8: gl.constexpr = a_tiles.dtype.is_fp8()
     BLOCK_K: gl.constexpr = a_tiles.type.shape[2]
-    WIDE: gl.constexpr = widest(PARTS, PART_N, IS_FP8)
+    PRODUCTS: gl.constexpr = 2 if GATED else PARTS  # of rectangles of columns
+    WIDE: gl.constexpr = widest(PRODUCTS, PART_N, IS_FP8)
+    HAS_REST: gl.constexpr = PRODUCTS > WIDE
+    LEFT: gl.constexpr = 1 if GATED else WIDE
     SIZE: gl.constexpr = PART_M * PART_N * (2 if GATED else c_tiles.type.shape[0] // 2)
     BELOW: gl.constexpr = 0 if IN_COLUMNS else HALF * PART_M
     BESIDE: gl.constexpr = HALF * PART_N if IN_COLUMNS else 0
@@ -299,19 +279,18 @@ def consume_tile(
     low, high = k_range(table, tile, k, BLOCK_K, SPLIT_K)
     if IS_FP8:
         result, others, step = multiply_in_steps(
-            PARTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+            PRODUCTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
         )
     else:
         result, others, step = multiply(
-            2 if GATED else PARTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED,
-            IN_COLUMNS,
-        )  # fmt: skip
+            PRODUCTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+        )
     result += gl.where(message < VOID, 0.0, float("nan"))
-    if PARTS > WIDE:
+    if HAS_REST:
         others += gl.where(message < VOID, 0.0, float("nan"))
     if SPLIT_K:
         told, result, others = end_share(
-            PARTS > WIDE, HALF, SIZE, result, others, partials, arrivals, table, tile, message < VOID
+            HAS_REST, HALF, SIZE, result, others, partials, arrivals, table, tile, message < VOID
         )
         await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
         if told != LEFT_OUT:
@@ -320,7 +299,7 @@ def consume_tile(
             target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, WEIGHTS)
             cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
             end_tile(
-                PARTS, WIDE, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
+                PARTS, LEFT, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
                 scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1,
                 cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
             )  # fmt: skip
@@ -330,7 +309,7 @@ def consume_tile(
         tell(told_of.index(HALF), told)
     else:
         end_tile(
-            PARTS, WIDE, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
+            PARTS, LEFT, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
             scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1, cols_end,
             EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
         )  # fmt: skip

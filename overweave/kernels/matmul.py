@@ -19,7 +19,7 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import BIAS, BY_ROWS, ENDINGS, GATE, SCALES, finished, gated, scales_of
+from overweave.kernels.epilogue import BIAS, BY_ROWS, ENDINGS, GATE, SCALES, finished, scaled_and_gated, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
 from overweave.kernels.shares import LEFT_OUT, SUMMED, end_share, k_range
 from overweave.kernels.weights import columns_before, of_weight, weight_of
@@ -84,9 +84,26 @@ def multiply_tile_by_both(a, b, gate, row, col, low, high, PRECISION: tl.constex
         else:
             b_tile = b.load([depth, col])
             gate_tile = gate.load([depth, col])
-        accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
-        gate_accumulator = tl.dot(a_tile, gate_tile, gate_accumulator, input_precision=PRECISION)
+        if PRECISION == "fp8":  # as in `multiply_tile`
+            accumulator += tl.dot(a_tile, b_tile)
+            gate_accumulator += tl.dot(a_tile, gate_tile)
+        else:
+            accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=PRECISION)
+            gate_accumulator = tl.dot(a_tile, gate_tile, gate_accumulator, input_precision=PRECISION)
     return accumulator, gate_accumulator
+
+
+@triton.jit
+def gate_tile(
+    value, gate, scale_x, scales, scale_w, table, tile, row, row_end, col, n, EPILOGUE: tl.constexpr
+):  # fmt: skip
+    """A tile's two products made one, each scaled by its own before."""
+    rows, cols = row + tl.arange(0, value.shape[0]), col + tl.arange(0, value.shape[1])
+    beside = scale_x
+    if SCALES & EPILOGUE:
+        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
+        beside = scales_of(scale_x, scales, is_own, row, read_column(table, tile, SOURCE_ROW), EPILOGUE)
+    return scaled_and_gated(value, gate, beside, scale_w, rows, row_end, cols, n, EPILOGUE)
 
 
 @triton.jit
@@ -210,11 +227,13 @@ def matmul_kernel(
             verdict = (told == SUMMED).to(tl.int32)
         if SPLIT_K == 0 or told != LEFT_OUT:
             if GATE & EPILOGUE:
-                accumulator = gated(accumulator, gate, EPILOGUE)
+                accumulator = gate_tile(
+                    accumulator, gate, scale_x, scales, scale_w, table, tile, row, row_end, col, n, EPILOGUE
+                )
             end_tile(
                 accumulator, verdict, bias, residual, scale_x, scales, scale_w, target, addends, table, tile,
                 row, row_end, col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED,
-                EPILOGUE, ADDENDS, WEIGHTS,
+                (ENDINGS & EPILOGUE) if GATE & EPILOGUE else EPILOGUE, ADDENDS, WEIGHTS,
             )  # fmt: skip
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

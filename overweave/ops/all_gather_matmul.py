@@ -97,11 +97,11 @@ def all_gather_matmul(
     scale_w have the columns of all, side by side.
     extras: `ow.Extras(bias=, activation=, residual=, gate=)`. bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as
     torch.nn.functional has them. residual: `[m, n]`, each rank's own. gate: `[k, n]`, laid out as w, without bias: with
-    `silu`, SwiGLU; a kernel computes both products of a tile from the same rows of x. All in the dtype of x; a fused
-    kernel applies them in fp32 before it rounds, the library one by one.
+    `silu`, SwiGLU; a kernel computes both products of a tile from the same rows of x. The gate has the dtype of x, bias
+    and residual that of y; a fused kernel applies them in fp32 before it rounds, the library one by one.
     fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16, and
     `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)` as torch._scaled_mm takes them: y = (x @ w) * scale_x * scale_w.
-    Scales of rows are those of the shard; they travel with it. No gate.
+    Scales of rows are those of the shard; they travel with it. A gate is fp8 too, scale_w has its scales behind w's.
     m: rows after the gather, by default W times the shard's. If W does not divide it, ranks hold the shards that
     `torch.chunk(x, W)` deals: ceil(m/W) rows each until none are left.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its

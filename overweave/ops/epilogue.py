@@ -23,7 +23,8 @@ class Extras(NamedTuple):
     one element each, the same scale_x on every rank; or scale_x `[m/W, 1]` of the own rows, which travel with them, and
     scale_w `[1, n]`. out_dtype: of y, bias and residual; bf16 if None.
     gate, a second weight `[k, n]` in the layout of the first: `y * activation(x @ gate) + residual`, without bias. With
-    `silu` that is SwiGLU, with `gelu` GEGLU, without activation a bilinear unit.
+    `silu` that is SwiGLU, with `gelu` GEGLU, without activation a bilinear unit. Of fp8 operands the gate is fp8 too,
+    and has scales of its own behind those of w: scale_w has two elements, or is `[1, 2n]`.
     Of several weights, bias and scale_w have the columns of all of them, side by side; no residual and no gate.
     """
 
@@ -57,12 +58,13 @@ def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tup
     if extras is not None and not isinstance(extras, Extras):
         raise InputError(f"{operator}: extras", f"got {type(extras).__name__}", "Pass ow.Extras(...), or None")
     x, *weights = operands
-    scaling = checked_scaling(operator, extras.scales if extras else Scales(), x, *weights)
+    has_gate = extras is not None and extras.gate is not None
+    scaling = checked_scaling(operator, extras.scales if extras else Scales(), x, *weights, has_gate=has_gate)
     if extras is None:
         return NO_EPILOGUE
     w, n = weights[0], sum(each.shape[1] for each in weights)
     k, dtype = x.shape[1], extras.scales.result_dtype(x)
-    if len(weights) > 1 and (extras.residual is not None or extras.gate is not None):
+    if len(weights) > 1 and (extras.residual is not None or has_gate):
         found = f"a residual or a gate with {len(weights)} weights"
         raise InputError(f"{operator}: extras", found, "Pass one weight, or finish the products yourself")
     for name, tensor, wanted in (
@@ -75,8 +77,9 @@ def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tup
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor, or None")
         found = f"got {list(tensor.shape)} of {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (wanted, dtype, x.device):
-            cure = f"Pass {list(wanted)} of {dtype} on {x.device}"
+        kept = x.dtype if name == GATE else dtype
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (wanted, kept, x.device):
+            cure = f"Pass {list(wanted)} of {kept} on {x.device}"
             raise InputError(f"{operator}: {name}", found, cure)
         if name == GATE:
             _check_layout(operator, tensor, w)
@@ -85,9 +88,8 @@ def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tup
         if torch.is_grad_enabled() and tensor.requires_grad:
             cure = "Call it under no_grad"
             raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", cure)
-    beside = "a bias" if extras.bias is not None else "scales" if scaling else ""
-    if extras.gate is not None and beside:
-        raise InputError(f"{operator}: extras", f"{beside} beside a gate", "Leave out one of them")
+    if has_gate and extras.bias is not None:
+        raise InputError(f"{operator}: extras", "a bias beside a gate", "Leave out one of them")
     if extras.activation is not None and extras.activation not in _ACTIVATIONS:
         cure = f"Use one of {', '.join(_ACTIVATIONS)}, or None"
         raise InputError(f"{operator}: activation", f"got {str(extras.activation)[:40]!r}", cure)
@@ -96,7 +98,7 @@ def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tup
         activation=extras.activation,  # type: ignore[arg-type]
         residual=extras.residual is not None,
         scaling=scaling,
-        gate=extras.gate is not None,
+        gate=has_gate,
     )
 
 

@@ -48,6 +48,26 @@ def all_gather_scaled_matmul(
     return (x @ w.to(scale_x.dtype)) * by_row * scale_w
 
 
+def all_gather_scaled_gated_matmul(
+    x_shard: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    scale_x: torch.Tensor,
+    scale_w: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    m: int | None = None,
+    activation: Activation | None = None,
+) -> torch.Tensor:
+    """`y * activation(y of the gate)`, both as `all_gather_scaled_matmul` has them.
+
+    weights: w and the gate, whose scales stand behind those of w.
+    """
+    first, second = scale_w.reshape(1, -1).chunk(2, dim=1)
+    y = all_gather_scaled_matmul(x_shard, weights[0], scale_x, first, group, m=m)
+    gate = all_gather_scaled_matmul(x_shard, weights[1], scale_x, second, group, m=m)
+    return y * (ACTIVATIONS[activation](gate) if activation else gate)
+
+
 def _gathered(shard: torch.Tensor, group: dist.ProcessGroup | None, m: int | None) -> torch.Tensor:
     """All rows, in rank order; ranks hold them as torch.chunk deals them."""
     world_size = dist.get_world_size(group)

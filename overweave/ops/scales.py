@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -53,8 +54,13 @@ def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dt
     return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype)))
 
 
-def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, *weights: torch.Tensor) -> Scaling | None:
-    """How the products by all weights are scaled; None if they are not. Raises InputError."""
+def checked_scaling(
+    operator: str, scales: Scales, x: torch.Tensor, *weights: torch.Tensor, has_gate: bool = False
+) -> Scaling | None:
+    """How the products by all weights are scaled; None if they are not. Raises InputError.
+
+    has_gate: whether a gate of the weight's shape has scales of its own, behind the weight's.
+    """
     given = {SCALE_X: scales.scale_x, SCALE_W: scales.scale_w}
     if x.dtype != FP8:
         _refuse_scales(operator, scales, x)
@@ -65,24 +71,29 @@ def checked_scaling(operator: str, scales: Scales, x: torch.Tensor, *weights: to
         known = ", ".join(map(str, DTYPES))
         raise InputError(f"{operator}: out_dtype", f"got {str(scales.out_dtype)[:40]}", f"Use one of {known}, or None")
     for name, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            cure = f"Pass extras=ow.Extras({SCALE_X}=, {SCALE_W}=), fp32 tensors; of ones if nothing was scaled"
-            raise InputError(f"{operator}: {name} of fp8 operands", f"got {type(tensor).__name__}", cure)
-        if (tensor.dtype, tensor.device) != (torch.float32, x.device) or not tensor.is_contiguous():
-            found = f"got {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
-            raise InputError(
-                f"{operator}: {name}, fp32, contiguous, beside x", found, f"Pass {name}.float().contiguous()"
-            )
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", "Call it under no_grad")
+        _check_scale(operator, name, tensor, x)
     shapes = {name: tuple(tensor.shape) for name, tensor in given.items() if tensor is not None}
-    if all(tensor is not None and tensor.numel() == 1 for tensor in given.values()):
+    products = 2 if has_gate else 1
+    if prod(shapes[SCALE_X]) == 1 and prod(shapes[SCALE_W]) == products and shapes[SCALE_W][-1:] in ((), (products,)):
         return "tensor"
-    wanted = {SCALE_X: (x.shape[0], 1), SCALE_W: (1, sum(w.shape[1] for w in weights))}
+    wanted = {SCALE_X: (x.shape[0], 1), SCALE_W: (1, products * sum(w.shape[1] for w in weights))}
     if shapes != wanted:
-        cure = f"Pass one element each, or {wanted[SCALE_X]} for the own rows and {wanted[SCALE_W]} for the columns"
+        one = f"one element of {SCALE_X} and two of {SCALE_W}, w's and the gate's" if has_gate else "one element each"
+        columns = "columns of w and, behind them, of the gate" if has_gate else "columns"
+        cure = f"Pass {one}, or {wanted[SCALE_X]} for the own rows and {wanted[SCALE_W]} for the {columns}"
         raise InputError(f"{operator}: {SCALE_X} and {SCALE_W}", f"got {shapes[SCALE_X]} and {shapes[SCALE_W]}", cure)
     return "rows"
+
+
+def _check_scale(operator: str, name: str, scale: torch.Tensor | None, x: torch.Tensor) -> None:
+    if not isinstance(scale, torch.Tensor):
+        cure = f"Pass extras=ow.Extras({SCALE_X}=, {SCALE_W}=), fp32 tensors; of ones if nothing was scaled"
+        raise InputError(f"{operator}: {name} of fp8 operands", f"got {type(scale).__name__}", cure)
+    if (scale.dtype, scale.device) != (torch.float32, x.device) or not scale.is_contiguous():
+        found = f"got {scale.dtype} on {scale.device}, strides {scale.stride()}"
+        raise InputError(f"{operator}: {name}, fp32, contiguous, beside x", found, f"Pass {name}.float().contiguous()")
+    if torch.is_grad_enabled() and scale.requires_grad:
+        raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", "Call it under no_grad")
 
 
 def _refuse_scales(operator: str, scales: Scales, x: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Range
 from overweave.memory.group import Group
 from overweave.runtime.library import End, View, full_precision, run_operation
-from overweave.runtime.scaled import multiply_scaled
+from overweave.runtime.scaled import multiply_scaled, scaled_matmul, scales_of_columns, scales_of_rows
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
 
@@ -42,10 +42,11 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
     else:
         run_operation(operation, view, group, end)
     if epilogue.bits and isinstance(operation, Compute):
-        for a, out in zip(operation.a, operation.out, strict=True):
+        for part, out in enumerate(operation.out):
             if not out.is_empty:
-                gate = _gate(view(a), tensors[GATE]) if epilogue.gate else None
-                apply_epilogue(view(out), slice(*out.rows), epilogue, tensors, gate)
+                y = view(out)
+                gate = _gate(operation, part, view, tensors) if epilogue.gate else None
+                apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
 
 
 def end_collective(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -67,7 +68,14 @@ def _of_weight(tensors: Mapping[str, torch.Tensor], columns: Range) -> dict[str,
     return {**tensors, **{name: tensors[name][..., slice(*columns)] for name in by_column}}
 
 
-def _gate(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _gate(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The gate's product of a part of `a`."""
+    a, weight, y = view(compute.a[part]), tensors[GATE], view(compute.out[part])
+    if SCALE_W in tensors:
+        product = y.new_empty(y.shape)
+        scales = scales_of_rows(compute, view, tensors)[part], scales_of_columns(tensors)[1]
+        scaled_matmul(a, weight, scales, product)
+        return product
     with full_precision(a.dtype):
         return torch.mm(a, weight)
 

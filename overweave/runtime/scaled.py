@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from overweave.ir.epilogue import SCALE_W, SCALE_X
+from overweave.ir.epilogue import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
 from overweave.runtime.library import End, View, add_addends, full_precision
 
@@ -19,17 +19,27 @@ def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | N
 
     With addends the scaled product stays fp32 until the sum is rounded. end: as of `run_operation`.
     """
-    own = [tensors[SCALE_X]] * len(compute.a) if not compute.scales else [view(region) for region in compute.scales]
-    for a, scale_x, out in zip(compute.a, own, compute.out, strict=True):
+    for a, scale_x, out in zip(compute.a, scales_of_rows(compute, view, tensors), compute.out, strict=True):
         if out.is_empty:
             continue
-        scales, target = (scale_x, tensors[SCALE_W]), view(out)
+        scales, target = (scale_x, scales_of_columns(tensors)[0]), view(out)
         if compute.addends:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
             add_addends(compute, product, view, end)
         else:
             scaled_matmul(view(a), view(compute.b), scales, target)
+
+
+def scales_of_rows(compute: Compute, view: View, tensors: Tensors) -> list[torch.Tensor]:
+    """For each part of `a` the scales of its rows, or the one of all."""
+    return [view(region) for region in compute.scales] or [tensors[SCALE_X]] * len(compute.a)
+
+
+def scales_of_columns(tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    """Those of the weight; and if there is a gate its own, behind them in one tensor."""
+    scale_w = tensors[SCALE_W]
+    return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)
 
 
 def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:

@@ -17,8 +17,8 @@ def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
     if problem.norm and problem.epilogue != problem.epilogue.of_parts:
         found = f"epilogue {problem.epilogue} beside {problem.norm}"
         raise InputError(asked, found, "A sum ends with one of them: a norm has a residual of its own")
-    if problem.epilogue.gate and (problem.epilogue.bias or problem.epilogue.scaling):
-        raise InputError(asked, f"epilogue {problem.epilogue}", "What is gated has neither bias nor scales")
+    if problem.epilogue.gate and problem.epilogue.bias:
+        raise InputError(asked, f"epilogue {problem.epilogue}", "What is gated has no bias")
     if problem.columns:
         _check_columns(asked, problem, is_fused)
     if problem.dtype == FLOAT8:

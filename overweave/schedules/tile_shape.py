@@ -120,6 +120,18 @@ FLOAT8_HOPPER = (
     _hopper((64, 256, 128), 1, 16, 4, 0.85),
     _hopper((64, 128, 128), 1, 16, 7, 0.66),
 )
+# Two products of fp8 in each tile: sums of both, and beside them one step's product of 128 columns.
+GATED_FLOAT8: dict[Kernel, tuple[TileShape, ...]] = {
+    "portable": (
+        _shape(128, 64, 128, 8, 4, 1.0),
+        _shape(64, 128, 128, 8, 4, 0.95),
+        _shape(64, 64, 128, 4, 4, 0.8),
+    ),
+    "hopper": (
+        _hopper((128, 128, 128), 1, 16, 4, 1.0),
+        _hopper((128, 64, 128), 1, 16, 6, 0.8),
+    ),
+}
 
 
 def shapes(
@@ -128,8 +140,7 @@ def shapes(
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
     candidates = _shapes(dtype, kernel)
     if epilogue.gate and dtype != "float32":
-        # Beside the sums of the others the residual does not fit: the assembler spills registers.
-        return GATED[kernel][-1:] if kernel == "portable" and epilogue.residual else GATED[kernel]
+        return _gated_shapes(dtype, kernel, epilogue)
     if kernel == "portable" and epilogue.residual:
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
         return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
@@ -143,6 +154,15 @@ def shapes(
         narrow = (shape for shape in candidates if shape.config.block_n <= widest or shape.config.block_m < 128)
         return tuple(shape for shape in narrow if shape.config.split_n < 4)
     return candidates
+
+
+def _gated_shapes(dtype: Dtype, kernel: Kernel, epilogue: Epilogue) -> tuple[TileShape, ...]:
+    """Those beside whose sums the assembler finds registers for all that is done to them."""
+    if dtype != FLOAT8:
+        return GATED[kernel][-1:] if kernel == "portable" and epilogue.residual else GATED[kernel]
+    # Of 128 columns; with one scale each and no activation it holds more at once than with one.
+    has_room = epilogue.activation is not None if epilogue.scaling == "tensor" else not epilogue.residual
+    return GATED_FLOAT8[kernel] if has_room or kernel == "portable" else GATED_FLOAT8[kernel][1:]
 
 
 def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:

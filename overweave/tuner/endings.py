@@ -62,9 +62,8 @@ def _finished(problem: Problem, words: list[str]) -> Problem:
     activations = [word for word in ACTIVATIONS if word in words]
     if GATE in words and problem.operator != GATHERED:
         raise InputError(f"{problem.operator} after {GATE}", "it takes no gate", f"Only {GATHERED} does")
-    beside = BIAS if BIAS in words else "fp8" if problem.dtype == FLOAT8 else ""
-    if len(activations) > 1 or (GATE in words and beside):
-        found = " and ".join(activations) if len(activations) > 1 else f"{beside} beside a gate"
+    if len(activations) > 1 or {GATE, BIAS} <= {*words}:
+        found = " and ".join(activations) if len(activations) > 1 else f"{BIAS} beside a gate"
         raise InputError(f"{problem.operator} after {'+'.join(words)}", found, "Leave out one of them")
     epilogue = replace(
         problem.epilogue,

@@ -24,6 +24,7 @@ from overweave.schedules.tile_shape import (
     FLOAT8_HOPPER,
     FLOAT8_PORTABLE,
     GATED,
+    GATED_FLOAT8,
     HALF_PRECISION,
     HOPPER,
     SINGLE_PRECISION,
@@ -286,4 +287,5 @@ def _pins(config: MatmulConfig) -> Options:
 
 _PINNED = ("kernel", "block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
 _ALL_SHAPES = (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION, *FLOAT8_PORTABLE, *FLOAT8_HOPPER)
-_ALL_PINS = [_pins(shape.config) for shape in (*_ALL_SHAPES, *(each for gated in GATED.values() for each in gated))]
+_ALL_GATED = (each for gated in (*GATED.values(), *GATED_FLOAT8.values()) for each in gated)
+_ALL_PINS = [_pins(shape.config) for shape in (*_ALL_SHAPES, *_ALL_GATED)]

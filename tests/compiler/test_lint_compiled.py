@@ -11,17 +11,18 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint_all import main
-from campaigns.lint_case import Case
-from campaigns.lint_cases import FINISHED, SUM, Variant, add_case, copy_case, matmul_case, norm_case, reduction_case
+from campaigns.lint_case import SCALED, SUM, Case, Variant
+from campaigns.lint_cases import FINISHED, add_case, copy_case, matmul_case, norm_case, reduction_case
 from campaigns.lint_packed import packed_case
 from campaigns.lint_protocol import begin_case, tell_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.schedules.tile_shape import GATED, PACKED, SUMS_FINISHED, row_shape
+from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS_FINISHED, row_shape
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -37,6 +38,7 @@ from tests.compiler.cases import (
 pytestmark = pytest.mark.slow
 HOPPER = MatmulConfig(kernel="hopper")
 SWIGLU = Epilogue(activation="silu", gate=True)
+SCALED_SWIGLU = replace(SWIGLU, scaling="rows")
 
 
 @cache
@@ -86,6 +88,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         matmul_case("bfloat16", HOPPER, Variant(), weights=3),
         matmul_case("bfloat16", HOPPER, SUM, FINISHED, addends=3),
         *(matmul_case("bfloat16", GATED[kernel][0].config, Variant(), SWIGLU) for kernel in GATED),
+        *(matmul_case(FLOAT8, GATED_FLOAT8[kernel][0].config, SCALED, SCALED_SWIGLU) for kernel in GATED_FLOAT8),
     ],
     ids=lambda case: f"{case.source.name} {case.source.config}",
 )

@@ -35,7 +35,8 @@ SMALL = {"block_m": 16, "block_n": 16, "pieces": 2}
 
 
 def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=None, **changes) -> Plan:
-    problem = Problem(operator=name.split(".")[0], m=m, n=n, k=16, world_size=world_size, dtype="bfloat16", **changes)
+    size = {"m": m, "n": n, "k": 16, "world_size": world_size, "dtype": "bfloat16"}
+    problem = Problem(operator=name.split(".")[0], **size | changes)
     return build(name, problem, options or (SMALL if template_of(name).is_fused else {}))
 
 
@@ -136,6 +137,15 @@ def test_a_gated_tile_is_one_accumulator_of_two_rectangles():
     for change, words in ((halves, "in one rectangle"), (wide, "not 256"), (low, "128 rows")):
         matmul = replace(plan.realization.matmul, **change)
         refused(replace(plan, realization=replace(plan.realization, matmul=matmul)), "lowering", words)
+
+
+def test_a_gated_tile_of_fp8_has_128_rows():
+    fp8 = {"dtype": "float8_e4m3fn", "b_is_transposed": True, "out_dtype": "bfloat16"}
+    swiglu = Epilogue(scaling="rows", activation="silu", gate=True)
+    plan = plan_of("all_gather_matmul.push", options={"kernel": "hopper"}, epilogue=swiglu, **fp8)
+    assert verify_plan(plan, H200).ok
+    matmul = replace(plan.realization.matmul, block_m=256, block_n=64)
+    refused(replace(plan, realization=replace(plan.realization, matmul=matmul)), "lowering", "128 rows, not 256")
 
 
 def test_a_step_of_k_fills_what_tensor_cores_take_and_no_more_than_a_swizzle():

@@ -5,6 +5,8 @@ Run by test_interpreter.py in a process of its own, as interpreted_kernels.py is
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from overweave.ir.plan import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
+from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
@@ -106,6 +109,57 @@ def wrong_fp8_plans() -> list[str]:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_fp8_operands_and_their_scales(world_size: int):
     assert run_ranks(wrong_fp8_plans, world_size) == [[]] * world_size
+
+
+SHAPED: dict[str, Any] = {"m": 37, "n": 48, "dtype": "float8_e4m3fn", "b_is_transposed": True, "out_dtype": "bfloat16"}
+
+
+def wrong_gates() -> list[str]:
+    """Two products of each tile, each scaled by its own: integers, so every bit must be right; then floats."""
+    group, wrong = resolve(None), []
+    m, n = SHAPED["m"], SHAPED["n"]
+    generator = torch.Generator().manual_seed(m)
+    own = slice(*shard_rows(m, group.world_size, group.rank))
+    for scaling, plan, options, activation in (
+        ("rows", "push", TILES, None),
+        ("rows", "push", TILES | {"mover": "copy_kernel", "copy_programs": 2}, None),
+        ("rows", "pull", TILES, None),
+        ("rows", "push", TILES | {"split_k": 2, "sms": 64}, None),
+        ("rows", "gather_pull", {}, None),
+        ("tensor", "push", TILES, None),
+        ("tensor", "sequential", {}, None),
+        ("rows", "push", TILES, "silu"),
+        ("tensor", "push", TILES | {"split_k": 2, "sms": 64}, "gelu"),
+    ):
+        k = 256 if "split_k" in options else 64
+        draw = torch.randn if activation else lambda *shape, generator: torch.randint(-2, 3, shape, generator=generator)
+        whole, w, gate = (draw(rows, k, generator=generator).to(torch.float8_e4m3fn) for rows in (m, n, n))
+        by_row, by_column = (2.0 ** torch.randint(-2, 3, shape, generator=generator) for shape in ((m, 1), (1, 2 * n)))
+        if scaling == "tensor":
+            by_row, by_column = torch.full((1, 1), 0.5), torch.tensor([[4.0, 0.25]])
+        epilogue = Epilogue(scaling=scaling, activation=activation, residual=activation is not None, gate=True)  # type: ignore[arg-type]
+        problem = Problem(operator="all_gather_matmul", k=k, world_size=group.world_size, epilogue=epilogue, **SHAPED)
+        inputs = {"x": whole[own], "w": w.t(), "gate": gate.t(), "scale_w": by_column}
+        inputs["scale_x"] = by_row[own].contiguous() if scaling == "rows" else by_row
+        extras = {"residual": torch.randn(m, n, generator=generator).bfloat16()} if epilogue.residual else {}
+        y = torch.full((m, n), torch.nan, dtype=torch.bfloat16)
+        built = catalog.build(f"all_gather_matmul.{plan}", problem, options)
+        assert ("split_k" in options) == any(row.shares for order in built.tile_orders for row in order.rows)
+        run_on_host(built, group, inputs | extras, {"y": y}, depth="interpreter")
+        of_w, of_gate = by_column.double().chunk(2, dim=1)
+        exact = (whole.double() @ w.double().t()) * by_row * of_w
+        wide = {name: each.double() for name, each in extras.items()}
+        product = (whole.double() @ gate.double().t()) * by_row * of_gate
+        apply_epilogue(exact, slice(0, m), Epilogue(activation=activation, residual=epilogue.residual), wide, product)  # type: ignore[arg-type]
+        is_right = torch.allclose(y.double(), exact, rtol=2**-7, atol=2**-7) if activation else None
+        if not (torch.equal(y, exact.bfloat16()) if is_right is None else is_right):
+            wrong.append(f"{scaling} {plan} {options} {activation}: {float((y.double() - exact).abs().max())}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gates_of_fp8_and_their_own_scales(world_size: int):
+    assert run_ranks(wrong_gates, world_size) == [[]] * world_size
 
 
 SUMMED: tuple[tuple[str, str, dict[str, str | int]], ...] = (

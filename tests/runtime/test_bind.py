@@ -21,7 +21,7 @@ from overweave.runtime import launch
 from overweave.runtime.order import launch_order
 from overweave.runtime.packed import PackedRun
 from overweave.schedules.catalog import build
-from overweave.schedules.tile_shape import FLOAT8_HOPPER, FLOAT8_PORTABLE, GATED, Kernel, TileShape
+from overweave.schedules.tile_shape import FLOAT8_HOPPER, FLOAT8_PORTABLE, GATED, GATED_FLOAT8, Kernel, TileShape
 from tests.runtime.without_gpu import CALLER, HostSlot, Launched, launched, workspace
 
 __all__ = ["launched"]  # a fixture
@@ -61,6 +61,7 @@ SPECIAL: tuple[dict[str, Any], ...] = (
     FP8 | {"epilogue": Epilogue(scaling="tensor")},
 )
 SWIGLU = Epilogue(activation="silu", gate=True)
+SCALED_SWIGLU = Epilogue(scaling="rows", activation="silu", gate=True)
 SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "stages", "warps", "split_n", "kernel")
 NORMED = (
     "one_shot",
@@ -85,6 +86,13 @@ def gated_cases() -> Iterator[Case]:
     for kernel in KERNELS:
         for shape, turned in product(GATED[kernel], (False, True)):
             yield Case(GATHER, f"push {pinned(shape)}", {"epilogue": SWIGLU, "b_is_transposed": turned})
+        for shape in GATED_FLOAT8[kernel]:
+            yield Case(GATHER, f"push {pinned(shape)}", FP8 | {"epilogue": SCALED_SWIGLU, "m": 500})
+            yield Case(GATHER, f"push {pinned(shape)} split_k=2", FP8 | {"epilogue": SCALED_SWIGLU, "k": 1024})
+        geglu = Epilogue(scaling="tensor", activation="gelu", residual=True, gate=True)
+        yield Case(GATHER, f"pull kernel={kernel}", FP8 | {"epilogue": geglu}, rank=1)
+    for plan in LIBRARY_PLANS:
+        yield Case(GATHER, plan, FP8 | {"epilogue": SCALED_SWIGLU})
 
 
 def norm_cases() -> Iterator[Case]:

@@ -200,7 +200,7 @@ def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         run_operation(summed, lambda region: tensors[region.buffer], None)  # type: ignore[arg-type]
         made.append(tensors["y"].clone())
-        made.append(epilogue._gate(x, w))
+        made.append(epilogue._gate(summed, 0, lambda region: tensors[region.buffer], tensors))
         scaled.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
         made.append(tensors["y"].clone())
         apply_norm(

@@ -81,7 +81,6 @@ def test_several_weights_over_one_gather(name: str, world_size: int):
         ("all_gather_matmul.gather", {"columns": (8, 40), "epilogue": Epilogue(residual=True)}, "epilogue residual"),
         ("matmul_reduce_scatter.scatter", {"epilogue": Epilogue(gate=True)}, "epilogue gate"),
         ("all_gather_matmul.gather", {"epilogue": Epilogue(gate=True, bias=True)}, "epilogue bias+gate"),
-        ("all_gather_matmul.push", {"epilogue": Epilogue(gate=True, scaling="tensor")}, "scaled by tensor+gate"),
     ],
 )
 def test_weights_that_cannot_be_say_why(operator: str, fields: dict[str, object], found: str):

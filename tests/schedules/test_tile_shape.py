@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Problem, gate_obstacle, split_obstacle
+from overweave.ir.dtype import FLOAT8
+from overweave.ir.epilogue import Epilogue, Scaling
+from overweave.ir.plan import Problem, gate_obstacle, split_obstacle, step_obstacle
 from overweave.schedules.catalog import build
 from overweave.schedules.options import Settings
-from overweave.schedules.tile_shape import count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
+from overweave.schedules.tile_shape import Kernel, count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
+
+KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
 
 
 def blocks(heights: tuple[int, ...], cols: int, sms: int = 132, dtype: str = "bfloat16") -> tuple[int, int]:
@@ -108,10 +114,24 @@ def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
     assert {shape.config.kernel for shape in shapes("float16", "hopper")} == {"hopper"}
     assert all(shape.config.block_m >= 64 for shape in shapes("bfloat16", "hopper"))
     assert not any(split_obstacle(shape.config) for shape in shapes("bfloat16", "hopper"))
-    assert not any(gate_obstacle(shape.config) for shape in shapes("bfloat16", "hopper", Epilogue(gate=True)))
     assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
     with pytest.raises(InputError, match="kernel=portable"):
         shapes("float32", "hopper")
+
+
+@pytest.mark.parametrize("scaling", ["rows", "tensor"])
+def test_gated_tiles_are_such_as_can_be(scaling: Scaling):
+    for activation, residual in product((None, "silu", "gelu"), (False, True)):
+        epilogue = Epilogue(gate=True, activation=activation, residual=residual)  # type: ignore[arg-type]
+        scaled = replace(epilogue, scaling=scaling)
+        for kernel in KERNELS:
+            of_fp8 = [shape.config for shape in shapes(FLOAT8, kernel, scaled)]
+            assert not any(gate_obstacle(shape.config, "bfloat16") for shape in shapes("bfloat16", kernel, epilogue))
+            assert not any(gate_obstacle(config, FLOAT8) or step_obstacle(config, FLOAT8) for config in of_fp8)
+    tall = shapes("bfloat16", "hopper", Epilogue(gate=True))[1].config
+    assert tall.block_m == 256
+    assert "128 rows, not 256" in gate_obstacle(tall, FLOAT8)
+    assert not gate_obstacle(replace(tall, kernel="portable"), FLOAT8)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,9 @@ def test_fp8_stays_scaled():
     problem = dressed(product(dtype=FLOAT8), (), "bias+gelu")
     assert problem.epilogue == Epilogue(scaling="rows", bias=True, activation="gelu")
     assert bare(problem) == product(dtype=FLOAT8)
+    gated = dressed(product(dtype=FLOAT8), (), "gate+silu")
+    assert gated.epilogue == Epilogue(scaling="rows", gate=True, activation="silu")
+    assert gated.multiplied_columns == 2 * gated.n
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_fp8_stays_scaled():
         (product(), (), "bias+bias", "twice"),
         (product(), (), "silu+gelu", "silu and gelu"),
         (product(), (), "bias+gate", "bias beside a gate"),
-        (product(dtype=FLOAT8), (), "gate", "fp8 beside a gate"),
+        (product(dtype=FLOAT8), (), "bias+gate", "bias beside a gate"),
         (product(), (48, 48), "residual", "takes one"),
         (product(dtype=FLOAT8), (48, 48), "gate", "takes one"),
         (product(SCATTER), (48, 48), "", "takes one"),

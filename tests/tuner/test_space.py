@@ -142,12 +142,15 @@ def test_a_candidate_reads_as_the_operators_take_it():
 
 
 def test_a_gate_has_tile_shapes_of_its_own_that_can_be_pinned():
-    problem = problem_of("all_gather_matmul", epilogue=Epilogue(activation="silu", gate=True))
-    varied = variations(candidate("push", {"pieces": 2}), problem, GPU)
-    assert {dict(what.options)["kernel"] for what in varied} == {"hopper", "portable"}
-    assert all(is_member(problem.operator, what) for what in varied)
-    for what in varied:
-        build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
+    swiglu = Epilogue(activation="silu", gate=True)
+    scaled = {"epilogue": replace(swiglu, scaling="rows"), "dtype": "float8_e4m3fn", "b_is_transposed": True}
+    for special in ({"epilogue": swiglu}, scaled | {"out_dtype": "bfloat16"}):
+        problem = problem_of("all_gather_matmul", **special)
+        varied = variations(candidate("push", {"pieces": 2}), problem, GPU)
+        assert {dict(what.options)["kernel"] for what in varied} == {"hopper", "portable"}
+        assert all(is_member(problem.operator, what) for what in varied)
+        for what in varied:
+            build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
 
 
 def test_what_may_differ_between_calls_is_never_taken_unasked():

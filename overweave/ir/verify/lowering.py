@@ -240,8 +240,10 @@ class _Table:
         obstacle = split_obstacle(self.plan.realization.matmul) if self.plan.realization.matmul else ""
         if obstacle:
             self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
-        if self.matmul and self.plan.problem.epilogue.gate and gate_obstacle(self.matmul):
-            self.findings.add("lowering", compute, gate_obstacle(self.matmul))
+        if self.matmul and self.plan.problem.epilogue.gate:
+            obstacle = gate_obstacle(self.matmul, self.plan.realization.dtype)
+            if obstacle:
+                self.findings.add("lowering", compute, obstacle)
         if self.matmul and step_obstacle(self.matmul, self.plan.realization.dtype):
             self.findings.add("lowering", compute, step_obstacle(self.matmul, self.plan.realization.dtype))
         parts = (*compute.a, *compute.out, *compute.addends)
