@@ -212,7 +212,14 @@ def reduction_case(
     """
     signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
     part_n = config.block_n // config.parts
-    blocks = {"OPERANDS": operands, "TOLD": told, "BLOCK_M": config.block_m, "BLOCK_N": part_n, "TRACED": traced}
+    blocks = {
+        "OPERANDS": operands,
+        "FIRST": told - 1,
+        "TOLD": told,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": part_n,
+        "TRACED": traced,
+    }
     signature |= dict.fromkeys(epilogue.inputs, f"*{DTYPES_OF_OPERANDS[dtype]}")
     beside = {BIAS, RESIDUAL, "norm_weight", "z"} - set(epilogue.inputs)
     constexprs = blocks | dict.fromkeys(beside) | {"EPS": 0.0, "SUM_FIRST": sum_first, "EPILOGUE": epilogue.bits}
@@ -222,7 +229,7 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = source_of(reduction_kernel, signature, constexprs, reduction_options(config, epilogue.bits), label)
     announced = (Guard("*operands", ("out", "*operands"), optional=True),)
-    return Case(source, replace(_tiles(("*operands",), ()), announced=announced))
+    return Case(source, replace(_tiles(("*operands",), ()), announced=announced, claims_ahead=True))
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:

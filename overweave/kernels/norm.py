@@ -5,45 +5,81 @@ import triton.language as tl
 
 from overweave.lang.tile_table import ROW, ROW_END, SOURCE_ROW, read_column
 
+MOST_OPERANDS = tl.constexpr(4)  # of a part of rows, that the registers hold all at once
+
 
 @triton.jit
-def ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS: tl.constexpr, SUM_FIRST: tl.constexpr = False):
-    """The operands at `addresses`, each at the same offsets, added in their order in fp32; NaN where a wait failed.
+def read_operands(addresses, OPERANDS: tl.constexpr):
+    """Where the operands of an operation start: its row of the table of addresses. 0: there is none."""
+    sources = ()
+    for index in tl.static_range(OPERANDS):
+        sources += (tl.load(addresses + index),)  # type: ignore[assignment]
+    return sources
 
-    They are of out's dtype. SUM_FIRST: but for the first one, a sum that is kept in fp32.
+
+@triton.jit
+def load_operands(sources, out, offsets, inside, OPERANDS: tl.constexpr, FIRST: tl.constexpr, SUM_FIRST: tl.constexpr):
+    """The operands, each at the same offsets, from the FIRST on, round to the one before it.
+
+    They are of out's dtype. SUM_FIRST: but for number 0, a sum that is kept in fp32.
     """
+    loaded = ()
+    for step in tl.static_range(OPERANDS):
+        source = sources[(FIRST + step) % OPERANDS]
+        kept_as = tl.pointer_type(tl.float32) if SUM_FIRST and (FIRST + step) % OPERANDS == 0 else out.dtype
+        operand = tl.multiple_of(source.to(kept_as), 16)
+        loaded += (tl.load(operand + offsets, mask=inside & (source != 0), other=0.0),)  # type: ignore[assignment]
+    return loaded
+
+
+@triton.jit
+def ordered_sum(loaded, verdict, OPERANDS: tl.constexpr, FIRST: tl.constexpr):
+    """The operands that `load_operands` brought, added in fp32 from number 0 on; NaN where a wait failed."""
+    total = tl.zeros(loaded[0].shape, dtype=tl.float32)
+    for index in tl.static_range(OPERANDS):
+        total += loaded[(index - FIRST) % OPERANDS].to(tl.float32)
+    return total + tl.where(verdict == 1, 0.0, float("nan"))
+
+
+@triton.jit
+def sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS: tl.constexpr, SUM_FIRST: tl.constexpr):
+    """The same sum of operands that are more than the registers hold: loaded and added as the assembler sees fit."""
     total = tl.zeros(inside.shape, dtype=tl.float32)
-    for index in tl.static_range(OPERANDS):  # unrolled: the loads of all operands are in flight together
-        address = tl.load(addresses + index)
+    for index in tl.static_range(OPERANDS):
         kept_as = tl.pointer_type(tl.float32) if SUM_FIRST and index == 0 else out.dtype
-        operand = tl.multiple_of(address.to(kept_as), 16)
-        total += tl.load(operand + offsets, mask=inside & (address != 0), other=0.0).to(tl.float32)
+        operand = tl.multiple_of(sources[index].to(kept_as), 16)
+        total += tl.load(operand + offsets, mask=inside & (sources[index] != 0), other=0.0).to(tl.float32)
     return total + tl.where(verdict == 1, 0.0, float("nan"))
 
 
 @triton.jit
 def sum_and_norm_rows(
-    addresses, out, residual, norm_weight, z, table, tile, n, verdict,
-    OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr,
+    sources, target_address, out, residual, norm_weight, z, table, tile, n, verdict,
+    OPERANDS: tl.constexpr, FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """A tile of whole rows, BLOCK_N columns at a time. What goes to the caller's `out` is normed:
     `z = sum + residual`, stored, and `z / rms(z) * norm_weight`; sums that go elsewhere are stored as they are.
 
     Rounded where torch rounds: the sum before the residual is added, and z, of which the norm is. So z has the same
-    bits in every plan, whether its sum has travelled or not. residual None: nothing is added. addresses: of the
-    operands, then of where the sum goes (0: to the caller).
+    bits in every plan, whether its sum has travelled or not. residual None: nothing is added. target_address: where the
+    sum goes; 0: to the caller.
     """
     row, own = read_column(table, tile, ROW), tl.arange(0, BLOCK_M)
     has_row = own < read_column(table, tile, ROW_END) - row
     source_starts = (read_column(table, tile, SOURCE_ROW) + own).to(tl.int64)[:, None] * n
     starts = (row + own).to(tl.int64)[:, None] * n
-    target_address = tl.load(addresses + OPERANDS)
     target = tl.multiple_of(target_address.to(out.dtype), 16)
     squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
     for col in range(0, n, BLOCK_N):
         cols = col + tl.arange(0, BLOCK_N)
         inside = has_row[:, None] & (cols < n)[None, :]
-        total = ordered_sum(addresses, out, source_starts + cols[None, :], inside, verdict, OPERANDS)
+        offsets = source_starts + cols[None, :]
+        if OPERANDS <= MOST_OPERANDS:
+            loaded = load_operands(sources, out, offsets, inside, OPERANDS, FIRST, False)
+            tl.debug_barrier()  # the assembler would begin to add before it has asked for all (kernels/reduction.py)
+            total = ordered_sum(loaded, verdict, OPERANDS, FIRST)
+        else:
+            total = sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS, False)
         rounded = total.to(out.dtype.element_ty)
         if target_address != 0:
             tl.store(target + source_starts + cols[None, :], rounded, mask=inside)

@@ -5,6 +5,9 @@ Operands are addresses, so they may lie in any slot, buffer or peer: one row of 
 `TOLD` ranks lie (0: none). Programs claim rows of the table in order and wait for the signals it names, so a chunk is
 summed as soon as its last operand has arrived, and tell all ranks that may read it as soon as it is stored.
 
+Each rank begins with the operand FIRST, that of the rank behind its own: so no two ranks read from one at a time. The
+sums' order is the same on all.
+
 A first operand may be a sum that is kept in fp32 (SUM_FIRST); else all are of the output's dtype.
 
 With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py). With an
@@ -15,7 +18,7 @@ import triton
 import triton.language as tl
 
 from overweave.kernels.epilogue import RESIDUAL, ended
-from overweave.kernels.norm import ordered_sum, sum_and_norm_rows
+from overweave.kernels.norm import load_operands, ordered_sum, read_operands, sum_and_norm_rows, sum_in_turn
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -36,13 +39,20 @@ from overweave.lang.tile_table import (
 )
 from overweave.memory.device import STRIDE
 
+MOST_UNDER_WAY = tl.constexpr(4 * 8 * 1024)  # elements of all operands of a tile: with 8 warps, 128 of a thread
+
 
 @triton.jit
 def sum_tile(
-    addresses, out, bias, residual, table, tile, n, verdict, OPERANDS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SUM_FIRST: tl.constexpr, EPILOGUE: tl.constexpr,
+    sources, target_address, out, bias, residual, table, tile, claims, n, verdict, OPERANDS: tl.constexpr,
+    FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SUM_FIRST: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """One tile, stored. addresses: the row of its operation."""
+    """One tile, stored. Returns the number of the next one, claimed while the operands are on their way.
+
+    What the claim's barrier is for too: without one the assembler begins to add before it has asked for all operands,
+    to save registers, and a tile takes several latencies of memory, one behind the other. So it may where the operands
+    are more than MOST_UNDER_WAY, which would not fit the registers.
+    """
     row = read_column(table, tile, ROW)
     cols = read_column(table, tile, COL, BLOCK_N) + tl.arange(0, BLOCK_N)
     count = read_column(table, tile, ROW_END) - row
@@ -51,7 +61,13 @@ def sum_tile(
     # Operands start at the first row of their operation; `source_row` counts from there.
     rows = (read_column(table, tile, SOURCE_ROW) + tl.arange(0, BLOCK_M)).to(tl.int64)
     offsets = rows[:, None] * n + cols[None, :]
-    total = ordered_sum(addresses, out, offsets, inside, verdict, OPERANDS, SUM_FIRST)
+    if OPERANDS * BLOCK_M * BLOCK_N <= MOST_UNDER_WAY:
+        loaded = load_operands(sources, out, offsets, inside, OPERANDS, FIRST, SUM_FIRST)
+        following = claim_tile(claims)
+        total = ordered_sum(loaded, verdict, OPERANDS, FIRST)
+    else:
+        total = sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS, SUM_FIRST)
+        following = claim_tile(claims)
     to_result = (row - read_column(table, tile, SOURCE_ROW)).to(tl.int64) * n
     if EPILOGUE:
         if read_column(table, tile, FINISHES) != 0:
@@ -60,12 +76,12 @@ def sum_tile(
                 beside = residual + to_result
             total = ended(total, bias, beside, offsets, inside, cols, n, EPILOGUE)
 
-    target_address = tl.load(addresses + OPERANDS)
     if target_address == 0:
         target = out + to_result
     else:
         target = tl.multiple_of(target_address.to(out.dtype), 16)
     tl.store(target + offsets, total.to(out.dtype.element_ty), mask=inside)
+    return following
 
 
 @triton.jit
@@ -98,6 +114,7 @@ def reduction_kernel(
     n,
     world_size,
     OPERANDS: tl.constexpr,
+    FIRST: tl.constexpr,
     TOLD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -107,19 +124,30 @@ def reduction_kernel(
     EPILOGUE: tl.constexpr,
 ):
     tile = claim_tile(claims)
+    verdict = tl.full((), 1, tl.int32)
+    waited = tl.full((), -1, tl.int32)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
-        verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+        # All that tables say of the tile is read before its wait, which may be long.
+        operation = read_column(table, tile, OPERATION)
+        addresses = operands + operation * (OPERANDS + 1 + TOLD)
+        sources = read_operands(addresses, OPERANDS)
+        target_address = tl.load(addresses + OPERANDS)
+        if operation != waited:  # all tiles of an operation wait for the same
+            verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+            waited = operation
         record_time(trace, tile, READY, TRACED)
-        addresses = operands + read_column(table, tile, OPERATION) * (OPERANDS + 1 + TOLD)
         if norm_weight is not None:
             sum_and_norm_rows(
-                addresses, out, residual, norm_weight, z, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, EPS
-            )
+                sources, target_address, out, residual, norm_weight, z, table, tile, n, verdict,
+                OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS,
+            )  # fmt: skip
+            following = claim_tile(claims)
         else:
-            sum_tile(
-                addresses, out, bias, residual, table, tile, n, verdict, OPERANDS, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE
-            )
+            following = sum_tile(
+                sources, target_address, out, bias, residual, table, tile, claims, n, verdict,
+                OPERANDS, FIRST, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE,
+            )  # fmt: skip
         tell_ranks(addresses + OPERANDS + 1, table, tile, verdict, TOLD)
         record_time(trace, tile, STORED, TRACED)
-        tile = claim_tile(claims)
+        tile = following

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -86,17 +86,19 @@ def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[
     tensors.
     """
     reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
-    operands, told = widths_of(reduces)
+    operands, _, told = widths_of(reduces)
     return [_reduction_row(addresses, reduce, operands, told) for reduce in reduces]
 
 
-def widths_of(reduces: Iterable[Reduce]) -> tuple[int, int]:
-    """How many operands a kernel's sums have, at most; and how many ranks a tile of them tells at once, rounded up to a
-    power of two.
+def widths_of(reduces: Sequence[Reduce]) -> tuple[int, int, int]:
+    """Of a kernel's sums: how many operands they have, at most; which of them is read first, that behind the own one if
+    others lie at peers; and how many ranks a tile tells at once, rounded up to a power of two.
     """
-    counts = [(len(reduce.operands), len(reduce.notifies)) for reduce in reduces] or [(0, 0)]
-    operands, told = (max(column) for column in zip(*counts, strict=True))
-    return operands, 1 << max(0, told - 1).bit_length()
+    longest = max(reduces, key=lambda reduce: len(reduce.operands), default=None)
+    operands = [operand.rank for operand in longest.operands] if longest else []
+    own = operands.index(longest.rank) if longest and longest.rank in operands and len(set(operands)) > 1 else -1
+    told = max((len(reduce.notifies) for reduce in reduces), default=0)
+    return len(operands), (own + 1) % max(1, len(operands)), 1 << max(0, told - 1).bit_length()
 
 
 def sums_first(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> bool:

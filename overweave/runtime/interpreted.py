@@ -187,7 +187,7 @@ class InterpretedCall(HostCall):
         config = self.plan.realization.reduction
         assert config is not None
         reduces = [operation for operation in step.operations if isinstance(operation, Reduce)]
-        width, told = widths_of(reduces)
+        width, first, told = widths_of(reduces)
         operands = torch.zeros((len(reduces), width + 1 + told), dtype=torch.int64)
         for row, reduce in zip(operands, reduces, strict=True):
             for index, region in enumerate(reduce.operands):
@@ -199,7 +199,7 @@ class InterpretedCall(HostCall):
         out = self._matrix(next(callers, reduces[0].out.buffer))
         cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
         blocks = [config.block_m, config.block_n // config.parts]
-        numbers = [len(table), cols, self.group.world_size, width, told, *blocks]
+        numbers = [len(table), cols, self.group.world_size, width, first, told, *blocks]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         norm = self.plan.problem.norm
         extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)]

@@ -95,10 +95,10 @@ class Summing(NamedTuple):
 
 
 def reduction_launch(
-    config: ReduceConfig, arguments: list[Any], tiles: int, widths: tuple[int, int], how: Summing
+    config: ReduceConfig, arguments: list[Any], tiles: int, widths: tuple[int, int, int], how: Summing
 ) -> Launch:
     """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for what `how`
-    has. widths: how many operands an operation has, and how many ranks it tells, at most."""
+    has. widths: as memory/lower.py says."""
     normed = [*arguments[:2], how.bias, how.residual, how.norm_weight, how.z, *arguments[2:]]
     blocks = [*widths, config.block_m, config.block_n // config.parts]
     constants = [*blocks, how.traced, how.eps, how.sum_first, how.epilogue]

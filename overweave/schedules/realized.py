@@ -76,7 +76,7 @@ def sums_shape(problem: Problem, template: Template, settings: Settings) -> Redu
     is_all = template.method.startswith(("one_shot", "whole"))
     rows = problem.m if is_all else -(-problem.m // problem.world_size)
     cols = problem.k if template.operator == ALL_GATHER_MATMUL else problem.n
-    return reduction_shape(rows, cols, settings.sms, finishes)
+    return reduction_shape(rows, cols, settings.sms, finishes, problem.world_size)
 
 
 def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:

@@ -21,8 +21,8 @@ from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import MatmulConfig
-from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS_FINISHED, row_shape
+from overweave.ir.plan import MatmulConfig, ReduceConfig
+from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS, SUMS_FINISHED, row_shape
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -78,6 +78,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         begin_case(),
         tell_case(),
         reduction_case("bfloat16", 4, traced=False),
+        reduction_case("bfloat16", 4, traced=False, told=4),
         reduction_case("bfloat16", 8, traced=False, config=SUMS_FINISHED, epilogue=FINISHED),
         packed_case("bfloat16", 4, replace(PACKED[0], exchange="two_shot"), epilogue=FINISHED),
         norm_case("bfloat16", 4, row_shape(4096, 8192, 132), has_residual=True),
@@ -106,6 +107,17 @@ def test_pushes_move_16_bytes_at_once_and_several_are_under_way() -> None:
         loads, stores = ([m.start() for m in re.finditer(rf"{way}\.global\.v4\.b32", text)] for way in ("ld", "st"))
         assert len(loads) == len(stores) == 4
         assert max(loads) < min(stores)
+
+
+@pytest.mark.parametrize("tile", SUMS, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")
+def test_a_sum_asks_for_all_its_operands_before_it_adds_any(tile: ReduceConfig) -> None:
+    """A barrier stands between, which loads do not cross; without it the assembler saves registers by turns."""
+    source = reduction_case("bfloat16", 4, traced=False, config=tile, told=4).source
+    text = compile_kernel(replace(source, attrs={**source.attrs, "n": 16})).ptx
+    loads = [m.start() for m in re.finditer(r"ld\.global\.v4\.b32", text)]
+    added = text.index("add.f32")
+    assert len(loads) == 4 * tile.block_m * tile.block_n // (8 * 32 * tile.warps)
+    assert max(loads) < text.index("bar.sync", max(loads)) < added
 
 
 @pytest.mark.parametrize(

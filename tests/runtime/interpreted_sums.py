@@ -66,3 +66,22 @@ def test_sums_that_all_ranks_are_told_of_are_exact(world_size: int):
     assert run_ranks(run_plan, world_size, f"{REDUCE}.two_shot_pull", pulled, 3) == [[]] * world_size
     got = [(m, {**TILES, "sharing": "get"}) for m in (1, 70)]
     assert run_ranks(run_plan, world_size, f"{REDUCE}.two_shot", got, 2) == [[]] * world_size
+
+
+def sum_of_floats(plan: str) -> list[int]:
+    """The bits of a result in which the order of the sum shows: the first two partials cancel each other, and what is
+    added between them is rounded as they are."""
+    group = resolve(None)
+    problem = Problem(operator=REDUCE, m=20, n=168, k=16, world_size=group.world_size, dtype="bfloat16")
+    case = Case(f"{REDUCE}.{plan}", problem, {}, seed=1)
+    data = make_data(case, max(group.rank, 1), is_integer=False)
+    if group.rank < 2:
+        data.x.mul_(2.0**20 * (1 - 2 * group.rank))
+    made = catalog.build(case.schedule, problem, case.options)
+    return compute(case, made, group, data, "interpreter").view(torch.int16).flatten().tolist()
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 5])
+def test_ranks_that_read_their_operands_in_different_orders_add_them_in_one(world_size: int):
+    results = [run_ranks(sum_of_floats, world_size, plan) for plan in ("one_shot_pull", "two_shot_pull")]
+    assert all(bits == results[0][0] for of_plan in results for bits in of_plan)
