@@ -19,10 +19,10 @@ from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
 from overweave.compiler.lint_subject import Subject
-from overweave.ir.dtype import FLOAT8
+from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, ReduceConfig
-from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS, SUMS_FINISHED, row_shape
+from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS, SUMS_FINISHED, TileShape, row_shape
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -278,11 +278,15 @@ def test_campaign_prints_a_line_per_kernel(capsys: pytest.CaptureFixture[str]) -
     assert "1 kernels compiled for sm_90a, 0 findings" in printed
 
 
-def test_a_gated_tile_loads_its_columns_of_both_weights_in_every_step() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "shape", "epilogue"),
+    [("bfloat16", GATED["hopper"][0], SWIGLU), *((FLOAT8, shape, SCALED_SWIGLU) for shape in GATED_FLOAT8["hopper"])],
+)
+def test_a_gated_tile_loads_its_columns_of_both_weights_in_every_step(
+    dtype: Dtype, shape: TileShape, epilogue: Epilogue
+) -> None:
     """Neither descriptor depends on the step: the loads of the loop name parameters."""
-    source, _ = matmul_case(
-        "bfloat16", GATED["hopper"][0].config, Variant(is_transposed=True, two_sources=False), SWIGLU
-    )
+    source, _ = matmul_case(dtype, shape.config, SCALED._replace(two_sources=False), epilogue)
     compiled = compile_kernel(source)
     moved = dict(re.findall(r"(?:mov\.b64|cvta\.param\.u64)\s+(%rd\d+), ([%\w]+);", compiled.ptx))
 
