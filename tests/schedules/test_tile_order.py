@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from campaigns.sum_shapes import counted_anew
 from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Notify, Reduce, Schedule, Wait
@@ -88,24 +89,6 @@ def test_a_sums_tiles_tell_several_ranks_by_one_signal():
         assert {refusal.rule for refusal in verify_plan(changed, MachineLimits()).refusals} == {"lowering"}
         with pytest.raises(ScheduleError):
             tile_orders(changed.schedule, changed.realization)
-
-
-def counted_anew(schedule: Schedule) -> Schedule:
-    """With waits for as much as all that notify add."""
-    full = Counter[tuple[str, int, int]]()
-    for operation in schedule.operations:
-        for notify in operation.notifies:
-            full[notify.pad, notify.rank, notify.signal] += operation.instances
-    counted = [
-        replace(
-            operation,
-            waits=tuple(
-                replace(wait, count=full[wait.pad, operation.rank, wait.signals[0]]) for wait in operation.waits
-            ),
-        )
-        for operation in schedule.operations
-    ]
-    return replace(schedule, operations=tuple(counted))
 
 
 def cut_plan(sms: int, n: int, block_n: int = 128, split_n: int = 2, block_m: int = 16) -> Plan:
