@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.hardware.machine import Curve, Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
@@ -58,6 +59,12 @@ def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtyp
     rate = machine.tile(config.kernel, config.block_m, config.block_n)
     alone = tile_us(machine, rate, (config.block_m, config.block_n, k), dtypes[0])
     return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtypes, count)))
+
+
+def as_multiplied(operation: Compute, products: int) -> Compute:
+    """A gate's product beside that of a tile: a Compute of so many columns more."""
+    lo, hi = operation.b.cols
+    return replace(operation, b=replace(operation.b, cols=(lo, lo + (hi - lo) * products)))
 
 
 def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None, dtype: Dtype, count: int) -> float:

@@ -221,17 +221,13 @@ class _Run:
         if isinstance(operation, Compute) and config is not None:
             config = replace(config, block_n=(width or config.block_n) * self._products)
             dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-            return cost.kernel_work(self._machine, self._as_multiplied(operation), config, dtypes, operation.tiles)
+            whole = cost.as_multiplied(operation, self._products)
+            return cost.kernel_work(self._machine, whole, config, dtypes, operation.tiles)
         if isinstance(operation, Apply) and self._author_tile_us is not None:
             return Work(node.tiles, self._author_tile_us)
         found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
         cure = "Give the realization a config, the queue an engine, or an author's tile a time"
         raise ScheduleError(f"kernel of {operation.name}", found, cure)
-
-    def _as_multiplied(self, operation: Compute) -> Compute:
-        """A gate's product beside it is that of so many columns more."""
-        lo, hi = operation.b.cols
-        return replace(operation, b=replace(operation.b, cols=(lo, lo + (hi - lo) * self._products)))
 
     # During the run: gates open.
 
@@ -286,7 +282,8 @@ class _Run:
                 self._meet(node, operation)
             case Compute():
                 dtypes, how = (self._dtype, self._dtypes[operation.out[0].buffer]), self._plan.realization
-                self._launch(node, cost.library_work(self._machine, self._as_multiplied(operation), dtypes, how))
+                whole = cost.as_multiplied(operation, self._products)
+                self._launch(node, cost.library_work(self._machine, whole, dtypes, how))
             case Reduce():
                 self._launch(node, *cost.library_sum_works(self._machine, operation, self._moved(operation)))
             case Put() | Get() | Copy() if cost.moves_between_ranks(operation):
@@ -367,10 +364,13 @@ class _Run:
             self._end(node, latency.signal.us if node.step.engine in KERNELS else latency.flag.us, not is_tile_wise)
 
     def _end(self, node: _Node, signal_us: float, notifies: bool = True) -> None:
-        """The operation's work is done. A stream goes on when its flag is written, a kernel does not wait for that."""
-        delay = signal_us if node.step.operation.notifies else 0.0
-        if notifies and node.step.operation.notifies:
-            self._clock.after(delay, partial(self._notify, node, node.step.operation.instances))
+        """A stream goes on once its flags are written, a copy engine's one by one; a kernel goes on at once."""
+        operation, delay = node.step.operation, 0.0
+        for notify in operation.notifies:
+            delay = delay + signal_us if node.step.engine == COPY_ENGINE else signal_us
+            if notifies:
+                key = notify.rank, notify.pad, notify.signal
+                self._clock.after(delay, partial(self._signals.add, key, operation.instances))
         self._clock.after(0.0 if node.step.engine in KERNELS else delay, partial(self._complete, node))
 
     def _notify(self, node: _Node, amount: int) -> None:

@@ -202,6 +202,20 @@ def test_a_stream_looks_at_one_signal_after_the_other(paper: Machine):
     assert when(simulate(plan(*signals, late), machine), "lib", "compute") == (15 + 2 * 2, 29)
 
 
+def test_a_copy_engine_writes_one_flag_after_the_other_and_a_library_call_all_at_once(paper: Machine):
+    machine = replace(paper, latency=replace(paper.latency, flag=Latency(3.0, "")))
+    told = tuple(Notify("pad", rank, 0) for rank in (0, 1))
+    waiting = [tiles(f"t{rank}", 1, rank=rank, wait=0) for rank in (0, 1)]
+    # Behind the stream's calls come its own tiles: two flags late, whenever their signal was there.
+    for queue, begins in (("copies", (3, 6)), ("main", (6, 3))):
+        tell = Copy(name="tell", rank=0, queue=queue, sources=(), destinations=(), notifies=told)
+        after = Copy(name="after", rank=0, queue=queue, sources=(), destinations=(), notifies=(Notify("pad", 0, 1),))
+        behind = tiles("behind", 1, wait=1)
+        timeline = simulate(plan(tell, after, *waiting, behind), machine)
+        assert tuple(when(timeline, f"t{rank}", "compute")[0] for rank in (0, 1)) == begins
+        assert when(timeline, "behind", "compute")[0] >= (9 if queue == "copies" else 6)
+
+
 def test_a_collective_starts_when_its_last_member_arrives(paper: Machine):
     def part(rank: int) -> Collective:
         both = rows(rank, 0, 500), rows(rank, 500, 1000)  # 32,000 bytes in all, half of which cross a port: 16 us
