@@ -26,6 +26,7 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper import load_tile, mbarrier, store_tile, wait_for_stores_read
 from overweave.kernels.hopper_consumer import consume_lower, consume_upper
 from overweave.kernels.hopper_ring import LACKS, LAST, NUMBER, RING, VOID, lacking, pass_on, receive
+from overweave.kernels.hopper_start import begin_claim, fetch_maps, pass_claim, receive_claim
 from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_tile
 from overweave.kernels.received_hopper import await_addends, load_addend
 from overweave.kernels.shares import LEFT_OUT, SUMMED, k_range
@@ -58,9 +59,9 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 @gluon.jit
 def produce(
     a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims,
-    signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr,
-    TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr, GATED: gl.constexpr, WEIGHTS: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    first, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr,
+    TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr,
+    GATED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     PART_M: gl.constexpr = a_shard.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
@@ -71,7 +72,7 @@ def produce(
     B_BYTES: gl.constexpr = b.block_type.nbytes
     step = 0
     turn = 0
-    tile = gl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
+    tile = receive_claim(first)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
         row = read_column(table, tile, SOURCE_ROW)
@@ -229,6 +230,9 @@ def matmul_hopper_kernel(
     A_PARTS: gl.constexpr = 1 if IN_COLUMNS else 2
     GATED: gl.constexpr = (GATE & EPILOGUE) != 0
     B_PARTS: gl.constexpr = 2 if IN_COLUMNS or GATED else SPLIT_N
+    FURTHER_MAPS: gl.constexpr = (2 if WEIGHTS > 1 else 0) + (2 if WEIGHTS > 2 else 0) + (1 if GATED else 0)
+    claimed = begin_claim(claims)
+    fetch_maps(4 + FURTHER_MAPS)
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
     b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)
     c_tiles = gl.allocate_shared_memory(out.dtype, [2 * SPLIT_N, C_SHAPE[0], C_SHAPE[1]], out.layout)
@@ -252,6 +256,7 @@ def matmul_hopper_kernel(
         mbarrier.init(c_full.index(half), count=1)
         mbarrier.init(c_empty.index(half), count=1)
     mbarrier.init(received.index(0), count=1 if addend_tiles is None else 2)
+    first = pass_claim(claimed)
     # Argument tuples stand inline: a tuple kept in a variable would turn its constants into tensors.
     gl.warp_specialize(
         [
@@ -269,8 +274,8 @@ def matmul_hopper_kernel(
                 SPLIT_K)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
-                claims, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES, TRACED,
-                STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
+                claims, first, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES,
+                TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
                 c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends,
                 addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace, world_size,

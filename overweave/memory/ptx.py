@@ -56,6 +56,29 @@ READ_CLOCK = "mov.u64 $0, %globaltimer;"
 # A sum whose terms the compiler cannot tell: an address so made is not precomputed for the next turn of a loop.
 ADD_UNSEEN = "add.s64 $0, $1, $2;"
 
+# A claim that thread 0 makes for its block. Operands: what the counter was, in thread 0, and 0 in all others; the
+# counter; the thread. It adds one by `inc`, whose limit the assembler cannot tell: around an `add` it lets a warp add
+# together, and waits at once for what comes (seen in SASS of Triton 3.6's assembler).
+CLAIM_IN_THREAD_0 = """{
+    .reg .pred first;
+    .reg .b32 most;
+    setp.eq.u32 first, $2, 0;
+    sub.u32 most, $2, 1;
+    mov.u32 $0, 0;
+    @first atom.relaxed.gpu.global.inc.u32 $0, [$1], most;
+}"""
+
+
+def fetch_tensor_maps(kernel: str, maps: int) -> str:
+    """Asks for the tensor maps that are the first parameters of a kernel, by one thread. Operand: nothing.
+
+    Each is followed by the two sizes and two strides of its matrix, parameters too.
+    """
+    names = (f"{kernel}_param_{5 * at}" for at in range(maps))
+    lines = (f"@first prefetch.param.tensormap [{name}];" for name in names)
+    return "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; " + " ".join(lines) + " }"
+
+
 # Programmatic dependent launch (memory/early.py): every thread of a program says so, and every thread waits.
 LET_NEXT_KERNEL_BEGIN = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
 AWAIT_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"

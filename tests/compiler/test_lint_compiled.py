@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from tempfile import NamedTemporaryFile
 
 import pytest
+import triton
 from msgspec.structs import replace
 
 from campaigns.lint_all import main
@@ -197,6 +200,39 @@ def test_seeded_violation_in_a_partition_is_found(rule: str, change: tuple[str, 
     if rule == "barrier-before-release" and "bra" in change[0]:  # the barrier behind the other branch goes too
         text = edit(text, (rf"(fence\.proxy\.async\.shared::cta;.{{1,400}}?){PARTITION_BARRIER}", r"\1"))
     assert rule in rules(lint(replace(compiled, ptx=edit(text, change)), contract))
+
+
+@pytest.mark.parametrize(
+    ("config", "variant", "epilogue", "weights"),
+    [
+        (HOPPER, Variant(), Epilogue(), 1),
+        (HOPPER, Variant(), Epilogue(), 3),
+        (GATED["hopper"][0].config, Variant(two_sources=False), SWIGLU, 1),
+    ],
+)
+def test_what_a_program_waits_for_first_is_under_way_before_its_barriers_are_made(
+    config: MatmulConfig, variant: Variant, epilogue: Epilogue, weights: int
+) -> None:
+    source, _ = matmul_case("bfloat16", config, variant, epilogue, weights=weights)
+    compiled = compile_kernel(source)
+    begun, _, _ = compiled.ptx.partition("mbarrier.init")
+    maps = [int(at) for at in re.findall(r"prefetch\.param\.tensormap \[\w+_param_(\d+)\]", begun)]
+    moved = {name for name, kind in source.signature.items() if str(kind).startswith("tensordesc")}
+    assert {compiled.pointers[at] for at in maps} == moved
+    assert "atom.relaxed.gpu.global" in begun
+    # One that adds is made by a warp together, which waits for it there and then; the producer's others are.
+    claims = re.findall(r"ATOMG\.E\.(INC|ADD)\.STRONG\.GPU", disassembled(compiled))
+    assert sorted(claims) == ["ADD", "INC"]
+
+
+def disassembled(compiled: Compiled) -> str:
+    """The instructions of a kernel's code."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.cubin)
+        file.flush()
+        return subprocess.run(
+            [triton.knobs.nvidia.nvdisasm.path, "-c", file.name], check=True, capture_output=True, text=True
+        ).stdout
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
 
     def pack(compiled: Any, programs: int, arguments: list[Any]) -> Any:
         assert programs >= 1
+        check_maps(compiled.asm["ptx"])
 
         def launch(stream: int) -> None:
             calls.append(Launched(compiled.metadata.name))
@@ -80,6 +82,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(driver, name, lambda *given: None)
     return calls
+
+
+def check_maps(text: str) -> None:
+    """A tensor map that a kernel fetches early is one: by its name alone it may be any parameter."""
+    for name in re.findall(r"prefetch\.param\.tensormap \[(\w+)\]", text):
+        assert re.search(rf"\.param \.align 64 \.b8 {name}\[128\]", text), f"{name} is no tensor map"
 
 
 def address_of(argument: Any) -> Any:
