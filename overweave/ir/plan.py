@@ -163,7 +163,7 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     group_m: Count = 8
     stages: Count = 3
     warps: Count = 8
-    split_n: Annotated[int, Meta(ge=1, le=4)] = 1
+    split_n: Annotated[int, Meta(ge=1, le=5)] = 1
     split_tiles: Annotated[int, Meta(ge=0)] = 0
     split_k: Annotated[int, Meta(ge=0)] = 0
 
@@ -177,7 +177,8 @@ def split_obstacle(config: MatmulConfig) -> str:
     """Why tiles cannot be split as `split_n` says; empty if they can.
 
     Tensors have powers of two columns: so must a tile, or the rectangles that the Hopper kernel makes it of. Those are
-    the bytes of a wider one, side by side, if their rows fill the 128 bytes of a swizzle.
+    the bytes of a wider one, side by side, as their rows are what a swizzle takes together: 128 bytes, or 64 where the
+    tile is no multiple of 64 columns.
     """
     unit_n, rest = divmod(config.block_n, config.split_n)
     whole_n = unit_n if config.kernel == "hopper" else config.block_n
@@ -185,7 +186,7 @@ def split_obstacle(config: MatmulConfig) -> str:
         return f"block_n={config.block_n} in {config.split_n} has no powers of two columns"
     if config.split_n == 1:
         return ""
-    if unit_n < 64:
+    if unit_n < (32 if config.kernel == "hopper" and config.block_n % 64 else 64):
         return f"block_n={config.block_n} in {config.split_n} leaves less than 64 columns"
     if config.kernel == "hopper" and config.block_m < 128:
         return f"the halves of a tile of {config.block_m} rows are one consumer's each"
@@ -194,7 +195,7 @@ def split_obstacle(config: MatmulConfig) -> str:
 
 def shares_obstacle(config: MatmulConfig) -> str:
     """Why a kernel's tiles cannot be dealt out along k; empty if they can."""
-    if config.kernel == "hopper" and config.split_n > 3:
+    if config.kernel == "hopper" and config.split_n > 3 and config.block_n > 160:
         return f"beside sums of shares, main loops for {config.split_n} widths spill registers"
     return ""
 

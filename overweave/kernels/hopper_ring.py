@@ -10,15 +10,15 @@ from triton.experimental.gluon import language as gl
 from overweave.kernels.hopper import mbarrier
 
 RING = gl.constexpr(4)
-VOID, LACKS = gl.constexpr(1 << 30), gl.constexpr(1 << 28)
-NUMBER = gl.constexpr((1 << 28) - 1)
+VOID, LACKS = gl.constexpr(1 << 30), gl.constexpr(1 << 27)
+NUMBER = gl.constexpr((1 << 27) - 1)
 LAST = gl.constexpr(-1)
 
 
 @gluon.jit
 def lacking(message):
-    """How many rectangles of columns the tile is short of a whole one: 0 to 3."""
-    return (message // LACKS) & 3
+    """How many rectangles of columns the tile is short of a whole one: 0 to 7."""
+    return (message // LACKS) & 7
 
 
 @gluon.jit

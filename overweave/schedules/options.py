@@ -91,9 +91,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         config = replace(chosen, **asked)
         obstacle = split_obstacle(config)
         if obstacle and self.split_n is not None:
-            raise InputError(f"split_n={self.split_n}", obstacle, "Use split_n=1, or 3 for block_n=192")
+            cure = "Use split_n=1, or 3 for block_n=96|192, 5 for block_n=160"
+            raise InputError(f"split_n={self.split_n}", obstacle, cure)
         if obstacle:
-            config = replace(config, split_n=3 if config.block_n == 192 else 1)
+            ways = (replace(config, split_n=split_n) for split_n in (1, 3, 5))
+            config = next((one for one in ways if not split_obstacle(one)), replace(config, split_n=1))
         if split_obstacle(config):
             raise InputError(f"block_n={config.block_n}", split_obstacle(config), "Use 128|256, or kernel=hopper")
         if config.kernel == "hopper" and config.block_m < 64:
@@ -161,12 +163,16 @@ TILES = (
     ),
     Option(name="sms", default=132, high=1024, meaning="SMs of the GPU, by which tile shapes are judged"),
     Option(name="block_m", choices=_BLOCKS, meaning="rows of a tile"),
-    Option(name="block_n", choices=(*_BLOCKS[:4], 192, 256), meaning="columns of a tile; 192: kernel hopper"),
+    Option(
+        name="block_n",
+        choices=(*_BLOCKS[:3], 96, 128, 160, 192, 256),
+        meaning="columns of a tile; 96, 160, 192: kernel hopper",
+    ),
     Option(name="block_k", choices=_BLOCKS[:4], meaning="steps of the main loop along k"),
     Option(name="group_m", high=1024, meaning="tile rows that run together, to reuse `b` in L2"),
     Option(name="stages", high=8, meaning="steps of the main loop in flight"),
     Option(name="warps", choices=(1, 2, 4, 8), meaning="warps of a program"),
-    Option(name="split_n", choices=(1, 2, 3, 4), meaning="tiles that a tile of the last wave may be cut into"),
+    Option(name="split_n", choices=(1, 2, 3, 4, 5), meaning="tiles that a tile of the last wave may be cut into"),
     Option(
         name="split_k",
         default=1,

@@ -189,6 +189,7 @@ def split_cases() -> Iterator[Case]:
     """Tiles dealt out along k, by both kernels and with all that may come with them."""
     for special in SPECIAL[:5]:
         yield Case(GATHER, "push kernel=hopper split_k=2", {"k": 1024} | special)
+    yield Case(GATHER, "push kernel=hopper block_m=128 block_n=160 stages=5 split_k=2", {"k": 1024})
     yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024})
     yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024} | SPECIAL[2])
     yield Case(SCATTER, "scatter sums=epilogue kernel=hopper split_k=3", {"k": 1024}, rank=1)
@@ -200,6 +201,7 @@ CASES = (
     Case(GATHER, "push mover=copy_kernel kernel=portable"),
     Case(GATHER, "gather", {"columns": (512, 256)}),
     Case(SCATTER, "scatter kernel=hopper"),
+    Case(SCATTER, "scatter kernel=hopper block_m=128 block_n=96 stages=7", {"m": 1}, rank=1),
     Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
     *(Case(SCATTER, f"fused_ring kernel={kernel}", world_size=ranks) for kernel in KERNELS for ranks in (2, 3)),
     *(Case(SCATTER, "remote_add kernel=hopper sms=1", {"dtype": dtype}) for dtype in ("bfloat16", "float16")),

@@ -7,10 +7,18 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
+from campaigns.gpu_rates import OTHER_WIDTHS
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import Epilogue, Scaling
-from overweave.ir.plan import Problem, gate_obstacle, split_obstacle, step_obstacle
+from overweave.ir.plan import (
+    Problem,
+    gate_obstacle,
+    narrow_width,
+    shares_obstacle,
+    split_obstacle,
+    step_obstacle,
+)
 from overweave.schedules.catalog import build
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import Kernel, count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
@@ -87,6 +95,18 @@ def test_192_columns_are_three_rectangles_of_the_hopper_kernel():
             asked.tile(chosen)
     with pytest.raises(InputError, match=r"block_n=192.*kernel=hopper"):
         Settings(block_n=192).tile(shapes("bfloat16")[0].config)
+
+
+def test_tiles_of_no_multiple_of_64_columns_are_rectangles_of_32_in_the_hopper_kernel():
+    chosen = shapes("bfloat16", "hopper")[0].config
+    assert [Settings(block_n=block_n).tile(chosen).split_n for block_n in (96, 160)] == [3, 5]
+    config = Settings(block_n=160).tile(chosen)
+    assert (config.part_n, narrow_width(128, config), narrow_width(129, config)) == (32, 128, 0)
+    with pytest.raises(InputError, match=r"split_n=4.*less than 64"):  # where 64 will do, 32 are not taken
+        Settings(block_n=128, split_n=4).tile(chosen)
+    with pytest.raises(InputError, match=r"block_n=160.*kernel=hopper"):
+        Settings(block_n=160).tile(shapes("bfloat16")[0].config)
+    assert not any(shares_obstacle(one) for one in OTHER_WIDTHS)
 
 
 def test_epilogues_take_no_tiles_whose_kernel_would_spill():
