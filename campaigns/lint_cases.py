@@ -235,7 +235,8 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = source_of(reduction_kernel, signature, constexprs, reduction_options(config, epilogue.bits), label)
     announced = (Guard("*operands", ("out", "*operands"), optional=True),)
-    return Case(source, replace(_tiles(("*operands",), ()), announced=announced, claims_ahead=True))
+    # A second look: at all signals, where one did not come, for the first that did not.
+    return Case(source, replace(_tiles(("*operands",), ()), announced=announced, claims_ahead=True, looks=2))
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:

@@ -35,7 +35,7 @@ from overweave.lang.tile_table import (
     notify,
     read_column,
     record_time,
-    wait_for_tile,
+    wait_for_tile_at_once,
 )
 from overweave.memory.device import STRIDE
 
@@ -134,7 +134,7 @@ def reduction_kernel(
         sources = read_operands(addresses, OPERANDS)
         target_address = tl.load(addresses + OPERANDS)
         if operation != waited:  # all tiles of an operation wait for the same
-            verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+            verdict = wait_for_tile_at_once(table, tile, signals, words, limits, world_size)
             waited = operation
         record_time(trace, tile, READY, TRACED)
         if norm_weight is not None:

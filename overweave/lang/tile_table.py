@@ -15,6 +15,7 @@ from overweave.memory.device import (
     notify,
     read_clock,
     wait_for_signals,
+    wait_for_signals_at_once,
 )
 from overweave.memory.moves import move_words
 from overweave.memory.ptx import COMPLETE_BULK_STORES
@@ -48,6 +49,7 @@ __all__ = [
     "voided",
     "wait_for_signals",
     "wait_for_tile",
+    "wait_for_tile_at_once",
 ]
 
 COLUMNS = tl.constexpr(len(TileRow._fields))
@@ -114,6 +116,23 @@ def read_column(table, tile, COLUMN: tl.constexpr, DIVISOR: tl.constexpr = 1):
 def wait_for_tile(table, tile, signals, words, limits, world_size):
     """Prologue: waits for the signals that the row names. 1, or 0 if the wait is void."""
     return wait_for_signals(
+        signals,
+        read_column(table, tile, WAIT_LO),
+        read_column(table, tile, WAIT_HI),
+        read_column(table, tile, WAIT_COUNT),
+        read_column(table, tile, ALSO),
+        read_column(table, tile, ALSO_COUNT),
+        read_column(table, tile, OPERATION),
+        words,
+        limits,
+        world_size,
+    )
+
+
+@triton.jit
+def wait_for_tile_at_once(table, tile, signals, words, limits, world_size):
+    """The same where tiles wait for many signals: all that the row names are polled together."""
+    return wait_for_signals_at_once(
         signals,
         read_column(table, tile, WAIT_LO),
         read_column(table, tile, WAIT_HI),

@@ -11,10 +11,12 @@ Contracts (each seen broken once, on Triton 3.6; docs/design/0002-device-protoco
 import triton
 import triton.language as tl
 
-from overweave.memory.ptx import READ_CLOCK, WAIT_UNTIL_AT_LEAST
+from overweave.memory.ptx import READ_CLOCK, WAIT_UNTIL_AT_LEAST, WAIT_UNTIL_EACH_AT_LEAST, WARP_LANES
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 WAIT_ASSEMBLY = tl.constexpr(WAIT_UNTIL_AT_LEAST)
+WAIT_FOR_EACH_ASSEMBLY = tl.constexpr(WAIT_UNTIL_EACH_AT_LEAST)
+LANES = tl.constexpr(WARP_LANES)
 CLOCK_ASSEMBLY = tl.constexpr(READ_CLOCK)
 
 # One word per 128-byte line, as in memory/layout.py (SIGNAL_STRIDE_WORDS).
@@ -91,6 +93,56 @@ def wait_for_signals(signals, low, high, count, also, also_count, operation, wor
             if verdict == 0:
                 sound_alarm(signals + signal * STRIDE, wanted, operation, signal, words, limits, world_size)
     return verdict
+
+
+@triton.jit
+def wait_for_signals_at_once(signals, low, high, count, also, also_count, operation, words, limits, world_size):
+    """The same, of a block: 32 signals at a time, each polled by a lane of its own. Where they are there already, all
+    cost one latency of memory together.
+    """
+    if INTERPRETED:
+        verdict = wait_for_signals(
+            signals, low, high, count, also, also_count, operation, words, limits, world_size
+        )  # fmt: skip
+    else:
+        verdict = 1
+        end = high + (also >= 0).to(tl.int32)
+        for first in range(low, end, LANES):
+            if verdict == 1:
+                places = first + tl.arange(0, LANES)
+                signal = tl.where(places < high, places, also)
+                wanted = tl.where(places < high, count, also_count)
+                has_word = places < end
+                each = tl.inline_asm_elementwise(
+                    WAIT_FOR_EACH_ASSEMBLY,
+                    "=r,l,r,l,l,r",
+                    [
+                        signals + tl.where(has_word, signal, 0) * STRIDE,
+                        wanted,
+                        words,
+                        tl.load(limits + TIMEOUT_NS),
+                        has_word.to(tl.int32),
+                    ],
+                    dtype=tl.int32,
+                    is_pure=False,
+                    pack=1,
+                )
+                verdict = tl.min(each, 0)
+        if verdict == 0:
+            sound_alarm_of_late(signals, low, high, count, also, also_count, operation, words, limits, world_size)
+    return verdict
+
+
+@triton.jit
+def sound_alarm_of_late(signals, low, high, count, also, also_count, operation, words, limits, world_size):
+    """Sounds the alarm for the first of the signals that has not come."""
+    late = tl.where(also >= 0, also, low)
+    for passed in range(low, high):
+        place = low + high - 1 - passed  # the first one last
+        if tl.atomic_add(signals + place * STRIDE, 0, sem="acquire", scope="sys") - count < 0:
+            late = place
+    wanted = tl.where(late == also, also_count, count)
+    sound_alarm(signals + late * STRIDE, wanted, operation, late, words, limits, world_size)
 
 
 @triton.jit

@@ -43,6 +43,19 @@ _ONLY_THREAD_0 = """
 _BLOCK_AGREES = "    bar.red.and.pred reached, 0, reached;"
 WAIT_UNTIL_AT_LEAST = "{" + _REGISTERS + _ONLY_THREAD_0 + _POLL + _BLOCK_AGREES + _VERDICT + "}"
 
+# The same for as many words as a warp has lanes, at once: each lane of the first warp that has a word polls its own.
+# Operands: as above, then whether the lane has a word.
+WARP_LANES = 32
+_ONLY_LANES_WITH_A_WORD = f"""
+    mov.u32 scratch, %tid.x;
+    setp.eq.u32 reached, scratch, scratch;
+    setp.ge.u32 other, scratch, {WARP_LANES};
+    @other bra decided;
+    setp.eq.u32 other, $5, 0;
+    @other bra decided;
+"""
+WAIT_UNTIL_EACH_AT_LEAST = "{" + _REGISTERS + _ONLY_LANES_WITH_A_WORD + _POLL + _BLOCK_AGREES + _VERDICT + "}"
+
 # A partition of one warp has no block barrier: all lanes poll the word, and a vote makes their verdicts one.
 _WARP_AGREES = "    vote.sync.all.pred reached, reached, 0xffffffff;"
 WAIT_UNTIL_AT_LEAST_IN_WARP = "{" + _REGISTERS + _POLL + _WARP_AGREES + _VERDICT + "}"
