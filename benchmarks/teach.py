@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from overweave.schedules.catalog import TEMPLATES
+from overweave.schedules.templates import TEMPLATES
 from overweave.tuner import baselines, cache
 from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL
 from overweave.tuner.shapes import Case

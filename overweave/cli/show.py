@@ -12,7 +12,8 @@ from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
 from overweave.ir.files import to_json
 from overweave.ir.text import to_text
-from overweave.schedules.catalog import TEMPLATES, build
+from overweave.schedules.catalog import build
+from overweave.schedules.templates import TEMPLATES
 
 
 def show(

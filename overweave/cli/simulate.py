@@ -20,7 +20,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import LIMIT, Compute, Schedule
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
 from overweave.ir.trace import to_chrome
-from overweave.schedules.catalog import TEMPLATES, build
+from overweave.schedules.catalog import build
+from overweave.schedules.templates import TEMPLATES
 from overweave.sim.cost import library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run

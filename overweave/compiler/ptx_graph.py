@@ -105,13 +105,15 @@ def facts_after(graph: Graph, spread: Spread) -> dict[int, Facts]:
 def _separated(function: Function) -> tuple[tuple[int, ...], tuple[Block, ...]]:
     """The first blocks of partitions, and all blocks with the ways back to a dispatcher turned to the end.
 
-    A dispatcher is an indirect branch; partitions are what it may reach, and what passes it by on the way there.
+    A dispatcher is an indirect branch that no other one comes before; partitions are what it may reach, and what passes
+    it by on the way there.
     """
     forth = {block.index: {edge.target for edge in block.edges} for block in function.blocks}
     dispatchers = [block.index for block in function.blocks if any(_is_indirect(edge) for edge in block.edges)]
     if not dispatchers:
         return (), function.blocks
     dominators = _dominators(0, forth, _reversed(forth))
+    dispatchers = [one for one in dispatchers if not any(other in dominators[one] - {one} for other in dispatchers)]
     above = frozenset[int]().union(*(dominators[block] for block in dispatchers))
     entries = tuple(sorted({target for block in above for target in forth[block]} - above))
     end = len(function.blocks) - 1

@@ -142,7 +142,7 @@ _VERBS: dict[str, tuple[set[str], set[str]]] = {
     "reduce_put": ({"->"}, {"tiles", "order"}),
     "clear": _MOVE,
     "copy": ({"->"}, {"delay_us"}),
-    "matmul": ({"@", "->", "+->", "late", "scaled"}, {"tiles", "then"}),
+    "matmul": ({"@", "->", "+->", "and", "late", "scaled"}, {"tiles", "then"}),
     "reduce": ({"->"}, {"tiles", "then"}),
     "apply": ({"->", "reads", "late"}, {"tiles", "function"}),
     "all_gather": _COLLECTIVE,
@@ -216,7 +216,7 @@ def _then(values: dict[str, str]) -> _Parts:
 
 
 def _product(lists: dict[str, list[str]]) -> _Parts:
-    """`addend + ... + a... @ b + addend... -> out...`"""
+    """`addend + ... + a... @ b + addend... -> out... and copies...`"""
     if "->" in lists and "+->" in lists:
         raise _Refused("both `->` and `+->`")
     left, right = lists[""], lists.get("@", [])
@@ -233,6 +233,7 @@ def _product(lists: dict[str, list[str]]) -> _Parts:
         "place": len(before) // 2,
         "late_waits": [_wait(word) for word in lists.get("late", [])],
         "scales": [_region(word) for word in lists.get("scaled", [])],
+        "copies": [_region(word) for word in lists.get("and", [])],
     }
 
 

@@ -202,6 +202,7 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     scales: for each part of `a` a column `[rows, 1]` by which the rows of its product are multiplied, or none at all.
     finishes: with addends, their sum is whole: before it is rounded, it is given what the problem's epilogue does to
     sums. Its rows and columns are those of the result.
+    copies: on peers, where the result is stored too; `out` may lie on a peer itself.
     tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
     """
 
@@ -215,11 +216,17 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     late_waits: tuple[Wait, ...] = ()
     scales: tuple[Region, ...] = ()
     finishes: bool = False
+    copies: tuple[Region, ...] = ()
     tiles: Count = 1
 
     @property
     def instances(self) -> int:
         return self.tiles
+
+    @property
+    def stored_at(self) -> set[int]:
+        """The ranks where its result is stored."""
+        return {part.rank for part in self.writes}
 
     @property
     def all_waits(self) -> tuple[Wait, ...]:
@@ -232,7 +239,7 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        return self.out
+        return self.out + self.copies
 
 
 class Reduce(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce"):
@@ -383,14 +390,8 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`. Raises KeyError."""
-        for buffer in self.buffers:
-            if buffer.name == name:
-                return buffer
-        raise KeyError(name)
+        return {buffer.name: buffer for buffer in self.buffers}[name]
 
     def pad(self, name: str) -> SignalPad:
         """The signal pad called `name`. Raises KeyError."""
-        for pad in self.pads:
-            if pad.name == name:
-                return pad
-        raise KeyError(name)
+        return {pad.name: pad for pad in self.pads}[name]

@@ -96,7 +96,8 @@ def _deed(operation: Operation) -> tuple[object, ...]:
         late = ("late", *operation.late_waits) if operation.late_waits else ()
         late = ("scaled", *operation.scales, *late) if operation.scales else late
         product = (*left, *operation.a, "@", operation.b, *right)
-        return (operation.function, *product, arrow, *operation.out, *tiles, *_then(operation), *late)
+        out = (*operation.out, "and", *operation.copies) if operation.copies else operation.out
+        return (operation.function, *product, arrow, *out, *tiles, *_then(operation), *late)
     if isinstance(operation, Apply):
         tiles = ("tiles=" + ",".join(f"{lo}:{hi}" for lo, hi in operation.tiles),)
         late = ("reads", *map(_holds, operation.late_needs)) if operation.late_needs else ()

@@ -13,6 +13,7 @@ MULTIPLY, REDUCE, COPY, APPLY, PART = 0, 1, 2, 3, 4
 OWN_SHARD, WORKSPACE = 0, 1
 NO_SIGNAL = -1
 NO_ADDENDS = -1
+EVERYWHERE = -1
 ARRIVAL_WORDS = 4  # of int32: the counters of each place of the partials
 
 
@@ -31,6 +32,8 @@ class TileRow(NamedTuple):
     result; where they lie stands beside the table. late_lo, late_hi, late_count: the signals it waits for before them.
     weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
     finishes: 1 if its sum is whole, and the epilogue of sums is done to it (Compute.finishes, Reduce.finishes).
+    to: where a product is stored and announced: so many ranks behind the own one, round the group (0: here), or
+    EVERYWHERE (MULTIPLY). The same rows and columns of the same buffer, the same signal.
     into: of the outputs of that weight, in the order of their first Computes, the one it writes: 0 or 1.
     shares: how many rows its tile is, each of which multiplies `[k_lo, k_hi)` of k, in the order of `share`; or 0: it
     is one row, which multiplies all of k. The row that is done last sums them and alone announces the tile;
@@ -68,6 +71,7 @@ class TileRow(NamedTuple):
     shares: int = 0
     partial: int = 0
     finishes: int = 0
+    to: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +86,14 @@ def outputs(schedule: Schedule, rank: int, weight: str) -> tuple[str, ...]:
     """The buffers into which a rank's products by a weight go, in the order of its Computes."""
     computes = (operation for operation in schedule.of_rank(rank) if isinstance(operation, Compute))
     return tuple(dict.fromkeys(part.buffer for each in computes if each.b.buffer == weight for part in each.out))
+
+
+def place_of_result(compute: Compute, world_size: int) -> int | None:
+    """`TileRow.to` of a Compute's tiles; None if it stores at some ranks that no row can tell."""
+    ranks = compute.stored_at
+    if len(ranks) == 1:
+        return (ranks.pop() - compute.rank) % world_size
+    return EVERYWHERE if len(ranks) == world_size else None
 
 
 def share_places(rows: Iterable[TileRow]) -> int:

@@ -1,4 +1,5 @@
 """What kernels that move data count in."""
 
+MOST_PEERS = 7  # at which the tiles of a kernel store: it has a place for so many tensor maps
 INT32_BYTES = 4  # as they address it
 COPY_WORD_BYTES = 16  # what a thread of theirs loads and stores at once: rows are whole ones

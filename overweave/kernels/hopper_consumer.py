@@ -22,6 +22,7 @@ from overweave.kernels.hopper_tiles import place_of, read_column, record_time
 from overweave.kernels.received_hopper import hear_of_addends, store_sum
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.shares_hopper import end_share, tell
+from overweave.kernels.stored_hopper import away
 from overweave.kernels.weights import of_weight
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -29,6 +30,7 @@ from overweave.lang.tile_table import (
     INTO,
     MULTIPLIED,
     PLACE,
+    TO,
 )
 
 FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
@@ -158,8 +160,8 @@ def multiply_in_steps(
 
 @gluon.jit
 def hand_over(
-    result, c_tiles, at, turn, out, out_pointer, bias, residual, addends, addend_tiles, verdicts, received, table, tile,
-    row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
+    result, c_tiles, at, turn, out, out_pointer, bias, residual, peers, addends, addend_tiles, verdicts, received,
+    table, tile, row, row_end, col, n, everyone, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
@@ -177,7 +179,10 @@ def hand_over(
                     )
     if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
-        store_sum(result, out_pointer, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE)
+        store_sum(
+            result, out_pointer, bias, residual, peers, addends, table, tile, row, row_end, col, n, everyone, ADDENDS,
+            EPILOGUE,
+        )  # fmt: skip
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
@@ -190,19 +195,21 @@ def hand_over(
 
 
 @gluon.jit
-def target_of(table, tile, weight, out, out_1, out_2, total, WEIGHTS: gl.constexpr):
-    """The output that a tile writes."""
+def target_of(table, tile, weight, out, out_1, out_2, total, peers, WEIGHTS: gl.constexpr):
+    """The output that a tile writes, at the rank where it belongs."""
     target = of_weight(weight, out, out_1, out_2, WEIGHTS)
     if total is not None:
         target = gl.where(read_column(table, tile, INTO) == 0, target, total)
+    if peers is not None:
+        target = away(target, peers, gl.maximum(read_column(table, tile, TO), 0))
     return target
 
 
 @gluon.jit
 def end_tile(
     PARTS: gl.constexpr, WIDE: gl.constexpr, HALF: gl.constexpr, result, others, turn, c_tiles, c_empty, out, target,
-    bias, residual, scale_x, scales, scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row,
-    row_end, col, n, n_1, cols_end, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr,
+    bias, residual, scale_x, scales, scale_w, peers, addends, addend_tiles, verdicts, received, trace, table, tile, row,
+    row_end, col, n, n_1, cols_end, everyone, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr,
     WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """The products of all of k, finished and handed over."""
@@ -227,8 +234,8 @@ def end_tile(
     if not SPLIT_K:
         await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
     hand_over(
-        result, c_tiles, AT, turn, out, target, bias, residual, addends, addend_tiles, verdicts, received, table, tile,
-        row, row_end, col, cols_end, ADDENDS, EPILOGUE,
+        result, c_tiles, AT, turn, out, target, bias, residual, peers, addends, addend_tiles, verdicts, received, table,
+        tile, row, row_end, col, cols_end, everyone, ADDENDS, EPILOGUE,
     )  # fmt: skip
     if PARTS > WIDE:
         if ADDENDS > 0:
@@ -237,8 +244,8 @@ def end_tile(
                 OF_PRODUCT, WEIGHTS,
             )  # fmt: skip
         hand_over(
-            others, c_tiles, AT + WIDE, turn, out, target, bias, residual, addends, addend_tiles, verdicts, received,
-            table, tile, row, row_end, further, cols_end, ADDENDS, EPILOGUE,
+            others, c_tiles, AT + WIDE, turn, out, target, bias, residual, peers, addends, addend_tiles, verdicts,
+            received, table, tile, row, row_end, further, cols_end, everyone, ADDENDS, EPILOGUE,
         )  # fmt: skip
 
 
@@ -254,9 +261,9 @@ def await_room(HALF: gl.constexpr, turn, c_empty, trace, table, tile, TRACED: gl
 def consume_tile(
     PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
     c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of,
-    trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of,
+    trace, table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """One consumer's half of a tile of PARTS rectangles; the next step."""
     GATED: gl.constexpr = (GATE & EPILOGUE) != 0
@@ -274,7 +281,7 @@ def consume_tile(
     tile = message & NUMBER
     if not SPLIT_K:
         row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
-        target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, WEIGHTS)
+        target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, peers, WEIGHTS)
         cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
     low, high = k_range(table, tile, k, BLOCK_K, SPLIT_K)
     if IS_FP8:
@@ -296,12 +303,12 @@ def consume_tile(
         if told != LEFT_OUT:
             # Where the tile lies is read here: beside sums of shares there is no register for it.
             row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
-            target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, WEIGHTS)
+            target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, peers, WEIGHTS)
             cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
             end_tile(
                 PARTS, LEFT, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
-                scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1,
-                cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+                scale_w, peers, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n,
+                n_1, cols_end, everyone, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
             )  # fmt: skip
         elif addend_tiles is not None:
             if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -310,8 +317,8 @@ def consume_tile(
     else:
         end_tile(
             PARTS, LEFT, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
-            scale_w, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1, cols_end,
-            EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+            scale_w, peers, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1,
+            cols_end, everyone, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
         )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
     return step
@@ -321,8 +328,8 @@ def consume_tile(
 def consume(
     HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
     out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n,
-    n_1, n_2, k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n,
+    n_1, n_2, k, everyone, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
@@ -335,9 +342,9 @@ def consume(
                 step = consume_tile(
                     SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
                     c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                    total, addends, addend_tiles, verdicts,
-                    received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k, B_IS_TRANSPOSED, IN_COLUMNS,
-                    EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+                    total, peers, addends, addend_tiles, verdicts,
+                    received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED,
+                    IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
                 )  # fmt: skip
         turn += 1
         message = receive(ring, ring_full, ring_empty, turn)
@@ -347,16 +354,16 @@ def consume(
 def consume_upper(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
-    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
+    everyone, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     consume(
         0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
-        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2,
+        k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip
 
 
@@ -364,14 +371,14 @@ def consume_upper(
 def consume_lower(
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
-    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
+    everyone, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     consume(
         1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
-        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2,
+        k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip

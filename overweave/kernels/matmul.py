@@ -5,6 +5,8 @@
     b_1 and out_1, b_2 and out_2: further weights, of other n, and their products: `TileRow.weight` says whose a tile is
     b_1 alone: the gate, of b's shape (kernels/epilogue.py)
     total: a second output beside out; `TileRow.into` says which one a tile writes
+    peers: where tiles store at other ranks, if any do; everyone: how many ranks there are, if sums are stored at every
+    one (kernels/stored.py)
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
@@ -22,6 +24,7 @@ import triton.language as tl
 from overweave.kernels.epilogue import BIAS, BY_ROWS, ENDINGS, GATE, SCALES, finished, scaled_and_gated, scales_of
 from overweave.kernels.received import store_sum, wait_for_addends
 from overweave.kernels.shares import LEFT_OUT, SUMMED, end_share, k_range
+from overweave.kernels.stored import finish_stored_tile, target_at
 from overweave.kernels.weights import columns_before, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -108,8 +111,8 @@ def gate_tile(
 
 @triton.jit
 def end_tile(
-    value, verdict, bias, residual, scale_x, scales, scale_w, out, addends, table, tile, row, row_end, col,
-    width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED: tl.constexpr,
+    value, verdict, bias, residual, scale_x, scales, scale_w, out, addends, peers, everyone, table, tile, row, row_end,
+    col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED: tl.constexpr,
     EPILOGUE: tl.constexpr, ADDENDS: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """What a tile does with its sums: finishes, stores and announces them."""
@@ -136,13 +139,17 @@ def end_tile(
         record_time(trace, tile, RECEIVED, TRACED)
         value += tl.where(verdict == 1, 0.0, float("nan"))
         store_sum(
-            value, out, bias, residual, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, ENDINGS & EPILOGUE
-        )
+            value, out, bias, residual, addends, peers, table, tile, row, row_end, col, col_end, n, everyone, ADDENDS,
+            ENDINGS & EPILOGUE,
+        )  # fmt: skip
     else:
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
         places = out + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
         tl.store(places, value.to(out.dtype.element_ty), mask=inside)
-    finish_tile(table, tile, signals, verdict)
+    if peers is not None:
+        finish_stored_tile(table, tile, peers, verdict, world_size)
+    else:
+        finish_tile(table, tile, signals, verdict)
 
 
 @triton.jit
@@ -162,6 +169,8 @@ def matmul_kernel(
     scale_w,
     total,
     addends,
+    peers,
+    everyone,
     partials,
     arrivals,
     table,
@@ -208,6 +217,8 @@ def matmul_kernel(
         target = of_weight(weight, out, out_1, out_2, WEIGHTS)
         if total is not None:
             target = tl.where(read_column(table, tile, INTO) == 0, target, total)
+        if peers is not None:
+            target = target_at(target, table, tile, peers)
         cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
         low, high = k_range(table, tile, k, a_shard.block_shape[1], SPLIT_K)
         if GATE & EPILOGUE:
@@ -231,9 +242,9 @@ def matmul_kernel(
                     accumulator, gate, scale_x, scales, scale_w, table, tile, row, row_end, col, n, EPILOGUE
                 )
             end_tile(
-                accumulator, verdict, bias, residual, scale_x, scales, scale_w, target, addends, table, tile,
-                row, row_end, col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED,
-                (ENDINGS & EPILOGUE) if GATE & EPILOGUE else EPILOGUE, ADDENDS, WEIGHTS,
+                accumulator, verdict, bias, residual, scale_x, scales, scale_w, target, addends, peers, everyone, table,
+                tile, row, row_end, col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size,
+                TRACED, (ENDINGS & EPILOGUE) if GATE & EPILOGUE else EPILOGUE, ADDENDS, WEIGHTS,
             )  # fmt: skip
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

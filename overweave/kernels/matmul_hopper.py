@@ -10,7 +10,8 @@ in hopper_consumer.py. A tile that a chunk's end cuts short is stored by the con
 bulk store would write into the next chunk.
 
 A tile with addends ends otherwise (received_hopper.py): the storer waits for them while the consumers multiply, and the
-consumers add them. Of several, they store the sum too, so that nothing but its signal is left to the storer.
+consumers add them. Of several, they store the sum too, so that nothing but its signal is left to the storer. A product
+that belongs to a peer (`TileRow.to`) the storer stores there, by that peer's tensor map, in place of its own.
 
 A whole tile is SPLIT_N rectangles of columns, side by side, a narrow one (`TileRow.width`) as many as its columns need:
 `b` is loaded and the result stored rectangle by rectangle, and multiplied in one or two accumulators.
@@ -23,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.kernels.epilogue import GATE
-from overweave.kernels.hopper import load_tile, mbarrier, store_tile, wait_for_stores_read
+from overweave.kernels.hopper import load_tile, mbarrier, wait_for_stores_read
 from overweave.kernels.hopper_consumer import consume_lower, consume_upper
 from overweave.kernels.hopper_ring import LACKS, LAST, NUMBER, RING, VOID, lacking, pass_on, receive
 from overweave.kernels.hopper_start import begin_claim, fetch_maps, pass_claim, receive_claim
@@ -31,6 +32,7 @@ from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_ti
 from overweave.kernels.received_hopper import await_addends, load_addend
 from overweave.kernels.shares import LEFT_OUT, SUMMED, k_range
 from overweave.kernels.shares_hopper import hear, is_announced
+from overweave.kernels.stored_hopper import announce_everywhere, store_parts_at, word_at
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -48,6 +50,7 @@ from overweave.lang.tile_table import (
     SOURCE,
     SOURCE_ROW,
     STORED,
+    TO,
     WIDTH,
 )
 from overweave.memory.device import STRIDE
@@ -114,15 +117,15 @@ def produce(
 
 @gluon.jit
 def store(
-    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends, addend_tiles,
-    verdicts, received, arrivals, told_of, table, signals, words, limits, trace, world_size, TRACED: gl.constexpr,
-    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
+    tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, peers, everyone, addends, addend_tiles, verdicts, received, arrivals,
+    told_of, table, signals, words, limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
+    IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    PEERS: gl.constexpr,
 ):  # fmt: skip
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
-    PART_N: gl.constexpr = c_tiles.type.shape[2]
     turn = 0
     message = receive(ring, ring_full, ring_empty, turn)
     while message != LAST:
@@ -147,6 +150,7 @@ def store(
         if total_tiles is not None:
             if read_column(table, tile, INTO) != 0:
                 target = total_tiles
+        to = read_column(table, tile, TO) if PEERS > 0 else 0
         ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
@@ -159,9 +163,10 @@ def store(
             top, left = row + half * STEP_M, col + half * STEP_N
             if ADDENDS == 0 or addend_tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
                 if is_ended & (top + PART_M <= row_end):
-                    for part in gl.static_range(SPLIT_N):
-                        if part == 0 or lacking(message) < SPLIT_N - part:
-                            store_tile(target, [top, left + part * PART_N], c_tiles.index(SPLIT_N * half + part))
+                    store_parts_at(
+                        to, target, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles,
+                        SPLIT_N * half, top, left, lacking(message), SPLIT_N, PEERS,
+                    )  # fmt: skip
         wait_for_stores_read(0)
         mbarrier.arrive(c_empty.index(0), count=1)
         mbarrier.arrive(c_empty.index(1), count=1)
@@ -170,7 +175,12 @@ def store(
             gl.thread_barrier()
             if SPLIT_K:
                 is_sound = is_announced(arrivals, table, tile, ended, is_sound)
-            gl.atomic_add(signals + signal * STRIDE, 1, mask=is_sound, sem="release", scope="sys")
+            word = signals + signal * STRIDE
+            if PEERS > 0:
+                word = word_at(gl.maximum(to, 0), signal, peers)
+            gl.atomic_add(word, 1, mask=is_sound, sem="release", scope="sys")
+            if everyone is not None:
+                announce_everywhere(to, signal, peers, everyone, is_sound)
         record_time(trace, tile, STORED, TRACED)
         turn += 1
         message = receive(ring, ring_full, ring_empty, turn)
@@ -196,6 +206,15 @@ def matmul_hopper_kernel(
     scale_w,
     total,
     total_tiles,
+    tiles_1,
+    tiles_2,
+    tiles_3,
+    tiles_4,
+    tiles_5,
+    tiles_6,
+    tiles_7,
+    peers,
+    everyone,
     addends,
     addend_tiles,
     partials,
@@ -222,6 +241,7 @@ def matmul_hopper_kernel(
     ADDENDS: gl.constexpr,
     WEIGHTS: gl.constexpr,
     SPLIT_K: gl.constexpr,
+    PEERS: gl.constexpr,
 ):
     DTYPE: gl.constexpr = a_shard.dtype
     A_SHAPE: gl.constexpr = a_shard.block_type.shape
@@ -263,23 +283,24 @@ def matmul_hopper_kernel(
             (consume_upper, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
-                table, n, n_1, n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
-                SPLIT_K)),
+                total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
+                table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                WEIGHTS, SPLIT_K)),
             (consume_lower, (
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
-                table, n, n_1, n_2, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
-                SPLIT_K)),
+                total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
+                table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                WEIGHTS, SPLIT_K)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
                 claims, first, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES,
                 TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
-                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, addends,
-                addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace, world_size,
-                TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K)),
+                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
+                tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, peers, everyone, addends, addend_tiles, verdicts, received,
+                arrivals, told_of, table, signals, words, limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS,
+                ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
         ],
         [4, 1, 1],
         [240, 24, 24],

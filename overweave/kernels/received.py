@@ -2,13 +2,15 @@
 
 The addends lie where a table says, one row per operation and ADDENDS addresses wide: each is where row 0 of the output
 would lie, so the output's own offsets find them. `TileRow.place` of them stand before the product. They are read a few
-columns at a time, so that a tile's product and its sum never both hold registers in full.
+columns at a time, so that a tile's product and its sum never both hold registers in full. A sum that every rank gets is
+stored at each of them (kernels/stored.py).
 """
 
 import triton
 import triton.language as tl
 
 from overweave.kernels.epilogue import ended
+from overweave.kernels.stored import AT_ALL, away
 from overweave.lang.tile_table import (
     FINISHES,
     LATE_COUNT,
@@ -17,6 +19,7 @@ from overweave.lang.tile_table import (
     OPERATION,
     PLACE,
     SIGNALS_NOBODY,
+    TO,
     read_column,
     wait_for_signals,
 )
@@ -45,8 +48,8 @@ def wait_for_addends(table, tile, signals, words, limits, world_size):
 
 @triton.jit
 def store_sum(
-    product, out, bias, residual, addends, table, tile, row, row_end, col, col_end, n, ADDENDS: tl.constexpr,
-    EPILOGUE: tl.constexpr, PARTS: tl.constexpr = STRIPS,
+    product, out, bias, residual, addends, peers, table, tile, row, row_end, col, col_end, n, everyone,
+    ADDENDS: tl.constexpr, EPILOGUE: tl.constexpr, PARTS: tl.constexpr = STRIPS,
 ):  # fmt: skip
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip.
 
@@ -58,12 +61,12 @@ def store_sum(
         HALF: tl.constexpr = WIDTH // 2
         left, right = product.reshape(HEIGHT, 2, HALF).permute(0, 2, 1).split()
         store_sum(
-            left, out, bias, residual, addends, table, tile, row, row_end, col, col_end, n, ADDENDS, EPILOGUE,
-            PARTS // 2,
+            left, out, bias, residual, addends, peers, table, tile, row, row_end, col, col_end, n, everyone, ADDENDS,
+            EPILOGUE, PARTS // 2,
         )  # fmt: skip
         store_sum(
-            right, out, bias, residual, addends, table, tile, row, row_end, col + HALF, col_end, n, ADDENDS, EPILOGUE,
-            PARTS // 2,
+            right, out, bias, residual, addends, peers, table, tile, row, row_end, col + HALF, col_end, n, everyone,
+            ADDENDS, EPILOGUE, PARTS // 2,
         )  # fmt: skip
     else:
         rows, cols = row + tl.arange(0, HEIGHT), col + tl.arange(0, WIDTH)
@@ -81,3 +84,7 @@ def store_sum(
             if read_column(table, tile, FINISHES) != 0:
                 result = ended(result, bias, residual, offsets, inside, cols, n, EPILOGUE)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
+        if everyone is not None:
+            if read_column(table, tile, TO) == AT_ALL:
+                for steps in range(1, everyone):
+                    tl.store(away(out, peers, steps) + offsets, result.to(out.dtype.element_ty), mask=inside)

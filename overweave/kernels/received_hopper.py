@@ -19,9 +19,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from overweave.kernels.epilogue import ENDINGS, ended
 from overweave.kernels.hopper import load_tile
 from overweave.kernels.hopper_tiles import read_column, wait_for_addends
-from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW
+from overweave.kernels.stored_hopper import AT_ALL, away
+from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW, TO
 
-STRIP = gl.constexpr(64)  # columns; half as many where so many addends are loaded at once that registers run out
+STRIP = gl.constexpr(64)  # columns; half as many where so much is loaded, or stored, at once that registers run out
 MOST_ADDENDS, MOST_BESIDE_EPILOGUE = gl.constexpr(4), gl.constexpr(2)
 
 
@@ -110,16 +111,16 @@ def wide_layout(rows, cols):
 
 @gluon.jit
 def store_sum(
-    product, out, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
+    product, out, bias, residual, peers, addends, table, tile, row, row_end, col, n, everyone, ADDENDS: gl.constexpr,
     EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip; finished, if the
-    tile's row says that it is whole.
+    tile's row says that it is whole, and at every rank, if it says so.
     """
     ENDING: gl.constexpr = ENDINGS & EPILOGUE
     HEIGHT: gl.constexpr = product.shape[0]
     MOST: gl.constexpr = MOST_BESIDE_EPILOGUE if EPILOGUE else MOST_ADDENDS
-    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST else STRIP // 2)
+    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST and everyone is None else STRIP // 2)
     STRIPS: gl.constexpr = product.shape[1] // WIDTH
     layout: gl.constexpr = wide_layout(HEIGHT, WIDTH)
     # Rows are whole 16 bytes long, and tiles begin at such. A partition knows nothing of what it is given, so: again.
@@ -144,4 +145,8 @@ def store_sum(
             if finishes:
                 result = ended(result, bias, residual, offsets, inside, cols, n, ENDING)
         gl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
+        if everyone is not None:
+            if read_column(table, tile, TO) == AT_ALL:
+                for steps in range(1, everyone):
+                    gl.store(away(out, peers, steps) + offsets, result.to(out.dtype.element_ty), mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first

@@ -135,6 +135,17 @@ def addend_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, list[
     return buffer, [sum(part.rows[0] - op.out[0].rows[0] for part in op.addends) for op in computes]
 
 
+def peer_places(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+    """For each rank, the own one first and the others as they follow it: where its signals lie, and how many bytes
+    behind the own slot its slot does. Nothing if no Compute of the queue stores at a peer.
+    """
+    computes = (op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute))
+    if all(compute.stored_at == {rank} for compute in computes):
+        return []
+    bases = addresses.bases[rank:] + addresses.bases[:rank]
+    return [[base, base - bases[0]] for base in bases]
+
+
 def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[int]:
     places = [addresses.place(region) for region in compute.addends]
     if any(place.tensor for place in places):

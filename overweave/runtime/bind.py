@@ -11,7 +11,7 @@ import torch
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce, ReducePut
-from overweave.ir.tile_order import outputs, share_places
+from overweave.ir.tile_order import EVERYWHERE, outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -20,6 +20,7 @@ from overweave.memory.lower import (
     addend_addresses,
     addend_shifts,
     copy_targets,
+    peer_places,
     reduction_operands,
     sums_first,
     widths_of,
@@ -134,6 +135,7 @@ class SlotKernels:
             total=self._instance(total) if total else None,
             addends=self._addends(queue),
             addend_rows=self._addend_rows(queue),
+            **self._peers(queue, out),
         )
         places, numbers = share_places(self._plan.tile_order(self._rank, queue).rows), share_numbers(config, epilogue)
         shares = self._workspace.shares.get(places, numbers) if places else None
@@ -212,10 +214,26 @@ class SlotKernels:
         rows = addend_addresses(self._addresses, self._rank, queue)
         return torch.tensor(rows, dtype=torch.int64, device=self._workspace.device) if any(rows) else None
 
+    def _peers(self, queue: str, out: Buffer) -> dict[str, Any]:
+        """Where tiles store at other ranks, and where their first output lies there."""
+        rows = peer_places(self._addresses, self._rank, queue)
+        if not rows:
+            return {}
+        own, device = self._own(out), self._workspace.device
+        out_at = tuple(Moving(own.data_ptr() + distance, own.dtype) for _, distance in rows[1:])
+        everyone = len(rows) if self._spreads_sums(queue) else None
+        return {"peers": torch.tensor(rows, dtype=torch.int64, device=device), "out_at": out_at, "everyone": everyone}
+
+    def _spreads_sums(self, queue: str) -> bool:
+        return any(row.to == EVERYWHERE for row in self._plan.tile_order(self._rank, queue).rows)
+
     def _addend_rows(self, queue: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does."""
+        """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does.
+
+        A sum that every rank gets is stored by those who add: for them its addends are as several.
+        """
         shifts = addend_shifts(self._plan.schedule, self._rank, queue)
-        if shifts is None:
+        if shifts is None or self._spreads_sums(queue):
             return None
         buffer, rows = shifts
         device = self._workspace.device

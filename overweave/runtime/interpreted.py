@@ -145,7 +145,8 @@ class InterpretedCall(HostCall):
         total = self._matrix(buffers[0][1]) if len(buffers[0]) > 1 else None
         addends = self._addends(computes)
         extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)] + self._scales(computes)
-        arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends]
+        arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends, self._peers(computes)]
+        arguments += [self.group.world_size if any(compute.copies for compute in computes) else None]
         places = share_places(self.plan.tile_order(self.group.rank, step.queue).rows)
         shares = Shares.allocate(places, share_numbers(config, problem.epilogue), table.device) if places else None
         arguments += [*(shares or (None, None))]
@@ -161,6 +162,18 @@ class InterpretedCall(HostCall):
         flags += [0 if addends is None else addends.shape[1], len(weights), shares is not None]
         matmul_kernel[grid](*arguments, *numbers, *flags)
         assert shares is None or not shares.arrivals.any(), "the next launch finds the counters at zero"
+
+    def _peers(self, computes: list[Compute]) -> Tensor | None:
+        """Of each rank, the own one first: its signals, and how far behind the own slot its lies (kernels/stored.py)."""
+        rank, ranks = self.group.rank, self.group.world_size
+        if all(compute.stored_at == {rank} for compute in computes):
+            return None
+        buffer = next(out.buffer for compute in computes for out in compute.writes if out.rank != rank)
+        heap, index = self.slot.heap, self.slot.index
+        order = [(rank + steps) % ranks for steps in range(ranks)]
+        lie = [self.slot.buffer(buffer, one).data_ptr() for one in order]
+        signals = [heap.signal_address(one, index, 0) if self.slot.layout.signals else 0 for one in order]
+        return torch.tensor([[first, place - lie[0]] for first, place in zip(signals, lie, strict=True)])
 
     def _factor(self, weight: str, config: MatmulConfig) -> Any:
         is_transposed, matrix = self.plan.problem.b_is_transposed, self.tensors[weight]

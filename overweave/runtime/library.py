@@ -144,7 +144,8 @@ def add_addends(compute: Compute, product: torch.Tensor, view: View, end: End | 
         total += operand
     if end is not None and compute.finishes:
         end(total, compute.out[0])
-    view(compute.out[0]).copy_(total)
+    for place in compute.writes:
+        view(place).copy_(total)
 
 
 def _sum_in_order(reduce: Reduce, view: View, end: End | None) -> None:

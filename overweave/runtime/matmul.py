@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig, numbered
 from overweave.ir.tile_order import TileRow, share_places
+from overweave.ir.words import MOST_PEERS
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
@@ -39,6 +40,9 @@ class Operands:
     addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
     tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
     `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
+    peers: int64 `[world_size, 2]`, where tiles store at other ranks (memory/lower.peer_places); None if none does.
+    out_at: where `out` lies at each of them, the next rank first. everyone: how many ranks there are, if sums go to
+    all of them.
     """
 
     a_shard: torch.Tensor | None
@@ -58,6 +62,9 @@ class Operands:
     addend_rows: tuple[torch.Tensor, torch.Tensor] | None = None
     more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     gate: torch.Tensor | None = None
+    peers: torch.Tensor | None = None
+    out_at: tuple[Moving, ...] = ()
+    everyone: int | None = None
 
     def base(self, name: str) -> Moving:
         """The stand-in of an operand, fixed if it does not move."""
@@ -155,7 +162,7 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
     tiles, k = protocol.table.shape[0], operands.b.shape[0]
     total = None if operands.total is None else operands.base("total")
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled([base for _, base in operands.outs])]
-    arguments += [*operands.extras, total, operands.addends]
+    arguments += [*operands.extras, total, operands.addends, operands.peers, operands.everyone]
     arguments += [*protocol.split_k, *protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
     arguments += [_has_two_sources(operands), protocol.traced, operands.epilogue.bits, operands.addend_count]
@@ -187,11 +194,20 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
         addend_tiles = describe(matrix, moving(matrix), [part_m, part_n])
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
     arguments += [*filled([base for _, base in operands.outs]), *operands.extras]
-    arguments += [total, total_tiles, addends, addend_tiles]
+    at_peers = [describe(operands.out, base, [part_m, part_n]) for base in operands.out_at]
+    arguments += [
+        total,
+        total_tiles,
+        *at_peers,
+        *[None] * (MOST_PEERS - len(at_peers)),
+        operands.peers,
+        operands.everyone,
+    ]
+    arguments += [addends, addend_tiles]
     arguments += [*protocol.split_k, *protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]
-    arguments += [operands.addend_count, len(outs), protocol.shares is not None]
+    arguments += [operands.addend_count, len(outs), protocol.shares is not None, len(at_peers)]
     return Launch(matmul_hopper_kernel, protocol.programs(), arguments, {"num_warps": 4})
 
 

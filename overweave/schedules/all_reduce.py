@@ -57,6 +57,7 @@ from overweave.schedules.two_shot import (
 )
 from overweave.schedules.two_shot_beside import two_shot_beside, two_shot_beside_queues
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
+from overweave.schedules.two_shot_stored import two_shot_stored, two_shot_stored_pads, two_shot_stored_queues
 
 Steps = Iterator[Operation | Chunk]
 
@@ -66,8 +67,8 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
 
     collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
     peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
-    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_beside and
-    two_shot_packed: in files of these names.
+    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_beside,
+    two_shot_packed and two_shot_stored: in files of these names.
     held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
@@ -198,6 +199,7 @@ METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "two_shot_beside": two_shot_beside,
     "two_shot_pull": two_shot_pull,
     "two_shot_packed": two_shot_packed,
+    "two_shot_stored": two_shot_stored,
 }
 PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "collective": lambda split: (),
@@ -208,6 +210,7 @@ PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "two_shot_beside": two_shot_pads,
     "two_shot_pull": two_shot_pull_pads,
     "two_shot_packed": two_shot_packed_pads,
+    "two_shot_stored": two_shot_stored_pads,
 }
 QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "collective": lambda reduced: (Queue(MAIN, COMPLETE),),
@@ -218,4 +221,5 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "two_shot_beside": two_shot_beside_queues,
     "two_shot_pull": two_shot_pull_queues,
     "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
+    "two_shot_stored": two_shot_stored_queues,
 }

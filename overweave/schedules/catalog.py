@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
 from overweave.ir.tensors import product
-from overweave.schedules import all_gather, all_reduce, options, reduce_scatter
+from overweave.schedules import all_gather, all_reduce, reduce_scatter
 from overweave.schedules.communication import (
     COMPLETE,
     COPYING_KERNELS,
@@ -48,152 +48,12 @@ from overweave.schedules.realized import realized, sums_shape
 from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
+from overweave.schedules.templates import MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER, TEMPLATES
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import BEST, along_k, count_tiles, tile_shape
 
-MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
-MATMUL_ALL_REDUCE = "matmul_all_reduce"
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
-
-_MOVER = (options.MOVER, options.COPY_PROGRAMS)
-_FUSED = (options.PIECES, options.ORDER, *options.TILES)
-_PUSHED = (options.PIECES, options.ORDER, *_MOVER, *options.TILES, options.ROTATION)
-_CUT, _PACKED = (options.PIECES, options.COL_PIECES), (options.MATMUL,)
-_AG, _RS, _AR = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE
-TEMPLATES: dict[str, Template] = {
-    f"{_AG}.sequential": Template(_AG, "collective", False, "library all-gather, then one library matmul"),
-    f"{_AG}.per_shard": Template(
-        _AG, "push", False, "shards pushed by copy engine, one library matmul per shard", (options.ORDER,)
-    ),
-    f"{_AG}.push": Template(
-        _AG, "push", True, "pieces pushed by copy engine or kernel, tiles of one kernel wait", _PUSHED
-    ),
-    f"{_AG}.gather": Template(
-        _AG,
-        "whole",
-        False,
-        "shards pushed by copy engine or kernel, one library matmul when all are there",
-        (*_MOVER, options.ORDER),
-        helped=True,
-    ),
-    f"{_AG}.gather_pull": Template(
-        _AG, "whole_pull", False, "a kernel reads the peers' staged shards, then one library matmul", helped=True
-    ),
-    f"{_AG}.gather_packed": Template(
-        _AG, "packed", False, "gathered in packed messages, one matmul", _PACKED, helped=True
-    ),
-    f"{_AG}.pull": Template(
-        _AG, "pull", True, "pieces pulled from staged shards, tiles of one kernel wait", (*_FUSED, options.ROTATION)
-    ),
-    f"{_AG}.mesh": Template(
-        _AG,
-        "mesh",
-        True,
-        "chunks by rows and columns go straight to every rank of a mesh, line by line of it",
-        (*_CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
-    ),
-    f"{_AG}.ring": Template(
-        _AG, "ring", True, "every rank passes on what came from the next one", (*_CUT, options.LANES, *options.TILES)
-    ),
-    f"{_AG}.double_ring": Template(
-        _AG, "double_ring", True, "two rings, one each way, take a shard's chunks by turns", (*_CUT, *options.TILES)
-    ),
-    f"{_AG}.islands": Template(
-        _AG,
-        "islands",
-        True,
-        "gathered inside islands, while each shard crosses to other islands once and is passed on there",
-        (*_CUT, options.ISLAND, *options.TILES),
-    ),
-    f"{_RS}.sequential": Template(_RS, "collective", False, "one library matmul, then library reduce-scatter"),
-    f"{_RS}.per_shard": Template(
-        _RS, "scatter", False, "one library matmul per shard, put to its owner, who sums in order", (options.ORDER,)
-    ),
-    f"{_RS}.scatter": Template(
-        _RS,
-        "scatter",
-        True,
-        "tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
-        (options.SUMS, options.OWN_PIECES, *_PUSHED),
-    ),
-    f"{_RS}.pull": Template(
-        _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
-    ),
-    f"{_RS}.scatter_packed": Template(
-        _RS, "packed", False, "one matmul, packed parts to their owners, who sum in order", _PACKED, helped=True
-    ),
-    f"{_RS}.ring": Template(
-        _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
-    ),
-    f"{_RS}.fused_ring": Template(
-        _RS,
-        "fused_ring",
-        True,
-        "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds the last",
-        (options.PIECES, *options.TILES),
-    ),
-    f"{_RS}.remote_add": Template(
-        _RS,
-        "remote_add",
-        True,
-        "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls",
-        (options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
-        mover="copy_kernel",
-    ),
-    f"{_AR}.sequential": Template(_AR, "collective", False, "one library matmul, then library all-reduce"),
-    f"{_AR}.one_shot": Template(
-        _AR,
-        "one_shot",
-        False,
-        "library matmul, partials pushed to every peer, every rank sums",
-        (*_MOVER, options.ORDER),
-        helped=True,
-    ),
-    f"{_AR}.one_shot_pull": Template(
-        _AR, "one_shot_pull", False, "library matmul, every rank sums as it reads the peers' partials", helped=True
-    ),
-    f"{_AR}.one_shot_packed": Template(
-        _AR,
-        "one_shot_packed",
-        False,
-        "one matmul, then a kernel pushes packed partials, and sums",
-        _PACKED,
-        helped=True,
-    ),
-    f"{_AR}.two_shot_packed": Template(
-        _AR,
-        "two_shot_packed",
-        False,
-        "one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
-        _PACKED,
-        helped=True,
-    ),
-    f"{_AR}.two_shot": Template(
-        _AR,
-        "two_shot",
-        True,
-        "tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
-        (options.SUMS, options.SHARING, *_FUSED),
-    ),
-    f"{_AR}.two_shot_beside": Template(
-        _AR,
-        "two_shot_beside",
-        True,
-        "a kernel beside the tiles pushes them to owners, whose own tiles add them; peers get sums piece by piece",
-        (options.PIECES, options.COPY_PROGRAMS, options.COPY_BLOCKS, *options.TILES),
-        mover="copy_kernel",
-        adds_beside=True,
-    ),
-    f"{_AR}.two_shot_pull": Template(
-        _AR,
-        "two_shot_pull",
-        False,
-        "library matmul, owners sum as they read the peers' partials, then all read the sums",
-        (options.PIECES,),
-        helped=True,
-    ),
-}
 
 
 def names(operator: str | None = None) -> tuple[str, ...]:
@@ -229,10 +89,9 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     settings = settle(name, template.options, options)
     if template.mover:
         settings = as_moved(settings, template, problem.world_size)
-    make = {_AG: _all_gather_matmul, _RS: _matmul_reduce_scatter, _AR: _matmul_all_reduce}[template.operator]
     config = _config(problem, template, settings) if template.is_fused else None
     sums = sums_shape(problem, template, settings)
-    schedule = make(name, problem, template, (settings, config))
+    schedule = SCHEDULES[template.operator](name, problem, template, (settings, config))
     realization = realized(schedule, problem, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -276,7 +135,7 @@ def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) ->
         pieces=settings.pieces,
         alignment=alignment,
     )
-    return carried(split, problem, problem.k if problem.operator == _AG else problem.n, settings, config)
+    return carried(split, problem, problem.k if problem.operator == ALL_GATHER_MATMUL else problem.n, settings, config)
 
 
 def _config(problem: Problem, template: Template, settings: Settings) -> MatmulConfig:
@@ -394,3 +253,10 @@ def _partials(problem: Problem, how: _How) -> Footprint:
     given_a = tuple(Given(region(a, rank, (0, m)), A, 0, part[0]) for rank, part in enumerate(held) if m > 0)
     given_b = tuple(Given(region(b, rank, (0, k)), B, part[0], 0) for rank, part in enumerate(held))
     return Footprint(queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=settings.sms)
+
+
+SCHEDULES: dict[str, Callable[[str, Problem, Template, _How], Schedule]] = {
+    ALL_GATHER_MATMUL: _all_gather_matmul,
+    MATMUL_REDUCE_SCATTER: _matmul_reduce_scatter,
+    MATMUL_ALL_REDUCE: _matmul_all_reduce,
+}

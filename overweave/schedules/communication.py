@@ -32,7 +32,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles. addends, place, late_waits, scales: as in Compute. places: where tiles store it instead of in `region`.
+    tiles. addends, place, late_waits, scales, copies: as in Compute. places: where an author's tiles store it, in place
+    of `region`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     late_waits: tuple[Wait, ...] = ()
     places: tuple[Region, ...] = ()
     scales: tuple[Region, ...] = ()
+    copies: tuple[Region, ...] = ()
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -162,5 +164,5 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
     if isinstance(step, Chunk):
-        return (step.region, *step.addends, *step.places, *step.scales)
+        return (step.region, *step.addends, *step.places, *step.scales, *step.copies)
     return (*step.reads, *step.writes)

@@ -81,6 +81,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
             a=(region(self.a, rank, rows) if self.a else chunk.region,),
             b=Region(self.b.name, rank, (0, self.b.rows), (0, self.b.cols)),
             out=(region(self.out, rank, rows) if self.out else chunk.region,),
+            copies=chunk.copies,
             addends=chunk.addends,
             place=chunk.place,
             late_waits=chunk.late_waits,
@@ -150,12 +151,11 @@ def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Oper
 
 
 def _counted_in_tiles(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    tiles = {
-        (notify.pad, notify.rank, notify.signal): operation.instances
-        for operation in operations
-        if operation.instances > 1
-        for notify in operation.notifies
-    }
+    tiles: dict[tuple[str, int, int], int] = {}
+    for operation in operations:
+        for notify in operation.notifies:
+            key = notify.pad, notify.rank, notify.signal
+            tiles[key] = tiles.get(key, 0) + operation.instances
     return tuple(_with_counts(operation, tiles) for operation in operations)
 
 

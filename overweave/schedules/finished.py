@@ -17,7 +17,12 @@ from overweave.schedules.communication import Y
 from overweave.schedules.reduced import TOTAL
 from overweave.schedules.tile_shape import Kernel, TileShape, shapes
 
-TILES_ADD = ("fused_ring", "two_shot_beside")  # methods whose tiles add what arrives, whatever is asked
+TILES_ADD = (
+    "fused_ring",
+    "stored",
+    "two_shot_beside",
+    "two_shot_stored",
+)  # methods whose tiles add what arrives, whatever is asked
 
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
@@ -33,6 +38,9 @@ def shapes_of_tiles(problem: Problem, kernel: Kernel, method: str, sums: str) ->
     """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such."""
     finish = method in TILES_ADD or sums == "epilogue"
     candidates = shapes(problem.dtype, kernel, problem.of_tiles(finish), len(problem.widths))
+    if method == "two_shot_stored" and kernel == "hopper" and problem.world_size > 4:
+        # So it does where seven addends are read and seven sums stored.
+        candidates = tuple(shape for shape in candidates if shape.config.block_n < 256 or shape.config.block_m < 128)
     if kernel == "portable" or not finish or not problem.of_sums.bits:
         return candidates
     # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside

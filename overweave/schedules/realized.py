@@ -71,6 +71,8 @@ def sums_shape(problem: Problem, template: Template, settings: Settings) -> Redu
     if problem.norm is not None:
         return row_shape(problem.m, problem.n, settings.sms)
     finishes = problem.of_sums.bits != 0
+    if template.moves_behind:
+        return reduction_shape(problem.m, problem.n, settings.sms, finishes)
     if template.is_fused:
         return SUMS_FINISHED if finishes else ReduceConfig()
     is_all = template.method.startswith(("one_shot", "whole"))

@@ -54,6 +54,7 @@ from overweave.schedules.communication import (
 from overweave.schedules.scatter_adds import remote_add
 from overweave.schedules.scatter_packed import scatter_packed, scatter_packed_pads
 from overweave.schedules.scatter_rings import fused_ring, ring
+from overweave.schedules.scatter_stored import scatter_stored, scatter_stored_pads
 from overweave.schedules.scattered import FINISHED, PARTIAL, RUNNING, SLOTS, Scatter
 
 
@@ -69,7 +70,7 @@ def reduce_scatter(
     to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
     last tile. remote_add: partials are added at their owners in fp32, in whatever order they come. pull: owners read
     the partials where they lie, and sum them in rank order. packed: in messages that carry their flag
-    (schedules/scatter_packed.py).
+    (schedules/scatter_packed.py). stored: tiles store at their owners themselves (schedules/scatter_stored.py).
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
@@ -108,6 +109,8 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
         return (SignalPad(READY, split.world_size - 1),)
     if method == "packed":
         return scatter_packed_pads(split)
+    if method == "stored":
+        return scatter_stored_pads(split)
     every = split.world_size * split.pieces
     if method == "remote_add":
         own = SignalPad(READY, split.world_size - 1), SignalPad(FINISHED, 1)
@@ -123,7 +126,7 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
 
 def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue, ...]:
     main = (Queue(MAIN, COMPLETE, after=(TILES,)),)
-    if split.world_size == 1:
+    if split.world_size == 1 or method == "stored":
         return ()
     if method == "collective":
         return main
@@ -293,4 +296,5 @@ METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "remote_add": remote_add,
     "pull": _pull,
     "packed": scatter_packed,
+    "stored": scatter_stored,
 }

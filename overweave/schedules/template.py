@@ -13,6 +13,7 @@ class Template(Struct, frozen=True):
 
     helped: a library matmul computes, and a kernel of ours moves what it needs, or adds what it made.
     mover: who carries what it moves, if that is not to be asked. adds_beside: its tiles add what arrives, beside that.
+    moves_behind: its reduction kernel only moves sums, on all SMs, behind the tiles.
     """
 
     operator: str
@@ -23,6 +24,7 @@ class Template(Struct, frozen=True):
     helped: bool = False
     mover: Mover | None = None
     adds_beside: bool = False
+    moves_behind: bool = False
 
     @property
     def has_kernels(self) -> bool:

@@ -25,7 +25,18 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
 from overweave.ir.shards import tile_parts
-from overweave.ir.tile_order import COPY, MULTIPLY, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE, TileOrder, TileRow, outputs
+from overweave.ir.tile_order import (
+    COPY,
+    MULTIPLY,
+    NO_SIGNAL,
+    OWN_SHARD,
+    REDUCE,
+    WORKSPACE,
+    TileOrder,
+    TileRow,
+    outputs,
+    place_of_result,
+)
 from overweave.schedules.along_k import with_shares
 
 EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range of signals and one signal at most"
@@ -43,6 +54,7 @@ class _Blocks(Struct, frozen=True):
 class _Context(Struct, frozen=True):
     """What a row needs to know of its schedule."""
 
+    world_size: int
     first_signal: dict[str, int]
     homes: dict[str, str]
     # Signals that only the rank's own operations in these queues announce.
@@ -105,7 +117,8 @@ def tile_count(schedule: Schedule, realization: Realization) -> int:
             count += operation.instances
         elif engine in KERNELS:
             blocks = matmul if engine == TILE_KERNEL else reduction
-            shapes = (part.shape for part in operation.writes)
+            stored = operation.out if isinstance(operation, Compute) else operation.writes
+            shapes = (part.shape for part in stored)
             whole = sum(-(-rows // blocks.block_m) * -(-cols // blocks.block_n) for rows, cols in shapes)
             is_cut = engine == TILE_KERNEL and matmul.split_n > 1
             count += min(max(whole, operation.instances), matmul.split_n * whole) if is_cut else whole
@@ -121,6 +134,7 @@ def _context(schedule: Schedule, rank: int) -> _Context:
                 queue = operation.queue if operation.rank == rank else None
                 announced_by.setdefault((notify.pad, notify.signal), set()).add(queue)
     return _Context(
+        schedule.world_size,
         {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)},
         {buffer.name: buffer.home for buffer in schedule.buffers},
         announced_by,
@@ -141,24 +155,28 @@ def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> 
     """A range of signals, and one more signal with a count of its own, is all that a row can wait for."""
     waits = [wait for wait in operation.waits if not _is_implied(wait, context, after)]
     waits.sort(key=lambda wait: wait.signals[1] - wait.signals[0], reverse=True)
-    more, signals = waits[1:], [context.first_signal[notify.pad] + notify.signal for notify in operation.notifies]
-    if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(set(signals)) > 1:
+    more, signals = waits[1:], {context.first_signal[one.pad] + one.signal for one in operation.notifies}
+    if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(signals) > 1:
         found = "it waits for more than a range and one signal, or signals twice"
         raise ScheduleError(f"tile order of {operation.name}", found, EVEN_PIECES)
     told = [notify.rank for notify in operation.notifies]
-    if isinstance(operation, Reduce):  # tells any ranks, each once
-        is_known = len(set(told)) == len(told)
-    else:
-        is_known = told in ([], [operation.peer if isinstance(operation, Put) else operation.rank])
-    if not is_known:
+    is_known = set(told) == _told(operation) or isinstance(operation, Reduce)  # sums tell any ranks
+    if told and not (is_known and len(set(told)) == len(told)):
         raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
     first = context.first_signal
     ranges = [(first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits]
     return _Duties(
         wait=ranges[0] if ranges else (0, 0, 0),
         also=(ranges[1][0], ranges[1][2]) if more else (NO_SIGNAL, 0),
-        signal=signals[0] if signals else NO_SIGNAL,
+        signal=next(iter(signals), NO_SIGNAL),
     )
+
+
+def _told(operation: Operation) -> set[int]:
+    """Whom tiles tell that they are stored: the ranks where they are."""
+    if isinstance(operation, Put):
+        return {operation.peer}
+    return operation.stored_at if isinstance(operation, Compute) else {operation.rank}
 
 
 def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
@@ -179,8 +197,12 @@ def _multiply_rows(
         rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
-    if weight or into:
-        rows = [row._replace(weight=weight, into=into) for row in rows]
+    to = place_of_result(compute, context.world_size) if compute.out else 0
+    if to is None:
+        found, cure = f"it is stored at ranks {sorted(compute.stored_at)}", "Store at one rank, or at every rank"
+        raise ScheduleError(f"tile order of {compute.name}", found, cure)
+    if weight or into or to:
+        rows = [row._replace(weight=weight, into=into, to=to) for row in rows]
     if compute.addends:
         late = _late(compute, context.first_signal)
         rows = [row._replace(place=compute.place, finishes=int(compute.finishes), **late) for row in rows]

@@ -15,7 +15,8 @@ from overweave.hardware.machine import Machine, load
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import Problem
 from overweave.memory.collector import without_collection
-from overweave.schedules.catalog import MATMUL_ALL_REDUCE, build
+from overweave.schedules.catalog import build
+from overweave.schedules.templates import MATMUL_ALL_REDUCE
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.space import (

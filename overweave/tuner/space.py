@@ -15,10 +15,10 @@ from msgspec import Struct
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
-from overweave.schedules.catalog import TEMPLATES
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.skinny import skinny_obstacle
+from overweave.schedules.templates import TEMPLATES
 from overweave.schedules.tile_shape import (
     BEST,
     FLOAT8_HOPPER,

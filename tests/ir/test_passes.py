@@ -10,7 +10,8 @@ from overweave.ir.plan import Problem
 from overweave.ir.schedule import Copy, Schedule
 from overweave.ir.text import to_text
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.schedules.catalog import TEMPLATES, build, names
+from overweave.schedules.catalog import build, names
+from overweave.schedules.templates import TEMPLATES
 
 DELAYED = "push.1-0.0"
 TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.two_shot_pull")

@@ -1,4 +1,4 @@
-"""Sums that are made on the way, or told to all who read them, with the actual kernels, interpreted.
+"""Sums that are made on the way, told to all who read them, or stored where they belong: actual kernels, interpreted.
 
 Run by test_interpreter.py in a process of its own, as interpreted_kernels.py is.
 """
@@ -85,3 +85,11 @@ def sum_of_floats(plan: str) -> list[int]:
 def test_ranks_that_read_their_operands_in_different_orders_add_them_in_one(world_size: int):
     results = [run_ranks(sum_of_floats, world_size, plan) for plan in ("one_shot_pull", "two_shot_pull")]
     assert all(bits == results[0][0] for of_plan in results for bits in of_plan)
+
+
+@pytest.mark.parametrize("plan", [f"{SCATTER}.scatter_stored", f"{REDUCE}.two_shot_stored"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_tiles_that_are_stored_at_their_owners_are_exact(world_size: int, plan: str):
+    own = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
+    problems = [(m, TILES | options) for m, options in own]
+    assert run_ranks(run_plan, world_size, plan, problems, 2) == [[]] * world_size

@@ -21,7 +21,15 @@ from overweave.runtime import launch
 from overweave.runtime.order import launch_order
 from overweave.runtime.packed import PackedRun
 from overweave.schedules.catalog import build
-from overweave.schedules.tile_shape import FLOAT8_HOPPER, FLOAT8_PORTABLE, GATED, GATED_FLOAT8, Kernel, TileShape
+from overweave.schedules.tile_shape import (
+    FLOAT8_HOPPER,
+    FLOAT8_PORTABLE,
+    GATED,
+    GATED_FLOAT8,
+    HOPPER,
+    Kernel,
+    TileShape,
+)
 from tests.runtime.without_gpu import CALLER, HostSlot, Launched, launched, workspace
 
 __all__ = ["launched"]  # a fixture
@@ -162,6 +170,22 @@ def finished_cases() -> Iterator[Case]:
     yield Case(REDUCE, "two_shot kernel=hopper", {"epilogue": ENDING, "m": 1}, rank=1)
 
 
+STORED = ((SCATTER, "scatter_stored"), (REDUCE, "two_shot_stored"))
+
+
+def stored_cases() -> Iterator[Case]:
+    """Tiles that store at peers, by both kernels; with all that may come with them; a rank that has no rows to sum."""
+    for (operator, plan), kernel, ranks in product(STORED, KERNELS, (2, 3, 8)):
+        yield Case(operator, f"{plan} kernel={kernel}", world_size=ranks)
+    for operator, plan in STORED:
+        yield from (Case(operator, f"{plan} kernel=hopper", {"m": 1}, rank, world_size=3) for rank in (0, 1))
+        yield Case(operator, f"{plan} kernel=hopper", {"epilogue": ENDING, "m": 500}, world_size=4)
+        scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+        yield Case(operator, f"{plan} kernel=hopper", scaled, world_size=4)
+        yield from (Case(operator, f"{plan} {pinned(shape)}", world_size=4) for shape in HOPPER)
+    yield Case(REDUCE, "two_shot_stored kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}, world_size=4)
+
+
 def packed_cases() -> Iterator[Case]:
     for special in ({}, {"m": 1, "n": 8}, {"dtype": "float16", "m": 4000, "n": 1000}, {"dtype": "float32"}):
         yield from (Case(REDUCE, plan, special) for plan in PACKED)
@@ -217,6 +241,7 @@ CASES = (
     *cases_of_one_row(),
     *split_cases(),
     *finished_cases(),
+    *stored_cases(),
 )
 
 

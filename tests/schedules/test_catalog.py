@@ -13,7 +13,8 @@ from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.schedules.catalog import TEMPLATES, build, names, operators
+from overweave.schedules.catalog import build, names, operators
+from overweave.schedules.templates import TEMPLATES
 
 SIZES = (0, 1, 3, 5, 37, 200)
 CHOICES = ({}, {"order": "all_peers"}, {"pieces": 3}, {"pieces": 3, "order": "all_peers", "block_m": 16})

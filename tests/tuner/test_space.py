@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Problem
-from overweave.schedules.catalog import TEMPLATES, build
+from overweave.schedules.catalog import build
+from overweave.schedules.templates import TEMPLATES
 from overweave.tuner.space import (
     BY_TORCH,
     SEQUENTIAL,

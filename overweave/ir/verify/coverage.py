@@ -333,6 +333,8 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
             follower.update(position, out, _appending(part))
         else:
             follower.write(position, out, part)
+    for copy in compute.copies:
+        follower.write(position, copy, result)
 
 
 def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:

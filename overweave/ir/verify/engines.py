@@ -82,8 +82,8 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
         findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:
         findings.add("engine", operation, f"a library call is one instance, not {operation.instances}")
-    elif engine == LIBRARY and any(region.rank != operation.rank for region in operation.reads):
-        findings.add("engine", operation, "a library call reads its own rank's memory only")
+    elif engine == LIBRARY and any(region.rank != operation.rank for region in (*operation.reads, *operation.writes)):
+        findings.add("engine", operation, "a library call touches its own rank's memory only")
 
 
 def _check_announcement(graph: Graph, position: int, findings: Findings) -> None:

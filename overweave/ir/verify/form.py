@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     INPUT,
@@ -217,7 +219,8 @@ def _check_copy(form: _Form, operation: Copy) -> None:
 
 
 def _check_compute(form: _Form, compute: Compute) -> None:
-    form.all_on(compute, (*compute.a, compute.b, *compute.out), "what it computes with")
+    form.all_on(compute, (*compute.a, compute.b), "what it computes with")
+    _check_stored(form, compute)
     if not (compute.a and compute.out and 1 <= compute.tiles <= LIMIT):
         form.findings.add("form", compute, "needs `a`, `out` and at least one tile")
         return
@@ -229,6 +232,21 @@ def _check_compute(form: _Form, compute: Compute) -> None:
         form.findings.add("form", compute, f"{a} @ {compute.b} does not have the shape of {out}", compute.out[0])
     _check_addends(form, compute)
     check_shapes(compute, form.findings)
+
+
+def _check_stored(form: _Form, compute: Compute) -> None:
+    """At a peer only where peers may write; at several ranks only one result, the same place on each."""
+    form.none_on(compute, compute.copies, "a copy of its result")
+    for region in compute.writes:
+        if region.rank != compute.rank and form.buffers[region.buffer].home != SYMMETRIC:
+            form.findings.add("ownership", compute, "tiles store at a peer where peers may write only", region)
+    if len({part.rank for part in compute.out}) > 1:
+        form.findings.add("form", compute, "its result lies on several ranks", compute.out[0])
+    if compute.accumulate and compute.stored_at != {compute.rank}:
+        form.findings.add("form", compute, "it adds to what lies on a peer", compute.writes[-1])
+    for copy in compute.copies:
+        if len(compute.out) != 1 or replace(copy, rank=compute.out[0].rank) != compute.out[0]:
+            form.findings.add("form", compute, "a copy of its result is not the same region on a peer", copy)
 
 
 def _check_addends(form: _Form, compute: Compute) -> None:

@@ -39,6 +39,7 @@ from overweave.ir.verify.finished import finishes
 from overweave.ir.verify.graphs import Graph, Key
 from overweave.ir.verify.scales import check_places
 from overweave.ir.verify.shares import check_partials, without_shares
+from overweave.ir.verify.stored import check_stored
 from overweave.ir.verify.verdict import Findings
 
 OUT = "out"
@@ -105,6 +106,7 @@ class _Table:
                 self.findings.add("lowering", operation, "a tile writes another output")
             if any(row.finishes != finishes(operation) for row in rows):
                 self.findings.add("lowering", operation, "a tile finishes its sum, or does not, against its operation")
+            check_stored(operation, rows, self.plan.schedule.world_size, self.findings)
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands, f"{OUT} of {operation.b.buffer}")
@@ -187,8 +189,8 @@ class _Table:
         asked = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
         needed = asked - {key - base for key in implied}
         signals = [key % self.graph.signals_per_rank for key in self.graph.notified[position]]
-        told = {notify.rank for notify in operation.notifies}
-        if len(set(signals)) > 1 or not told <= self._told(operation):
+        told, may = {notify.rank for notify in operation.notifies}, self._told(operation)
+        if len(set(signals)) > 1 or not told <= may or (isinstance(operation, Compute) and told and told != may):
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank or where it puts")
             return
         if isinstance(operation, Reduce) and len(told) != len(operation.notifies):
@@ -218,6 +220,8 @@ class _Table:
             return {operation.peer}
         if isinstance(operation, Reduce):  # sums are read where they lie: whoever may read them is told
             return set(range(self.plan.schedule.world_size))
+        if isinstance(operation, Compute):
+            return operation.stored_at
         stored = {region.rank for region in operation.writes} if isinstance(operation, Apply) else set()
         return stored if stored - {operation.rank} else {operation.rank}
 

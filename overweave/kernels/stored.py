@@ -1,0 +1,45 @@
+"""Where a tile stores its result and tells so: at its own rank, at a peer, or, a sum, at every rank (`TileRow.to`).
+
+`peers` has a row for each rank of the group, the own one first and the others as they follow it: where its signals lie,
+and how many bytes its slot lies behind the own one. A buffer of the workspace is equally far away.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.ir.tile_order import EVERYWHERE
+from overweave.lang.tile_table import SIGNAL, SIGNALS_NOBODY, TO, notify, read_column
+from overweave.memory.device import STRIDE
+
+AT_ALL = tl.constexpr(EVERYWHERE)
+
+
+@triton.jit
+def away(pointer, peers, steps):
+    """What `pointer` is in the memory of the rank so many steps behind the own one."""
+    distance = tl.load(peers + 2 * steps + 1)
+    return tl.multiple_of((pointer.to(tl.int64, bitcast=True) + distance).to(pointer.dtype, bitcast=True), 16)
+
+
+@triton.jit
+def signals_of(peers, steps):
+    """The signals of that rank."""
+    return tl.load(peers + 2 * steps).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def target_at(target, table, tile, peers):
+    """The output that a tile writes, at the rank where it belongs; of a sum that all ranks get, the own one's."""
+    return away(target, peers, tl.maximum(read_column(table, tile, TO), 0))
+
+
+@triton.jit
+def finish_stored_tile(table, tile, peers, verdict, world_size):
+    """As `lang.finish_tile`, wherever the tile is stored."""
+    signal = read_column(table, tile, SIGNAL)
+    if signal != SIGNALS_NOBODY:
+        to = read_column(table, tile, TO)
+        first = tl.maximum(to, 0)
+        end = tl.where(to == AT_ALL, world_size, first + 1)
+        for steps in range(first, end):
+            notify(signals_of(peers, steps) + signal * STRIDE, verdict == 1)

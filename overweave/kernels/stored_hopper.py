@@ -1,0 +1,75 @@
+"""Where a tile of the Hopper kernel stores its result and tells so (`kernels/stored.py` says what the words mean)."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from overweave.ir.tile_order import EVERYWHERE
+from overweave.kernels.hopper import store_tile
+from overweave.memory.device import STRIDE
+
+AT_ALL = gl.constexpr(EVERYWHERE)
+
+
+@gluon.jit
+def away(pointer, peers, steps):
+    """What `pointer` is in the memory of the rank so many steps behind the own one."""
+    place = pointer.to(gl.int64) + gl.load(peers + 2 * steps + 1)
+    return gl.multiple_of(place, 16).to(pointer.dtype)
+
+
+@gluon.jit
+def store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr):
+    """Stores the rectangles of one consumer's half of a tile, those that it has, from shared memory."""
+    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    for part in gl.static_range(SPLIT_N):
+        if part == 0 or lacks < SPLIT_N - part:
+            store_tile(target, [row, col + part * PART_N], c_tiles.index(at + part))
+
+
+@gluon.jit
+def store_parts_at(
+    to, own, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles, at, row, col, lacks,
+    SPLIT_N: gl.constexpr, PEERS: gl.constexpr,
+):  # fmt: skip
+    """The same by an own tensor map, or by that of the peer where the tile belongs.
+
+    There is a branch for each, as a choice among so many maps takes registers that the warp has not.
+    """
+    if PEERS == 0 or to <= 0:
+        store_parts(own, c_tiles, at, row, col, lacks, SPLIT_N)
+    for steps in gl.static_range(1, PEERS + 1):
+        if to == steps:
+            target = tiles_of(steps, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7)
+            store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N)
+
+
+@gluon.jit
+def tiles_of(STEPS: gl.constexpr, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7):
+    if STEPS == 1:  # noqa: SIM116 (a dictionary of tensor maps is none to a kernel)
+        return tiles_1
+    elif STEPS == 2:
+        return tiles_2
+    elif STEPS == 3:
+        return tiles_3
+    elif STEPS == 4:
+        return tiles_4
+    elif STEPS == 5:
+        return tiles_5
+    elif STEPS == 6:
+        return tiles_6
+    else:
+        return tiles_7
+
+
+@gluon.jit
+def word_at(steps, signal, peers):
+    """The word of a signal at the rank so many steps behind the own one."""
+    return gl.load(peers + 2 * steps).to(gl.pointer_type(gl.int32)) + signal * STRIDE
+
+
+@gluon.jit
+def announce_everywhere(to, signal, peers, everyone, is_sound):
+    """Tells the peers of a tile that is stored at every rank. The own rank was told before."""
+    if to == AT_ALL:
+        for steps in range(1, everyone):
+            gl.atomic_add(word_at(steps, signal, peers), 1, mask=is_sound, sem="release", scope="sys")
