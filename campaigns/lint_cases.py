@@ -29,6 +29,7 @@ from campaigns.lint_gated import gated_tiles
 from campaigns.lint_packed import packed_cases
 from campaigns.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case
 from campaigns.lint_skinny import skinny_cases
+from campaigns.lint_stored import Stored, at_no_peer, at_peers, stored_tiles
 from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
@@ -41,7 +42,6 @@ from overweave.ir.plan import (
     ReduceConfig,
     shares_obstacle,
 )
-from overweave.ir.words import MOST_PEERS
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
@@ -109,7 +109,8 @@ def cases() -> Iterator[Case]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
         yield from finished_cases(kernel)
-        yield from stored_cases(kernel)
+        for tile in stored_tiles(kernel):
+            yield stored_case(tile)
         yield from several_cases(kernel)
         yield from (matmul_case(*tile) for tile in gated_tiles(kernel))
     yield from split_cases("hopper")
@@ -171,22 +172,10 @@ def finished_cases(kernel: Kernel) -> Iterator[Case]:
     yield matmul_case("bfloat16", config, SUM._replace(traced=True), Epilogue(bias=True), addends=1)
 
 
-def stored_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles that store at peers: beside sums that stay, and beside such as go everywhere; of one peer and of seven."""
-    for shape, spreads in product(shapes("bfloat16", kernel), (False, True)):
-        yield matmul_case("bfloat16", shape.config, SUM, addends=3, peers=3, spreads=spreads)
-    first = shapes("bfloat16", kernel)[0].config
-    yield matmul_case("bfloat16", first, SUM, peers=7)
-    yield matmul_case("bfloat16", first, SUM._replace(traced=True), addends=1, peers=1, spreads=True)
-    ours = Problem(operator=SUMMED, m=1024, n=1024, k=1024, world_size=4, dtype="bfloat16", epilogue=FINISHED)
-    for shape in shapes_of_tiles(ours, kernel, "two_shot_stored", "epilogue"):
-        yield matmul_case("bfloat16", shape.config, SUM, FINISHED, addends=3, peers=3, spreads=True)
-    most = replace(ours, world_size=8, epilogue=NO_EPILOGUE)
-    config = shapes_of_tiles(most, kernel, "two_shot_stored", "epilogue")[0].config
-    yield matmul_case("bfloat16", config, SUM._replace(traced=True), addends=7, peers=7, spreads=True)
-    scaled = replace(FINISHED, scaling="rows")
-    config = shapes_of_tiles(replace(ours, dtype=FLOAT8, epilogue=scaled), kernel, "stored", "epilogue")[0].config
-    yield matmul_case(FLOAT8, config, SCALED._replace(two_sources=False), scaled, addends=3, peers=3, spreads=True)
+def stored_case(tile: Stored) -> Case:
+    """A matmul whose tiles store at peers."""
+    plain = matmul_case(tile.dtype, tile.config, tile.variant, tile.epilogue, addends=tile.addends)
+    return at_peers(plain, tile)
 
 
 def several_cases(kernel: Kernel) -> Iterator[Case]:
@@ -302,13 +291,8 @@ def matmul_case(
     epilogue: Epilogue = NO_EPILOGUE,
     addends: int = 0,
     weights: int = 1,
-    peers: int = 0,
-    spreads: bool = False,
 ) -> Case:
-    """The matmul that `config` names. Tensor cores are promised where the dtype has them.
-
-    peers: at so many it stores products; if it spreads them, sums too.
-    """
+    """The matmul that `config` names. Tensor cores are promised where the dtype has them."""
     is_hopper = config.kernel == "hopper"
     block_m, part_n = hopper_parts(config) if is_hopper else (config.block_m, config.block_n)
     b_block = (part_n, config.block_k) if variant.is_transposed else (config.block_k, part_n)
@@ -334,12 +318,7 @@ def matmul_case(
     if addends > 1:
         sums.pop("addend_tiles", None)
     constant |= dict.fromkeys({"total", "addends", *beside} - sums.keys()) | {"ADDENDS": addends}
-    at_peers = [f"tiles_{index}" for index in range(1, MOST_PEERS + 1)] if is_hopper else []
-    stored = {"peers": "*i64"} | dict.fromkeys(at_peers[:peers], out["out"]) if peers else {}
-    stored |= {"everyone": "i32"} if spreads else {}
-    constant |= dict.fromkeys({"peers", "everyone", *at_peers} - stored.keys()) | (
-        {"PEERS": peers} if is_hopper else {}
-    )
+    constant |= at_no_peer(config.kernel)
     shares = {"partials": "*fp32", "arrivals": "*i32"} if config.split_k else {}
     constant |= dict.fromkeys({"partials", "arrivals"} - shares.keys()) | {"SPLIT_K": config.split_k > 0}
     columns = _names("n", weights)
@@ -349,20 +328,10 @@ def matmul_case(
     options = {"num_warps": 4} if is_hopper else {"num_warps": config.warps, "num_stages": config.stages}
     tile = f"{config.block_m}x{config.block_n}x{config.block_k} {_launch(config)}"
     added = f"{addends} addend{'s' if addends > 1 else ''}" if addends else ""
-    several = f"{weights} weights" if weights > 1 else f"{peers} peers{' spread' * spreads}" if peers else ""
+    several = f"{weights} weights" if weights > 1 else ""
     source = source_of(
         matmul_hopper_kernel if is_hopper else matmul_kernel,
-        {
-            **sides,
-            **extras,
-            **sums,
-            **stored,
-            **shares,
-            **PROTOCOL,
-            **TABLE,
-            **dict.fromkeys(columns, "i32"),
-            "k": "i32",
-        },
+        {**sides, **extras, **sums, **shares, **PROTOCOL, **TABLE, **dict.fromkeys(columns, "i32"), "k": "i32"},
         {**constant, **variant.constexprs},
         options,
         " ".join(filter(None, (f"{dtype} {tile}", str(variant), str(epilogue), added, several))),
@@ -371,9 +340,6 @@ def matmul_case(
     guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
     announced = (*outs, *(name for name in sums if name.startswith("total")))
     contract = _tiles(guarded, announced, uses_tensor_cores=dtype != "float32")
-    if peers:  # a sum is told to the own rank first, then to the others
-        told = Guard("*peers", (*announced, *at_peers[:peers]), optional=True)
-        contract = replace(contract, announced=(told,), releases=2 if is_hopper and spreads else 1)
     if config.split_k:
         contract = replace(contract, private=("arrivals",))
     if dtype == FLOAT8:  # each step's product is added to the sums before the next: loads alone are ahead

@@ -164,7 +164,7 @@ class InterpretedCall(HostCall):
         assert shares is None or not shares.arrivals.any(), "the next launch finds the counters at zero"
 
     def _peers(self, computes: list[Compute]) -> Tensor | None:
-        """Of each rank, the own one first: its signals, and how far behind the own slot its lies (kernels/stored.py)."""
+        """Of each rank, the own one first: its signals, and how far behind the own slot it lies (kernels/stored.py)."""
         rank, ranks = self.group.rank, self.group.world_size
         if all(compute.stored_at == {rank} for compute in computes):
             return None

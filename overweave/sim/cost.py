@@ -25,6 +25,7 @@ FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # MEASURED: fitted to the 18 rows of sums=epilogue in benchmarks/results/plans.matmul_reduce_scatter.h200x4.2026-11-20,
 # three addends a tile: their mean error is 1.5 % with it and 5.0 % without, where the reduction kernel's is 0.4 %.
 STRIPS_SLOWER = 2.5
+FEW_PUSHING_SMS = 4  # that the link does not hold back
 
 
 class Work(Struct, frozen=True):
@@ -82,6 +83,21 @@ def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None
     sms, item = machine.processor.sms, ITEMSIZE_BYTES[dtype] / max(count, 1)
     from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(sms) / sms
     return machine.latency.observe.us + item * (STRIPS_SLOWER * own / from_hbm + far / from_peers) / 1e3
+
+
+def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile_us: float, count: int) -> tuple[float, float]:
+    """What one of `count` tiles takes that is stored at peers: until its product is, and for its sum behind that.
+
+    A product is stored while the next one is computed, all SMs together at the link's rate. A sum that goes everywhere
+    is stored by those who compute, while others still do: each at what an SM reaches, all together at the link's rate.
+    """
+    links, sms = machine.links.sm_push, min(machine.processor.sms, max(count, 1))
+    item = ITEMSIZE_BYTES[dtype] / max(count, 1) / 1e3
+    sent, spread = (item * sum(size(part) for part in parts) for parts in (operation.out, operation.copies))
+    if operation.stored_at != {operation.rank} and not spread:
+        return max(tile_us, sent * sms / links.gb_per_s(sms)), 0.0
+    alone_us = spread * FEW_PUSHING_SMS / links.gb_per_s(FEW_PUSHING_SMS)
+    return tile_us, max(alone_us, spread * sms / links.gb_per_s(sms) - tile_us)
 
 
 def before_and_behind_last_part(operation: Apply, tile_us: float) -> tuple[float, float]:

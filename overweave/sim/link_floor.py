@@ -10,8 +10,8 @@ from collections import defaultdict
 
 from overweave.hardware.machine import Links
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, REDUCE_KERNEL, Plan
-from overweave.ir.schedule import Get, Operation, Put, Reduce, Region
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import Compute, Get, Operation, Put, Reduce, Region
 from overweave.ir.timeline import Timeline
 
 Move = tuple[int, int, Region]  # from which rank, to which, and what
@@ -19,9 +19,11 @@ Move = tuple[int, int, Region]  # from which rank, to which, and what
 
 def floor_us(plan: Plan, links: Links, timeline: Timeline) -> float:
     """When the busiest port has passed all its bytes, one move after the other, from when the first one began."""
+    pushed = max(rate for _, rate in links.sm_push.points)
     peaks = {
         COPY_ENGINE: links.push.peak_gb_per_s,
-        COPY_KERNEL: max(rate for _, rate in links.sm_push.points),
+        COPY_KERNEL: pushed,
+        TILE_KERNEL: pushed,
         REDUCE_KERNEL: max(rate for _, rate in links.sm_pull.points),
     }
     busy_us: defaultdict[tuple[int, str], float] = defaultdict(float)
@@ -49,6 +51,8 @@ def _moves(operation: Operation) -> list[Move]:
     if isinstance(operation, Put | Get):
         pairs = zip(operation.sources, operation.destinations, strict=True)
         moves = [(source.rank, target.rank, source) for source, target in pairs]
+    elif isinstance(operation, Compute):
+        moves = [(operation.rank, place.rank, place) for place in operation.writes]
     elif isinstance(operation, Reduce):
         moves = [(operand.rank, operation.rank, operand) for operand in operation.operands]
     else:

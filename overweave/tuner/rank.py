@@ -22,6 +22,7 @@ from overweave.sim.simulate import total_us
 from overweave.tuner.space import (
     SEQUENTIAL,
     SPACE,
+    STORED,
     TORCH_ONE_SHOT,
     TORCH_TWO_SHOT,
     TWO_SHOT_BESIDE,
@@ -67,6 +68,8 @@ OF_MESSAGES = Margin(2.0, 0.02)
 # H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With
 # these margins no choice is one that was measured behind the library.
 OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(20.0, 0.02), Margin(30.0, 0.06)
+# Tiles that store at peers: nothing was measured of them yet, so that they are taken only where `tune` did.
+OF_STORES = Margin(float("inf"), 0.0)
 
 
 class Weighed(Struct, frozen=True):
@@ -113,6 +116,7 @@ def _handicapped_us(each: Weighed, operator: str, base_us: float) -> float:
     if operator == MATMUL_ALL_REDUCE and dict(each.candidate.options).get("sums") == "epilogue":
         margin = OF_ADDING_TILES
     margin = OF_PUSHES_BESIDE if each.candidate.plan == TWO_SHOT_BESIDE else margin
+    margin = OF_STORES if each.candidate.plan in STORED else margin
     return _us(each) + margin.us + margin.share * base_us
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
+from overweave.ir.words import MOST_PEERS
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.skinny import skinny_obstacle
@@ -38,6 +39,7 @@ Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
 SEQUENTIAL, FUSED_RING, TWO_SHOT_BESIDE = "sequential", "fused_ring", "two_shot_beside"
+STORED = ("scatter_stored", "two_shot_stored")  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
 BY_TORCH = {
@@ -129,6 +131,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
         Family("fused_ring", _PIECES),
+        Family(STORED[0], _PIECES | {"order": ("ring", "all_peers")}),
         Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
     ),
     "matmul_all_reduce": (
@@ -143,6 +146,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
+        Family(STORED[1], _PIECES | {"order": ("ring", "all_peers")}),
         Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),
@@ -168,7 +172,8 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     sums = str(dict(base.options).get("sums"))
     tried = [shape.config for kernel in kernels for shape in shapes_of_tiles(problem, kernel, method, sums)]
     pinned = [_pins(config) for config in tried]
-    pinned += [_pins(config) | {"split_k": BEST} for config in tried if _is_dealt_out(config, problem, target)]
+    if base.plan not in STORED:
+        pinned += [_pins(config) | {"split_k": BEST} for config in tried if _is_dealt_out(config, problem, target)]
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
 
 
@@ -200,6 +205,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return why
         if dict(what.options).get("kernel") == "hopper" and not (target.kind == "cuda" and target.is_hopper):
             return "the hopper kernel needs sm_90"
+    if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
+        return f"tiles store at {MOST_PEERS} peers at most"
     if what.plan == FUSED_RING and problem.world_size == 2:
         return "a ring of two is scatter sums=epilogue"
     return (

@@ -12,7 +12,17 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
 
-PLANS = ("sequential", "per_shard", "scatter", "pull", "scatter_packed", "ring", "fused_ring", "remote_add")
+PLANS = (
+    "sequential",
+    "per_shard",
+    "scatter",
+    "scatter_stored",
+    "pull",
+    "scatter_packed",
+    "ring",
+    "fused_ring",
+    "remote_add",
+)
 WITH_OPTIONS = (
     "per_shard order=all_peers",
     "scatter pieces=1",
@@ -23,6 +33,7 @@ WITH_OPTIONS = (
     "remote_add pieces=3 order=all_peers",
     "fused_ring pieces=3 block_m=16 block_n=16",
     "scatter block_m=16 block_n=16",
+    "scatter_stored pieces=3 order=all_peers block_m=16 block_n=16",
 )
 
 
