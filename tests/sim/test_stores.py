@@ -1,0 +1,46 @@
+"""What tiles that store at peers take."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from overweave.hardware.machine import load
+from overweave.ir.plan import Plan, Problem
+from overweave.schedules.catalog import build
+from overweave.sim.cost import stores_us
+from overweave.sim.link_floor import floor_us
+from overweave.sim.simulate import simulate
+
+MACHINE = load("h200x4")
+DEEP = Problem(operator="matmul_reduce_scatter", m=8192, n=4096, k=7168, world_size=4, dtype="bfloat16")
+SHALLOW = replace(DEEP, k=128)
+OPTIONS = {"kernel": "hopper"}
+
+
+def stored(problem: Problem) -> Plan:
+    return build("matmul_reduce_scatter.scatter_stored", problem, OPTIONS)
+
+
+def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
+    product = next(
+        each for each in stored(DEEP).schedule.operations if each.rank == 0 and each.name.startswith("store")
+    )
+    own = next(each for each in stored(DEEP).schedule.operations if each.rank == 0 and "own" in each.name)
+    assert stores_us(MACHINE, product, "bfloat16", 100.0, 256) == (100.0, 0.0)  # type: ignore[arg-type]
+    sent_us, behind_us = stores_us(MACHINE, product, "bfloat16", 1.0, 256)  # type: ignore[arg-type]
+    assert sent_us > 10
+    assert not behind_us
+    assert stores_us(MACHINE, own, "bfloat16", 100.0, 256) == (100.0, 0.0)  # type: ignore[arg-type]
+
+
+def test_no_call_is_quicker_than_its_link():
+    for problem in (DEEP, SHALLOW):
+        plan = stored(problem)
+        timeline = simulate(plan, MACHINE)
+        assert timeline.total_us >= 0.95 * floor_us(plan, MACHINE.links, timeline) > 100
+
+
+def test_sums_that_go_everywhere_take_longer_than_sums_that_stay():
+    reduced = replace(SHALLOW, operator="matmul_all_reduce")
+    everywhere = build("matmul_all_reduce.two_shot_stored", reduced, OPTIONS)
+    assert simulate(everywhere, MACHINE).total_us > simulate(stored(SHALLOW), MACHINE).total_us + 50
