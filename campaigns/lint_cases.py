@@ -318,9 +318,9 @@ def matmul_case(
     if addends > 1:
         sums.pop("addend_tiles", None)
     constant |= dict.fromkeys({"total", "addends", *beside} - sums.keys()) | {"ADDENDS": addends}
-    constant |= at_no_peer(config.kernel)
     shares = {"partials": "*fp32", "arrivals": "*i32"} if config.split_k else {}
     constant |= dict.fromkeys({"partials", "arrivals"} - shares.keys()) | {"SPLIT_K": config.split_k > 0}
+    constant |= at_no_peer(config.kernel)
     columns = _names("n", weights)
     constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
     constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
@@ -342,8 +342,7 @@ def matmul_case(
     contract = _tiles(guarded, announced, uses_tensor_cores=dtype != "float32")
     if config.split_k:
         contract = replace(contract, private=("arrivals",))
-    if dtype == FLOAT8:  # each step's product is added to the sums before the next: loads alone are ahead
-        contract = replace(contract, depth=0)
+    contract = replace(contract, depth=0) if dtype == FLOAT8 else contract  # loads alone are ahead of a step's product
     return Case(source, _with_addends(contract, "addend_tiles" in sums) if addends else contract)
 
 

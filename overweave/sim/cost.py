@@ -85,6 +85,15 @@ def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None
     return machine.latency.observe.us + item * (STRIPS_SLOWER * own / from_hbm + far / from_peers) / 1e3
 
 
+def added_and_stored_us(
+    machine: Machine, operation: Compute, config: MatmulConfig | None, dtype: Dtype, tile: Work
+) -> tuple[float, float]:
+    """What a tile takes until its product is stored, if it is at peers, and behind that, with all that it adds."""
+    added_us = addends_us(machine, operation, config, dtype, tile.count)
+    product_us, spread_us = stores_us(machine, operation, dtype, tile.tile_us, tile.count)
+    return product_us, added_us + spread_us
+
+
 def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile_us: float, count: int) -> tuple[float, float]:
     """What one of `count` tiles takes that is stored at peers: until its product is, and for its sum behind that.
 

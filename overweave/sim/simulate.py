@@ -155,10 +155,8 @@ class _Run:
             delay = machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
             if isinstance(node.step.operation, Compute):
-                kept = self._moved(node.step.operation)
-                run.late_us = cost.addends_us(machine, node.step.operation, config, kept, node.tiles)
-                run.tile_us, behind_us = cost.stores_us(machine, node.step.operation, kept, run.tile_us, node.tiles)
-                run.late_us += behind_us
+                kept, tile = self._moved(node.step.operation), Work(node.tiles, run.tile_us)
+                run.tile_us, run.late_us = cost.added_and_stored_us(machine, node.step.operation, config, kept, tile)
                 run.is_late_open = not node.step.operation.late_waits
             elif isinstance(node.step.operation, Apply) and node.step.operation.late_waits:
                 run.tile_us, run.late_us = cost.before_and_behind_last_part(node.step.operation, work.tile_us)
