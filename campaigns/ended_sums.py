@@ -33,6 +33,8 @@ PLANS = (
     (SCATTER, "scatter sums=epilogue kernel=portable"),
     (SCATTER, "fused_ring kernel=hopper pieces=2"),
     (SCATTER, "remote_add kernel=hopper"),
+    (SCATTER, "scatter_stored kernel=hopper"),
+    (SCATTER, "scatter_stored kernel=portable"),
     (REDUCE, "sequential"),
     (REDUCE, "one_shot"),
     (REDUCE, "one_shot_pull"),
@@ -43,6 +45,8 @@ PLANS = (
     (REDUCE, "two_shot sums=epilogue kernel=portable sharing=put"),
     (REDUCE, "two_shot_pull"),
     (REDUCE, "two_shot_beside kernel=hopper"),
+    (REDUCE, "two_shot_stored kernel=hopper"),
+    (REDUCE, "two_shot_stored kernel=portable"),
 )
 TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so four times at most
 

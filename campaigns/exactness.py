@@ -44,6 +44,7 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     (_SCATTER, {"pieces": 2, "sums": "epilogue"}),
     ("matmul_reduce_scatter.fused_ring", {"pieces": 2}),
     ("matmul_reduce_scatter.remote_add", {"pieces": 2}),
+    ("matmul_reduce_scatter.scatter_stored", {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2, "sums": "epilogue", "sharing": "get"}),
     (f"{ALL_REDUCE}.one_shot", {}),
@@ -55,6 +56,7 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     ("matmul_reduce_scatter.scatter_packed", {}),
     (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
     (f"{ALL_REDUCE}.two_shot_beside", {"pieces": 2, "copy_programs": 2}),
+    (f"{ALL_REDUCE}.two_shot_stored", {"pieces": 2}),
 )
 # What options are drawn from, where a schedule has them.
 VARIED: dict[str, tuple[int | str, ...]] = {

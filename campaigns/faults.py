@@ -39,6 +39,8 @@ SCHEDULES = (
     "all_gather_matmul.pull",
     "matmul_reduce_scatter.fused_ring",
     "matmul_reduce_scatter.remote_add",
+    "matmul_reduce_scatter.scatter_stored",
+    "matmul_all_reduce.two_shot_stored",
     "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
     "matmul_reduce_scatter.sequential",
@@ -52,7 +54,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:5], *SCHEDULES[-5:])
+FUSED = (*SCHEDULES[:7], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

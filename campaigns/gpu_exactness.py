@@ -70,6 +70,11 @@ PLANS = {
         "fused_ring pieces=4 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "fused_ring kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "fused_ring kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
+        "scatter_stored",
+        "scatter_stored pieces=1 kernel=portable",
+        "scatter_stored pieces=4 order=all_peers kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
+        "scatter_stored kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
+        "scatter_stored kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
         "remote_add",
         "remote_add copy_programs=4 sms=1 kernel=hopper",  # beside the tiles, however few they are
         "remote_add pieces=4 order=all_peers kernel=portable",
@@ -102,6 +107,10 @@ PLANS = {
         "two_shot_beside",
         "two_shot_beside pieces=4 copy_programs=4",
         "two_shot_beside pieces=1 kernel=portable",
+        "two_shot_stored",
+        "two_shot_stored pieces=1 kernel=portable",
+        "two_shot_stored pieces=4 order=all_peers kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
+        "two_shot_stored kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
         "sequential",
     ),
 }
@@ -115,6 +124,7 @@ LONG_RUNS = (
     (REDUCE_SCATTER, "scatter split_k=3"),
     (REDUCE_SCATTER, "scatter sums=epilogue"),
     (REDUCE_SCATTER, "fused_ring"),
+    (REDUCE_SCATTER, "scatter_stored"),
     (REDUCE_SCATTER, "remote_add sms=1"),
     (REDUCE_SCATTER, "scatter mover=copy_kernel sms=1"),
     (REDUCE_SCATTER, "scatter_packed"),
@@ -126,6 +136,7 @@ LONG_RUNS = (
     (ALL_REDUCE, "two_shot_packed"),
     (ALL_REDUCE, "two_shot_pull"),
     (ALL_REDUCE, "two_shot_beside pieces=3"),
+    (ALL_REDUCE, "two_shot_stored"),
 )
 NON_ZEROS = 32
 ERROR_RATIO = 1.05

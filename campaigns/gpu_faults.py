@@ -29,6 +29,8 @@ CASES = (
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter sums=epilogue"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "fused_ring"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "remote_add sms=1"),
+    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_stored"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_stored"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter mover=copy_kernel sms=1"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"),

@@ -73,6 +73,7 @@ OPERATORS = {
         (
             *("sequential", "per_shard", "pull", "ring", *_SCATTERED, "scatter kernel=portable sums=epilogue"),
             *("scatter kernel=hopper own_pieces=2", "scatter kernel=hopper mover=copy_kernel"),
+            *("scatter_stored kernel=hopper", "scatter_stored kernel=portable"),
             *("fused_ring kernel=hopper", "fused_ring kernel=portable"),
         ),
         _SCATTERED,
@@ -81,7 +82,13 @@ OPERATORS = {
     REDUCE: Operator(
         (
             *("sequential", "one_shot", "one_shot_pull", "one_shot mover=copy_kernel", "one_shot_packed"),
-            *("two_shot_packed", "two_shot_pull", *_REDUCED, "two_shot kernel=portable sums=epilogue sharing=get"),
+            *(
+                "two_shot_stored kernel=hopper",
+                "two_shot_packed",
+                "two_shot_pull",
+                *_REDUCED,
+                "two_shot kernel=portable sums=epilogue sharing=get",
+            ),
         ),
         _REDUCED,
         speed_ratio=1.0,

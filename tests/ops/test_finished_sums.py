@@ -31,6 +31,7 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "scatter sums=epilogue pieces=2",
         "fused_ring pieces=2",
         "remote_add",
+        "scatter_stored pieces=2",
     ),
     REDUCE: (
         None,
@@ -45,6 +46,7 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "two_shot sharing=get",
         "two_shot sums=epilogue sharing=get",
         "two_shot_beside pieces=2 copy_programs=2",
+        "two_shot_stored pieces=2",
         "two_shot_pull pieces=2",
     ),
 }

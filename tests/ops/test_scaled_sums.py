@@ -28,6 +28,7 @@ PLANS = {
         "scatter pieces=2 own_pieces=2",
         "scatter pieces=2 sums=epilogue",
         "scatter mover=copy_kernel copy_programs=2",
+        "scatter_stored pieces=2",
     ),
     REDUCE: (
         None,
@@ -41,6 +42,7 @@ PLANS = {
         "two_shot pieces=2",
         "two_shot sums=epilogue sharing=get",
         "two_shot_beside pieces=2 copy_programs=2",
+        "two_shot_stored pieces=2",
     ),
 }
 N, K = 48, 32

@@ -32,6 +32,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{SCATTER}.scatter", {"sums": "epilogue", **TILES}),
     (f"{SCATTER}.scatter", {"sums": "epilogue", "block_m": 16, "block_n": 128, "split_n": 2, "sms": 3, "pieces": 1}),
     (f"{SCATTER}.fused_ring", TILES),
+    (f"{SCATTER}.scatter_stored", TILES),
     (f"{SCATTER}.remote_add", TILES),
     (f"{SCATTER}.pull", {}),
     (f"{SCATTER}.scatter_packed", {}),
@@ -40,6 +41,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{REDUCE}.two_shot_packed", {}),
     (f"{REDUCE}.two_shot", TILES),
     (f"{REDUCE}.two_shot_beside", TILES | {"copy_programs": 1}),
+    (f"{REDUCE}.two_shot_stored", TILES),
     (f"{REDUCE}.two_shot", {"sums": "epilogue", "sharing": "get", **TILES}),
     (f"{REDUCE}.two_shot_pull", {"pieces": 2}),
 )
