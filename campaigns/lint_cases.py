@@ -109,8 +109,7 @@ def cases() -> Iterator[Case]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
         yield from finished_cases(kernel)
-        for tile in stored_tiles(kernel):
-            yield stored_case(tile)
+        yield from map(stored_case, stored_tiles(kernel))
         yield from several_cases(kernel)
         yield from (matmul_case(*tile) for tile in gated_tiles(kernel))
     yield from split_cases("hopper")
