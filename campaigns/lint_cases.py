@@ -83,7 +83,7 @@ def cases() -> Iterator[Case]:
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
     for ranks in OPERANDS:
-        yield reduction_case("bfloat16", ranks, ranks == 2, told=ranks)
+        yield reduction_case("bfloat16", ranks, ranks == 2, told=ranks, ready=ranks)
     for config, operands in product((SUMS_FINISHED, *SUMS[1:]), OPERANDS):
         yield reduction_case("bfloat16", operands, False, config, epilogue=FINISHED)
     for config, epilogue in product((SUMS_FINISHED, *SUMS[1:]), EPILOGUES):
@@ -220,9 +220,10 @@ def reduction_case(
     sum_first: bool = False,
     epilogue: Epilogue = NO_EPILOGUE,
     told: int = 1,
+    ready: int = 0,
 ) -> Case:
     """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes,
-    and whose signals it adds to, may lie where a table says. told: how many ranks.
+    and whose signals it adds to, may lie where a table says. told: how many ranks. ready: how many it tells at first.
     """
     signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
     part_n = config.block_n // config.parts
@@ -235,16 +236,19 @@ def reduction_case(
         "TRACED": traced,
     }
     signature |= dict.fromkeys(epilogue.inputs, f"*{DTYPES_OF_OPERANDS[dtype]}")
-    beside = {BIAS, RESIDUAL, "norm_weight", "z"} - set(epilogue.inputs)
+    signature |= {"ready": "*i64"} if ready else {}
+    blocks["READY_RANKS"] = ready
+    beside = {BIAS, RESIDUAL, "norm_weight", "z", "ready"} - signature.keys()
     constexprs = blocks | dict.fromkeys(beside) | {"EPS": 0.0, "SUM_FIRST": sum_first, "EPILOGUE": epilogue.bits}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
     label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.bits)
-    label += f" {told} told" if told > 1 else ""
+    label += f" {told} told" * (told > 1) + f" {ready} ready" * (ready > 0)
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     source = source_of(reduction_kernel, signature, constexprs, reduction_options(config, epilogue.bits), label)
-    announced = (Guard("*operands", ("out", "*operands"), optional=True),)
+    announced = [Guard("*operands", ("out", "*operands"), optional=True), *([Guard("*ready", ())] if ready else ())]
+    contract = replace(_tiles(("*operands",), ()), announced=tuple(announced), releases=len(announced))
     # A second look: at all signals, where one did not come, for the first that did not.
-    return Case(source, replace(_tiles(("*operands",), ()), announced=announced, claims_ahead=True, looks=2))
+    return Case(source, replace(contract, claims_ahead=True, looks=2))
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from triton import next_power_of_2
 
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
-from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Reduce, ReducePut
+from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, ReducePut
 from overweave.ir.tile_order import EVERYWHERE, outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
@@ -24,6 +25,7 @@ from overweave.memory.lower import (
     reduction_operands,
     sums_first,
     widths_of,
+    write_steps,
 )
 from overweave.memory.shares import share_numbers
 from overweave.memory.steps import WaitStep
@@ -36,6 +38,7 @@ from overweave.runtime.kernels import (
     moving,
     reduction_launch,
     table_tensor,
+    told_addresses,
 )
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
 
@@ -48,14 +51,23 @@ class SlotKernels:
     by name. copies_started: what a stream waits for until the copy kernel of this call has as many tiles claimed as it
     has programs; None without one.
 
-    traces: for a traced plan, queue -> int64 `[tiles, TRACE_COLUMNS]`, filled by each call.
+    traces: for a traced plan, queue -> int64 `[tiles, TRACE_COLUMNS]`, filled by each call. before_sums: a library call
+    right before the sums, whose peers they tell.
     """
 
     def __init__(
-        self, plan: Plan, workspace: Workspace, addresses: SlotAddresses, slot: Slot, example: Tensors, traced: bool
+        self,
+        plan: Plan,
+        workspace: Workspace,
+        addresses: SlotAddresses,
+        slot: Slot,
+        example: Tensors,
+        traced: bool,
+        before_sums: Operation | None = None,
     ) -> None:
         self._plan, self._workspace, self._addresses = plan, workspace, addresses
         self._slot, self._rank, self._example, self._traced = slot, workspace.group.rank, example, traced
+        self._before_sums = before_sums
         words = max(addresses.layout.signals, 1) * SIGNAL_STRIDE_WORDS
         self._signals = slot.view(0, (words,), torch.int32)
         self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
@@ -164,7 +176,7 @@ class SlotKernels:
         arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
         beside = moved.get(BIAS), moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
         sum_first = sums_first(self._plan.schedule, self._plan.realization.dtype, reduces)
-        how = Summing(self._traced, *beside, norm.eps if norm else 0.0, sum_first, epilogue.bits)
+        how = Summing(self._traced, *beside, norm.eps if norm else 0.0, sum_first, epilogue.bits, self._ready())
         launch = reduction_launch(config, arguments, tiles, widths_of(reduces), how)
         if stored.home == OUTPUT:
             moved[stored.name] = out
@@ -175,6 +187,13 @@ class SlotKernels:
             launch(stream)
 
         return enqueue
+
+    def _ready(self) -> torch.Tensor | None:
+        """Whom the reduction tells when it begins."""
+        if self._before_sums is None:
+            return None
+        told = tuple(step.address for step in write_steps(self._addresses, self._before_sums))
+        return told_addresses(told, next_power_of_2(len(told)), self._workspace.device)
 
     def _copy(self, queue: str) -> Enqueue:
         config, device = self._plan.realization.copy, self._workspace.device

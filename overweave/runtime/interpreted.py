@@ -212,10 +212,10 @@ class InterpretedCall(HostCall):
         out = self._matrix(next(callers, reduces[0].out.buffer))
         cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
         blocks = [config.block_m, config.block_n // config.parts]
-        numbers = [len(table), cols, self.group.world_size, width, first, told, *blocks]
+        numbers = [len(table), cols, self.group.world_size, width, first, told, 0, *blocks]
         protocol = [*self._protocol, self._trace(step.queue, len(table))]
         norm = self.plan.problem.norm
-        extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)]
+        extras = [*(self.tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)), None]
         flags = [self.stopwatch is not None, norm.eps if norm else 0.0]
         flags += [sums_first(self.plan.schedule, self.plan.realization.dtype, reduces)]
         flags += [self.plan.problem.of_sums.bits]

@@ -76,8 +76,12 @@ def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
 def tell_launch(addresses: tuple[int, ...], device: torch.device) -> Launch:
     """What a library call's operation tells its peers: the words at these addresses become 1."""
     block = max(32, next_power_of_2(len(addresses)))
-    words = torch.tensor(addresses + (0,) * (block - len(addresses)), dtype=torch.int64, device=device)
-    return Launch(tell_kernel, 1, [words, block], {"num_warps": 1})
+    return Launch(tell_kernel, 1, [told_addresses(addresses, block, device), block], {"num_warps": 1})
+
+
+def told_addresses(addresses: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
+    """As many addresses as a kernel asks for, int64; 0 for none."""
+    return torch.tensor(addresses + (0,) * (count - len(addresses)), dtype=torch.int64, device=device)
 
 
 class Summing(NamedTuple):
@@ -92,6 +96,7 @@ class Summing(NamedTuple):
     eps: float = 0.0
     sum_first: bool = False  # the first operand of each is kept in fp32
     epilogue: int = 0
+    ready: torch.Tensor | None = None  # addresses of words that become 1 when it begins, as of `told_addresses`
 
 
 def reduction_launch(
@@ -99,8 +104,9 @@ def reduction_launch(
 ) -> Launch:
     """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for what `how`
     has. widths: as memory/lower.py says."""
-    normed = [*arguments[:2], how.bias, how.residual, how.norm_weight, how.z, *arguments[2:]]
-    blocks = [*widths, config.block_m, config.block_n // config.parts]
+    normed = [*arguments[:2], how.bias, how.residual, how.norm_weight, how.z, how.ready, *arguments[2:]]
+    ready = 0 if how.ready is None else how.ready.numel()
+    blocks = [*widths, ready, config.block_m, config.block_n // config.parts]
     constants = [*blocks, how.traced, how.eps, how.sum_first, how.epilogue]
     options = reduction_options(config, how.epilogue)
     return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, options)

@@ -7,7 +7,7 @@ built, addresses resolved, per slot. A call then costs a few launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -54,6 +54,16 @@ def is_beside(plan: Plan, action: Action) -> bool:
     return action.engine == COPY_ENGINE
 
 
+def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation | None:
+    """The library call behind which sums follow on the same stream, if there is one that has peers to tell: a launch
+    and its way through the GPU are saved where the sums' kernel tells them as it begins."""
+    for call, sums in pairwise(actions):
+        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and not is_beside(plan, sums):
+            if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
+                return call.operations[0]
+    return None
+
+
 def _wait_for_nothing(operations: Iterable[Operation]) -> bool:
     """Whether all operations are Puts that may start at once, but for what only waits, at the end."""
     return all(
@@ -74,7 +84,8 @@ class BoundSlot:
         self._dtype = plan.realization.dtype
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
-        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced)
+        self._before_sums = before_sums(plan, workspace.group.rank, actions)
+        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced, self._before_sums)
         self._traced = traced
         self.timed: list[Timed] = []
         self._queues: list[tuple[int, CopyQueue]] = []
@@ -205,7 +216,7 @@ class BoundSlot:
     def _library(self, operation: Operation) -> Enqueue:
         waits = tuple(wait_steps(self._addresses, operation))
         told = tuple(step.address for step in write_steps(self._addresses, operation))
-        tell = tell_launch(told, self._workspace.device) if told else None
+        tell = tell_launch(told, self._workspace.device) if told and operation is not self._before_sums else None
         timed, stays = self._timing(operation) if self._traced else None, self._own
         call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
