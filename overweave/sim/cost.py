@@ -151,15 +151,18 @@ def _library_work(machine: Machine, shape: tuple[int, int, int], dtypes: Dtypes)
     return best
 
 
-def reduce_work(machine: Machine, operation: Reduce, dtype: Dtype, count: int) -> Work:
-    """`count` tiles of an ordered sum: each SM has its share of HBM for own bytes, and of what so many SMs can pull."""
-    item = ITEMSIZE_BYTES[dtype]
+def reduce_work(machine: Machine, operation: Reduce, dtype: Dtype, counts: tuple[int, int]) -> Work:
+    """The tiles of an ordered sum: each SM has its share of HBM for own bytes, and of what so many SMs can pull.
+
+    counts: its tiles, and those of its kernel, which share the link with it, whatever they sum.
+    """
+    item, (count, beside) = ITEMSIZE_BYTES[dtype], counts
     own = size(operation.out) + sum(size(region) for region in operation.operands if region.rank == operation.rank)
     far = sum(size(region) for region in operation.operands if region.rank != operation.rank)
-    sms, tiles = machine.processor.sms, max(count, 1)
-    programs = min(sms, tiles)
+    sms = machine.processor.sms
+    programs = min(sms, max(beside, 1))
     from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(programs) / programs
-    moving = item / tiles * (own / from_hbm + far / from_peers) / 1e3
+    moving = item / max(count, 1) * (own / from_hbm + far / from_peers) / 1e3
     return Work(count, moving + machine.latency.reduce_tile.us)
 
 

@@ -63,6 +63,11 @@ class Launch(Struct, frozen=True):
     first: int
     runs: tuple[Run, ...]
 
+    @property
+    def tiles(self) -> int:
+        """Of all its operations."""
+        return sum(run.tiles for run in self.runs)
+
 
 def steps_of(plan: Plan) -> tuple[Step, ...]:
     """One Step per operation. Raises ScheduleError for a queue that is not declared or has no engine."""

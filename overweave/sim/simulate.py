@@ -151,7 +151,7 @@ class _Run:
         runs, machine, config = [], self._machine, self._plan.realization.matmul
         for position, tiles, width, depth in launch.runs:
             node = self._nodes[position]
-            work = shared(self._kernel_work(node, width), node.step.operation, config, depth)
+            work = shared(self._kernel_work(node, width, launch.tiles), node.step.operation, config, depth)
             delay = machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
             if isinstance(node.step.operation, Compute):
@@ -209,10 +209,10 @@ class _Run:
         """Of what an operation moves, adds or stores."""
         return self._dtypes[operation.writes[0].buffer] if operation.writes else self._dtype
 
-    def _kernel_work(self, node: _Node, width: int) -> Work:
+    def _kernel_work(self, node: _Node, width: int, beside: int) -> Work:
         operation, config = node.step.operation, self._plan.realization.matmul
         if isinstance(operation, Reduce):
-            return cost.reduce_work(self._machine, operation, self._moved(operation), node.tiles)
+            return cost.reduce_work(self._machine, operation, self._moved(operation), (node.tiles, beside))
         copy, sms = self._plan.realization.copy, self._machine.processor.sms
         if isinstance(operation, Put) and node.step.engine == AUTHOR_KERNEL:
             return cost.push_work(self._machine, operation, sms, self._moved(operation), node.tiles)

@@ -53,13 +53,13 @@ def test_a_reduction_reads_every_operand_once(paper: Machine):
     machine = replace(paper, hbm=Bandwidth(1.0, ""))
     block = Region("x", 0, (0, 10), (0, 50))  # 1000 bytes
     work = cost.reduce_work(
-        machine, Reduce(name="r", rank=0, queue="q", operands=(block,) * 3, out=block), "bfloat16", 2
+        machine, Reduce(name="r", rank=0, queue="q", operands=(block,) * 3, out=block), "bfloat16", (2, 2)
     )
     assert work.tile_us == pytest.approx(4.0)  # 4000 bytes at 1 GB/s on 2 SMs in one wave of 2
     far = replace(block, rank=1)
     reduce = Reduce(name="r", rank=0, queue="q", operands=(far,), out=block)
     links = cost.reduce_work(
-        replace(machine, links=replace(machine.links, sm_pull=SmCurve(((2, 0.1),), ""))), reduce, "bfloat16", 2
+        replace(machine, links=replace(machine.links, sm_pull=SmCurve(((2, 0.1),), ""))), reduce, "bfloat16", (2, 2)
     )
     assert links.tile_us == pytest.approx(11.0)
 
@@ -67,8 +67,10 @@ def test_a_reduction_reads_every_operand_once(paper: Machine):
 def test_few_tiles_pull_faster_each_than_many():
     whole = Region("x", 1, (0, 16), (0, 4096))
     reduce = Reduce(name="r", rank=0, queue="q", operands=(whole,), out=replace(whole, rank=0))
-    few, many = (cost.reduce_work(H200, reduce, "bfloat16", count) for count in (4, 132))
+    few, many = (cost.reduce_work(H200, reduce, "bfloat16", (count, count)) for count in (4, 132))
     assert many.tile_us < few.tile_us < 132 / 4 * many.tile_us
+    beside = cost.reduce_work(H200, reduce, "bfloat16", (4, 132))
+    assert beside.tile_us > few.tile_us, "other tiles of the kernel pull at the same time"
 
 
 def test_a_library_sum_passes_over_its_total_once_per_operand(paper: Machine):

@@ -27,6 +27,17 @@ def test_pulls_of_several_pieces_share_one_port():
     assert total_us(plan, H200) == max(floor, timeline.total_us)
 
 
+def test_pieces_that_are_summed_at_once_take_no_less_than_the_link_gives():
+    """Each once had the link for itself, so that two shots of four pieces took less than their bytes do."""
+    peak = max(rate for _, rate in H200.links.sm_pull.points)
+    for pieces in (1, 2, 4):
+        few = replace(PROBLEM, m=PROBLEM.m // 4)  # so that each piece has fewer tiles than there are SMs
+        timeline = simulate(build("matmul_all_reduce.two_shot_pull", few, {"pieces": pieces}), H200)
+        sums = [span for span in timeline.spans if span.name.startswith("sum") and span.rank == 0]
+        took_us = max(span.end_us for span in sums) - min(span.begin_us for span in sums)
+        assert took_us > 0.95 * SHOT_BYTES / 4 / peak / 1e3
+
+
 def test_a_kernels_pushes_and_gets_beside_them_share_one_port():
     plan = build("matmul_all_reduce.two_shot_beside", PROBLEM, {"pieces": 2})
     assert floor_us(plan, H200.links, simulate(plan, H200)) > 2 * SHOT_BYTES / 376 / 1e3
