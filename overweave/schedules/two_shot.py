@@ -212,14 +212,14 @@ def _put(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
 
 
 def _tell(reduced: Reduced, rank: int, piece: int) -> Copy:
-    """Tells all peers that tiles have summed an own piece, which may be read."""
+    """Tells all peers that tiles have summed an own piece, which may be read; first the one that gets it first."""
     signal = reduced.split.signal(rank, piece)
     return Copy(
         name=f"tell.{rank}.{piece}",
         rank=rank,
         queue=TOLD,
         waits=one(SUMMED, piece),
-        notifies=tuple(Notify(SHARED, peer, signal) for peer in reduced.peers(rank)),
+        notifies=tuple(Notify(SHARED, peer, signal) for peer in reversed(reduced.peers(rank))),
         sources=(),
         destinations=(),
     )

@@ -146,7 +146,10 @@ def test_tiles_that_add_need_no_sums_and_gets_no_moves_but_the_own():
     assert [get.sources[0].rank for get in gets] == [2, 3, 0] * 2
     assert {get.destinations[0].buffer for get in gets} == {"y"}
     assert [one.name for one in of_one if one.queue == "sums"] == ["move.1-1.0", "move.1-1.1"]
-    assert [one.name for one in of_one if one.queue == "copies.told"] == ["tell.1.0", "tell.1.1"]
+    told = [one for one in of_one if one.queue == "copies.told"]
+    assert [one.name for one in told] == ["tell.1.0", "tell.1.1"]
+    # Rank 0 gets from rank 1 first, rank 3 second, rank 2 last: a stream writes one flag after the other.
+    assert {tuple(notify.rank for notify in one.notifies) for one in told} == {(0, 3, 2)}
 
 
 def test_pieces_are_multiplied_and_summed_by_turns_beside_a_kernel_that_pushes():
