@@ -18,6 +18,7 @@ from overweave.kernels.epilogue import ENDINGS, GATE, finished_by_parts
 from overweave.kernels.finished_hopper import finish, gate_half, of_product
 from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
+from overweave.kernels.hopper_start import pass_claim
 from overweave.kernels.hopper_tiles import place_of, read_column, record_time
 from overweave.kernels.received_hopper import hear_of_addends, store_sum
 from overweave.kernels.shares import LEFT_OUT, k_range
@@ -352,6 +353,7 @@ def consume(
 
 @gluon.jit
 def consume_upper(
+    claimed, first, passed,
     a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
     out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
     total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
@@ -359,6 +361,7 @@ def consume_upper(
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
+    pass_claim(claimed, first, passed)
     consume(
         0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
         out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,

@@ -5,9 +5,10 @@
               64 rows: tensor cores, then the result to shared memory
     storer    one warp: bulk-tensor store, drain, signal, while the consumers are at the next tile
 
-The producer passes each claimed row to the others through a ring in shared memory (hopper_ring.py), the consumers stand
-in hopper_consumer.py. A tile that a chunk's end cuts short is stored by the consumers with a mask instead, because a
-bulk store would write into the next chunk.
+The first row is claimed before the partitions start (hopper_start.py). The producer passes each claimed row to the
+others through a ring in shared memory (hopper_ring.py), the consumers stand in hopper_consumer.py. A tile that a
+chunk's end cuts short is stored by the consumers with a mask instead, because a bulk store would write into the next
+chunk.
 
 A tile with addends ends otherwise (received_hopper.py): the storer waits for them while the consumers multiply, and the
 consumers add them. Of several, they store the sum too, so that nothing but its signal is left to the storer. A product
@@ -27,7 +28,7 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper import load_tile, mbarrier, wait_for_stores_read
 from overweave.kernels.hopper_consumer import consume_lower, consume_upper
 from overweave.kernels.hopper_ring import LACKS, LAST, NUMBER, RING, VOID, lacking, pass_on, receive
-from overweave.kernels.hopper_start import begin_claim, fetch_maps, pass_claim, receive_claim
+from overweave.kernels.hopper_start import begin_claim, fetch_maps, place_for_claim, receive_claim
 from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_tile
 from overweave.kernels.received_hopper import await_addends, load_addend
 from overweave.kernels.shares import LEFT_OUT, SUMMED, k_range
@@ -62,7 +63,7 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 @gluon.jit
 def produce(
     a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims,
-    first, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr,
+    first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr,
     TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr,
     GATED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
@@ -75,7 +76,7 @@ def produce(
     B_BYTES: gl.constexpr = b.block_type.nbytes
     step = 0
     turn = 0
-    tile = receive_claim(first)
+    tile = receive_claim(first, passed)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
         row = read_column(table, tile, SOURCE_ROW)
@@ -275,12 +276,14 @@ def matmul_hopper_kernel(
     for half in gl.static_range(2):
         mbarrier.init(c_full.index(half), count=1)
         mbarrier.init(c_empty.index(half), count=1)
-    mbarrier.init(received.index(0), count=1 if addend_tiles is None else 2)
-    first = pass_claim(claimed)
+    if ADDENDS > 0:
+        mbarrier.init(received.index(0), count=1 if addend_tiles is None else 2)
+    first, passed = place_for_claim()
     # Argument tuples stand inline: a tuple kept in a variable would turn its constants into tensors.
     gl.warp_specialize(
         [
             (consume_upper, (
+                claimed, first, passed,
                 a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
                 out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
                 total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
@@ -294,8 +297,8 @@ def matmul_hopper_kernel(
                 WEIGHTS, SPLIT_K)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
-                claims, first, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED, TWO_SOURCES,
-                TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
+                claims, first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED,
+                TWO_SOURCES, TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
                 c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
                 tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, peers, everyone, addends, addend_tiles, verdicts, received,
