@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from overweave.lang.tile_table import ROW, ROW_END, SOURCE_ROW, read_column
-
 MOST_OPERANDS = tl.constexpr(4)  # of a part of rows, that the registers hold all at once
 
 
@@ -54,7 +52,7 @@ def sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS: tl.constexpr, 
 
 @triton.jit
 def sum_and_norm_rows(
-    sources, target_address, out, residual, norm_weight, z, table, tile, n, verdict,
+    sources, target_address, out, residual, norm_weight, z, place, n, verdict,
     OPERANDS: tl.constexpr, FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """A tile of whole rows, BLOCK_N columns at a time. What goes to the caller's `out` is normed:
@@ -62,11 +60,12 @@ def sum_and_norm_rows(
 
     Rounded where torch rounds: the sum before the residual is added, and z, of which the norm is. So z has the same
     bits in every plan, whether its sum has travelled or not. residual None: nothing is added. target_address: where the
-    sum goes; 0: to the caller.
+    sum goes; 0: to the caller. place: as of `sum_tile`.
     """
-    row, own = read_column(table, tile, ROW), tl.arange(0, BLOCK_M)
-    has_row = own < read_column(table, tile, ROW_END) - row
-    source_starts = (read_column(table, tile, SOURCE_ROW) + own).to(tl.int64)[:, None] * n
+    row, _, count, source_row = place
+    own = tl.arange(0, BLOCK_M)
+    has_row = own < count
+    source_starts = (source_row + own).to(tl.int64)[:, None] * n
     starts = (row + own).to(tl.int64)[:, None] * n
     target = tl.multiple_of(target_address.to(out.dtype), 16)
     squares = tl.zeros((BLOCK_M,), dtype=tl.float32)

@@ -34,8 +34,9 @@ from overweave.lang.tile_table import (
     claim_tile,
     notify,
     read_column,
+    read_duties,
     record_time,
-    wait_for_tile_at_once,
+    wait_for_duties,
 )
 from overweave.memory.device import STRIDE
 
@@ -44,22 +45,21 @@ MOST_UNDER_WAY = tl.constexpr(4 * 8 * 1024)  # elements of all operands of a til
 
 @triton.jit
 def sum_tile(
-    sources, target_address, out, bias, residual, table, tile, claims, n, verdict, OPERANDS: tl.constexpr,
+    sources, target_address, out, bias, residual, place, finishes, claims, n, verdict, OPERANDS: tl.constexpr,
     FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SUM_FIRST: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """One tile, stored. Returns the number of the next one, claimed while the operands are on their way.
 
+    place: its first row and column, how many rows it has, and where they start in each operand of its operation.
     What the claim's barrier is for too: without one the assembler begins to add before it has asked for all operands,
     to save registers, and a tile takes several latencies of memory, one behind the other. So it may where the operands
     are more than MOST_UNDER_WAY, which would not fit the registers.
     """
-    row = read_column(table, tile, ROW)
-    cols = read_column(table, tile, COL, BLOCK_N) + tl.arange(0, BLOCK_N)
-    count = read_column(table, tile, ROW_END) - row
+    row, col, count, source_row = place
+    cols = col + tl.arange(0, BLOCK_N)
     inside = (tl.arange(0, BLOCK_M) < count)[:, None] & (cols < n)[None, :]
 
-    # Operands start at the first row of their operation; `source_row` counts from there.
-    rows = (read_column(table, tile, SOURCE_ROW) + tl.arange(0, BLOCK_M)).to(tl.int64)
+    rows = (source_row + tl.arange(0, BLOCK_M)).to(tl.int64)
     offsets = rows[:, None] * n + cols[None, :]
     if OPERANDS * BLOCK_M * BLOCK_N <= MOST_UNDER_WAY:
         loaded = load_operands(sources, out, offsets, inside, OPERANDS, FIRST, SUM_FIRST)
@@ -68,9 +68,9 @@ def sum_tile(
     else:
         total = sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS, SUM_FIRST)
         following = claim_tile(claims)
-    to_result = (row - read_column(table, tile, SOURCE_ROW)).to(tl.int64) * n
+    to_result = (row - source_row).to(tl.int64) * n
     if EPILOGUE:
-        if read_column(table, tile, FINISHES) != 0:
+        if finishes != 0:
             beside = residual
             if RESIDUAL & EPILOGUE:
                 beside = residual + to_result
@@ -82,18 +82,6 @@ def sum_tile(
         target = tl.multiple_of(target_address.to(out.dtype), 16)
     tl.store(target + offsets, total.to(out.dtype.element_ty), mask=inside)
     return following
-
-
-@triton.jit
-def tell_ranks(told, table, tile, verdict, TOLD: tl.constexpr):
-    """Signals, at every rank that waits for it, that the tile is stored, unless nobody asked or the tile is void.
-
-    told: where the signals of these ranks lie. One lane each: they are told at once, behind one barrier.
-    """
-    signal = read_column(table, tile, SIGNAL)
-    if signal != SIGNALS_NOBODY:
-        bases = tl.load(told + tl.arange(0, TOLD))
-        notify(bases.to(tl.pointer_type(tl.int32)) + signal * STRIDE, (bases != 0) & (verdict == 1))
 
 
 @triton.jit
@@ -137,26 +125,32 @@ def reduction_kernel(
     waited = tl.full((), -1, tl.int32)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
-        # All that tables say of the tile is read before its wait, which may be long.
-        operation = read_column(table, tile, OPERATION)
+        # All that tables say of the tile is read before its wait: two latencies of memory, which nobody waits for then.
+        operation, duties = read_column(table, tile, OPERATION), read_duties(table, tile)
+        row, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
+        count = read_column(table, tile, ROW_END) - row
+        place = row, read_column(table, tile, COL, BLOCK_N), count, source_row
+        signal, finishes = read_column(table, tile, SIGNAL), read_column(table, tile, FINISHES)
         addresses = operands + operation * (OPERANDS + 1 + TOLD)
         sources = read_operands(addresses, OPERANDS)
         target_address = tl.load(addresses + OPERANDS)
         if operation != waited:  # all tiles of an operation wait for the same
-            verdict = wait_for_tile_at_once(table, tile, signals, words, limits, world_size)
+            verdict = wait_for_duties(duties, operation, signals, words, limits, world_size)
             waited = operation
         record_time(trace, tile, READY, TRACED)
         if norm_weight is not None:
             sum_and_norm_rows(
-                sources, target_address, out, residual, norm_weight, z, table, tile, n, verdict,
+                sources, target_address, out, residual, norm_weight, z, place, n, verdict,
                 OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS,
             )  # fmt: skip
             following = claim_tile(claims)
         else:
             following = sum_tile(
-                sources, target_address, out, bias, residual, table, tile, claims, n, verdict,
+                sources, target_address, out, bias, residual, place, finishes, claims, n, verdict,
                 OPERANDS, FIRST, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE,
             )  # fmt: skip
-        tell_ranks(addresses + OPERANDS + 1, table, tile, verdict, TOLD)
+        if signal != SIGNALS_NOBODY:  # every rank that may read it, one lane each: they are told at once
+            told = tl.load(addresses + OPERANDS + 1 + tl.arange(0, TOLD))
+            notify(told.to(tl.pointer_type(tl.int32)) + signal * STRIDE, (told != 0) & (verdict == 1))
         record_time(trace, tile, STORED, TRACED)
         tile = following

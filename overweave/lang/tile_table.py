@@ -44,12 +44,13 @@ __all__ = [
     "place_count",
     "read_clock",
     "read_column",
+    "read_duties",
     "record_time",
     "tile_number",
     "voided",
+    "wait_for_duties",
     "wait_for_signals",
     "wait_for_tile",
-    "wait_for_tile_at_once",
 ]
 
 COLUMNS = tl.constexpr(len(TileRow._fields))
@@ -131,20 +132,20 @@ def wait_for_tile(table, tile, signals, words, limits, world_size):
 
 
 @triton.jit
-def wait_for_tile_at_once(table, tile, signals, words, limits, world_size):
-    """The same where tiles wait for many signals: all that the row names are polled together."""
+def read_duties(table, tile):
+    """What the row waits for, read ahead of the wait: low, high, count, and one more signal with its own count."""
+    low, high = read_column(table, tile, WAIT_LO), read_column(table, tile, WAIT_HI)
+    count = read_column(table, tile, WAIT_COUNT)
+    return low, high, count, read_column(table, tile, ALSO), read_column(table, tile, ALSO_COUNT)
+
+
+@triton.jit
+def wait_for_duties(duties, operation, signals, words, limits, world_size):
+    """Waits as a tile's duties say, where they may be many signals: all are polled together. 1, or 0 if it is void."""
+    low, high, count, also, also_count = duties
     return wait_for_signals_at_once(
-        signals,
-        read_column(table, tile, WAIT_LO),
-        read_column(table, tile, WAIT_HI),
-        read_column(table, tile, WAIT_COUNT),
-        read_column(table, tile, ALSO),
-        read_column(table, tile, ALSO_COUNT),
-        read_column(table, tile, OPERATION),
-        words,
-        limits,
-        world_size,
-    )
+        signals, low, high, count, also, also_count, operation, words, limits, world_size
+    )  # fmt: skip
 
 
 @triton.jit
