@@ -35,6 +35,7 @@ PLANS = (
     (SCATTER, "remote_add kernel=hopper"),
     (SCATTER, "scatter_stored kernel=hopper"),
     (SCATTER, "scatter_stored kernel=portable"),
+    (SCATTER, "ring_stored kernel=hopper"),
     (REDUCE, "sequential"),
     (REDUCE, "one_shot"),
     (REDUCE, "one_shot_pull"),

@@ -40,6 +40,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.fused_ring",
     "matmul_reduce_scatter.remote_add",
     "matmul_reduce_scatter.scatter_stored",
+    "matmul_reduce_scatter.ring_stored",
     "matmul_all_reduce.two_shot_stored",
     "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
@@ -54,7 +55,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:7], *SCHEDULES[-5:])
+FUSED = (*SCHEDULES[:8], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ OPERATORS = {
         (
             *("sequential", "per_shard", "pull", "ring", *_SCATTERED, "scatter kernel=portable sums=epilogue"),
             *("scatter kernel=hopper own_pieces=2", "scatter kernel=hopper mover=copy_kernel"),
-            *("scatter_stored kernel=hopper", "scatter_stored kernel=portable"),
+            *("scatter_stored kernel=hopper", "scatter_stored kernel=portable", "ring_stored kernel=hopper"),
             *("fused_ring kernel=hopper", "fused_ring kernel=portable"),
         ),
         _SCATTERED,

@@ -37,6 +37,7 @@ def stored_tiles(kernel: Kernel) -> Iterator[Stored]:
     """Beside sums that stay, and beside such as go everywhere; of one peer and of seven; with all that may follow."""
     for shape, spreads in product(shapes("bfloat16", kernel), (False, True)):
         yield Stored("bfloat16", shape.config, 3, 3, spreads)
+        yield Stored("bfloat16", shape.config, 1, 3, spreads)
     first, traced = shapes("bfloat16", kernel)[0].config, SUM._replace(traced=True)
     yield Stored("bfloat16", first, 0, 7, False)
     yield Stored("bfloat16", first, 1, 1, variant=traced)
@@ -65,12 +66,17 @@ def at_peers(plain: Case, tile: Stored) -> Case:
     more = {"peers": "*i64"} | ({"everyone": "i32"} if tile.spreads else {})
     more |= dict.fromkeys(_maps(tile.peers), str(source.signature["out"])) if is_hopper else {}
     constexprs = {name: value for name, value in source.constexprs.items() if name not in more}
+    signature = dict(source.signature)
+    if tile.spreads and "addend_tiles" in signature:  # who adds stores as well, and loads what it adds
+        del signature["addend_tiles"]
+        constexprs["addend_tiles"] = None
+        contract = replace(contract, guarded=(*contract.guarded[:-1], Guard("signals", ("*addends",), optional=True)))
     told = (Guard("*peers", (*contract.announced[0].data, *(_maps(tile.peers) if is_hopper else ())), optional=True),)
     label = f"{source.config} {tile.peers} peers{' spread' * tile.spreads}"
     return Case(
         replace(
             source,
-            signature={**source.signature, **more},
+            signature=signature | more,
             constexprs=constexprs | ({"PEERS": tile.peers} if is_hopper else {}),
             attrs={**source.attrs, "peers": 16},
             config=label,

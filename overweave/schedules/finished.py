@@ -19,6 +19,7 @@ from overweave.schedules.tile_shape import Kernel, TileShape, shapes
 
 TILES_ADD = (
     "fused_ring",
+    "ring_stored",
     "stored",
     "two_shot_beside",
     "two_shot_stored",
@@ -47,7 +48,7 @@ def shapes_of_tiles(problem: Problem, kernel: Kernel, method: str, sums: str) ->
     # several addends.
     if problem.dtype == FLOAT8:
         return tuple(shape for shape in candidates if shape.config.block_n <= 128)
-    has_several = method != "fused_ring" and problem.world_size > 2
+    has_several = method not in ("fused_ring", "ring_stored") and problem.world_size > 2
     return tuple(shape for shape in candidates if shape.config.block_m <= 128 or not has_several)
 
 

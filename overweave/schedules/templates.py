@@ -79,6 +79,13 @@ TEMPLATES: dict[str, Template] = {
         "tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
         _STORED,
     ),
+    f"{_RS}.ring_stored": Template(
+        _RS,
+        "ring_stored",
+        True,
+        "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y",
+        _STORED,
+    ),
     f"{_RS}.pull": Template(
         _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
     ),

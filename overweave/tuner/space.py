@@ -38,8 +38,9 @@ from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, ti
 Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
-SEQUENTIAL, FUSED_RING, TWO_SHOT_BESIDE = "sequential", "fused_ring", "two_shot_beside"
-STORED = ("scatter_stored", "two_shot_stored")  # whose tiles store at peers
+SEQUENTIAL, TWO_SHOT_BESIDE = "sequential", "two_shot_beside"
+RINGS = {"fused_ring": "scatter sums=epilogue", "ring_stored": "scatter_stored"}  # and what each is of two ranks
+STORED = ("scatter_stored", "ring_stored", "two_shot_stored")  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
 BY_TORCH = {
@@ -131,7 +132,8 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
         Family("fused_ring", _PIECES),
-        Family(STORED[0], _PIECES | {"order": ("ring", "all_peers")}),
+        Family("scatter_stored", _PIECES | {"order": ("ring", "all_peers")}),
+        Family("ring_stored", _PIECES),
         Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
     ),
     "matmul_all_reduce": (
@@ -146,7 +148,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot", {"order": ("ring", "all_peers")}),
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
-        Family(STORED[1], _PIECES | {"order": ("ring", "all_peers")}),
+        Family("two_shot_stored", _PIECES | {"order": ("ring", "all_peers")}),
         Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),
@@ -207,8 +209,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return "the hopper kernel needs sm_90"
     if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
         return f"tiles store at {MOST_PEERS} peers at most"
-    if what.plan == FUSED_RING and problem.world_size == 2:
-        return "a ring of two is scatter sums=epilogue"
+    if what.plan in RINGS and problem.world_size == 2:
+        return f"a ring of two is {RINGS[what.plan]}"
     return (
         _packed_obstacle(problem, what)
         or _multiplier_obstacle(problem, target, dict(what.options).get("matmul", "library"))

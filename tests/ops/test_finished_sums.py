@@ -32,6 +32,7 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "fused_ring pieces=2",
         "remote_add",
         "scatter_stored pieces=2",
+        "ring_stored pieces=2",
     ),
     REDUCE: (
         None,

@@ -17,6 +17,7 @@ PLANS = (
     "per_shard",
     "scatter",
     "scatter_stored",
+    "ring_stored",
     "pull",
     "scatter_packed",
     "ring",
@@ -34,6 +35,7 @@ WITH_OPTIONS = (
     "fused_ring pieces=3 block_m=16 block_n=16",
     "scatter block_m=16 block_n=16",
     "scatter_stored pieces=3 order=all_peers block_m=16 block_n=16",
+    "ring_stored pieces=3 block_m=16 block_n=16",
 )
 
 

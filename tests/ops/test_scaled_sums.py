@@ -29,6 +29,7 @@ PLANS = {
         "scatter pieces=2 sums=epilogue",
         "scatter mover=copy_kernel copy_programs=2",
         "scatter_stored pieces=2",
+        "ring_stored pieces=2",
     ),
     REDUCE: (
         None,

@@ -33,6 +33,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{SCATTER}.scatter", {"sums": "epilogue", "block_m": 16, "block_n": 128, "split_n": 2, "sms": 3, "pieces": 1}),
     (f"{SCATTER}.fused_ring", TILES),
     (f"{SCATTER}.scatter_stored", TILES),
+    (f"{SCATTER}.ring_stored", TILES),
     (f"{SCATTER}.remote_add", TILES),
     (f"{SCATTER}.pull", {}),
     (f"{SCATTER}.scatter_packed", {}),
