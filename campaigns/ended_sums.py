@@ -48,6 +48,7 @@ PLANS = (
     (REDUCE, "two_shot_beside kernel=hopper"),
     (REDUCE, "two_shot_stored kernel=hopper"),
     (REDUCE, "two_shot_stored kernel=portable"),
+    (REDUCE, "ring_stored kernel=hopper"),
 )
 TOLERANCE = 2**-6  # of bf16, which rounds by up to 2**-9: a library does so four times at most
 

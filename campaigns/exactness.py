@@ -58,6 +58,7 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
     (f"{ALL_REDUCE}.two_shot_beside", {"pieces": 2, "copy_programs": 2}),
     (f"{ALL_REDUCE}.two_shot_stored", {"pieces": 2}),
+    (f"{ALL_REDUCE}.ring_stored", {"pieces": 2}),
 )
 # What options are drawn from, where a schedule has them.
 VARIED: dict[str, tuple[int | str, ...]] = {

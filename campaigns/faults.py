@@ -42,6 +42,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter_stored",
     "matmul_reduce_scatter.ring_stored",
     "matmul_all_reduce.two_shot_stored",
+    "matmul_all_reduce.ring_stored",
     "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
     "matmul_reduce_scatter.sequential",
@@ -55,7 +56,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:8], *SCHEDULES[-5:])
+FUSED = (*SCHEDULES[:9], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,10 @@ PLANS = {
         "two_shot_stored pieces=1 kernel=portable",
         "two_shot_stored pieces=4 order=all_peers kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "two_shot_stored kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
+        "ring_stored",
+        "ring_stored pieces=1 kernel=portable",
+        "ring_stored pieces=4 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
+        "ring_stored kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "sequential",
     ),
 }
@@ -147,6 +151,7 @@ LONG_RUNS = (
     (ALL_REDUCE, "two_shot_pull"),
     (ALL_REDUCE, "two_shot_beside pieces=3"),
     (ALL_REDUCE, "two_shot_stored"),
+    (ALL_REDUCE, "ring_stored"),
 )
 NON_ZEROS = 32
 ERROR_RATIO = 1.05

@@ -32,6 +32,7 @@ CASES = (
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_stored"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_stored"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter mover=copy_kernel sms=1"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"),

@@ -84,6 +84,7 @@ OPERATORS = {
             *("sequential", "one_shot", "one_shot_pull", "one_shot mover=copy_kernel", "one_shot_packed"),
             *(
                 "two_shot_stored kernel=hopper",
+                "ring_stored kernel=hopper",
                 "two_shot_packed",
                 "two_shot_pull",
                 *_REDUCED,

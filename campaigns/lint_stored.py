@@ -56,7 +56,8 @@ def _of(kernel: Kernel, problem: Problem) -> tuple[MatmulConfig, ...]:
 def at_no_peer(kernel: Kernel) -> dict[str, int | str | None]:
     """What a kernel is given whose tiles all stay."""
     given: dict[str, int | str | None] = dict.fromkeys(("peers", "everyone"))
-    return given | (dict.fromkeys(_maps(MOST_PEERS)) | {"PEERS": 0} if kernel == "hopper" else {})
+    maps = _maps("tiles", MOST_PEERS) + _maps("sums", MOST_PEERS)
+    return given | (dict.fromkeys(maps) | {"PEERS": 0} if kernel == "hopper" else {})
 
 
 def at_peers(plain: Case, tile: Stored) -> Case:
@@ -64,19 +65,15 @@ def at_peers(plain: Case, tile: Stored) -> Case:
     source, contract = plain
     is_hopper = tile.config.kernel == "hopper"
     more = {"peers": "*i64"} | ({"everyone": "i32"} if tile.spreads else {})
-    more |= dict.fromkeys(_maps(tile.peers), str(source.signature["out"])) if is_hopper else {}
+    maps = _maps("tiles", tile.peers) + (_maps("sums", tile.peers) if tile.spreads and tile.addends == 1 else [])
+    more |= dict.fromkeys(maps, str(source.signature["out"])) if is_hopper else {}
     constexprs = {name: value for name, value in source.constexprs.items() if name not in more}
-    signature = dict(source.signature)
-    if tile.spreads and "addend_tiles" in signature:  # who adds stores as well, and loads what it adds
-        del signature["addend_tiles"]
-        constexprs["addend_tiles"] = None
-        contract = replace(contract, guarded=(*contract.guarded[:-1], Guard("signals", ("*addends",), optional=True)))
-    told = (Guard("*peers", (*contract.announced[0].data, *(_maps(tile.peers) if is_hopper else ())), optional=True),)
+    told = (Guard("*peers", (*contract.announced[0].data, *(maps if is_hopper else ())), optional=True),)
     label = f"{source.config} {tile.peers} peers{' spread' * tile.spreads}"
     return Case(
         replace(
             source,
-            signature=signature | more,
+            signature={**source.signature, **more},
             constexprs=constexprs | ({"PEERS": tile.peers} if is_hopper else {}),
             attrs={**source.attrs, "peers": 16},
             config=label,
@@ -85,6 +82,6 @@ def at_peers(plain: Case, tile: Stored) -> Case:
     )
 
 
-def _maps(peers: int) -> list[str]:
+def _maps(what: str, peers: int) -> list[str]:
     """The arguments for tensor maps of so many peers."""
-    return [f"tiles_{index}" for index in range(1, peers + 1)]
+    return [f"{what}_{index}" for index in range(1, peers + 1)]

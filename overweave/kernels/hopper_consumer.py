@@ -23,7 +23,7 @@ from overweave.kernels.hopper_tiles import place_of, read_column, record_time
 from overweave.kernels.received_hopper import hear_of_addends, store_sum
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.shares_hopper import end_share, tell
-from overweave.kernels.stored_hopper import away
+from overweave.kernels.stored_hopper import AT_ALL, away
 from overweave.kernels.weights import of_weight
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -188,7 +188,12 @@ def hand_over(
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        gl.store(out_pointer + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(out.dtype), mask=inside)
+        offsets = rows.to(gl.int64)[:, None] * n + cols[None, :]
+        gl.store(out_pointer + offsets, result.to(out.dtype), mask=inside)
+        if everyone is not None and addend_tiles is not None:
+            if read_column(table, tile, TO) == AT_ALL:
+                for steps in range(1, everyone):
+                    gl.store(away(out_pointer, peers, steps) + offsets, result.to(out.dtype), mask=inside)
         gl.thread_barrier()  # one thread arrives for all: their stores come first
     else:
         side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False).store(result.to(out.dtype))

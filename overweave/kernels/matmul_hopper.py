@@ -12,7 +12,8 @@ chunk.
 
 A tile with addends ends otherwise (received_hopper.py): the storer waits for them while the consumers multiply, and the
 consumers add them. Of several, they store the sum too, so that nothing but its signal is left to the storer. A product
-that belongs to a peer (`TileRow.to`) the storer stores there, by that peer's tensor map, in place of its own.
+that belongs to a peer (`TileRow.to`) the storer stores there, by that peer's tensor map, in place of its own; a sum of
+two that goes everywhere, by those of all peers besides.
 
 A whole tile is SPLIT_N rectangles of columns, side by side, a narrow one (`TileRow.width`) as many as its columns need:
 `b` is loaded and the result stored rectangle by rectangle, and multiplied in one or two accumulators.
@@ -33,7 +34,7 @@ from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_ti
 from overweave.kernels.received_hopper import await_addends, load_addend
 from overweave.kernels.shares import LEFT_OUT, SUMMED, k_range
 from overweave.kernels.shares_hopper import hear, is_announced
-from overweave.kernels.stored_hopper import announce_everywhere, store_parts_at, word_at
+from overweave.kernels.stored_hopper import AT_ALL, announce_everywhere, store_parts_at, store_parts_at_peers, word_at
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -119,10 +120,10 @@ def produce(
 @gluon.jit
 def store(
     c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
-    tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, peers, everyone, addends, addend_tiles, verdicts, received, arrivals,
-    told_of, table, signals, words, limits, trace, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
-    IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
-    PEERS: gl.constexpr,
+    tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, peers,
+    everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace,
+    world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr,
+    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr,
 ):  # fmt: skip
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
@@ -168,6 +169,12 @@ def store(
                         to, target, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles,
                         SPLIT_N * half, top, left, lacking(message), SPLIT_N, PEERS,
                     )  # fmt: skip
+                    if everyone is not None and addend_tiles is not None:
+                        if to == AT_ALL:
+                            store_parts_at_peers(
+                                sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, SPLIT_N * half, top,
+                                left, lacking(message), SPLIT_N, PEERS,
+                            )  # fmt: skip
         wait_for_stores_read(0)
         mbarrier.arrive(c_empty.index(0), count=1)
         mbarrier.arrive(c_empty.index(1), count=1)
@@ -214,6 +221,13 @@ def matmul_hopper_kernel(
     tiles_5,
     tiles_6,
     tiles_7,
+    sums_1,
+    sums_2,
+    sums_3,
+    sums_4,
+    sums_5,
+    sums_6,
+    sums_7,
     peers,
     everyone,
     addends,
@@ -301,9 +315,9 @@ def matmul_hopper_kernel(
                 TWO_SOURCES, TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
                 c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
-                tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, peers, everyone, addends, addend_tiles, verdicts, received,
-                arrivals, told_of, table, signals, words, limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS,
-                ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
+                tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7,
+                peers, everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words,
+                limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
         ],
         [4, 1, 1],
         [240, 24, 24],

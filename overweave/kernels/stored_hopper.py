@@ -44,6 +44,17 @@ def store_parts_at(
 
 
 @gluon.jit
+def store_parts_at_peers(
+    sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr,
+    PEERS: gl.constexpr,
+):  # fmt: skip
+    """The same at every peer."""
+    for steps in gl.static_range(1, PEERS + 1):
+        target = tiles_of(steps, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)
+        store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N)
+
+
+@gluon.jit
 def tiles_of(STEPS: gl.constexpr, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7):
     if STEPS == 1:  # noqa: SIM116 (a dictionary of tensor maps is none to a kernel)
         return tiles_1

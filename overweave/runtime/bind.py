@@ -12,7 +12,7 @@ from triton import next_power_of_2
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, ReducePut
-from overweave.ir.tile_order import EVERYWHERE, outputs, share_places
+from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
@@ -41,6 +41,7 @@ from overweave.runtime.kernels import (
     told_addresses,
 )
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
+from overweave.runtime.peers import Peers
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
@@ -147,7 +148,7 @@ class SlotKernels:
             total=self._instance(total) if total else None,
             addends=self._addends(queue),
             addend_rows=self._addend_rows(queue),
-            **self._peers(queue, out),
+            peers=self._peers(queue, computes),
         )
         places, numbers = share_places(self._plan.tile_order(self._rank, queue).rows), share_numbers(config, epilogue)
         shares = self._workspace.shares.get(places, numbers) if places else None
@@ -233,26 +234,20 @@ class SlotKernels:
         rows = addend_addresses(self._addresses, self._rank, queue)
         return torch.tensor(rows, dtype=torch.int64, device=self._workspace.device) if any(rows) else None
 
-    def _peers(self, queue: str, out: Buffer) -> dict[str, Any]:
-        """Where tiles store at other ranks, and where their first output lies there."""
+    def _peers(self, queue: str, computes: list[Compute]) -> Peers | None:
+        """Where tiles store at other ranks, if any do."""
         rows = peer_places(self._addresses, self._rank, queue)
         if not rows:
-            return {}
-        own, device = self._own(out), self._workspace.device
-        out_at = tuple(Moving(own.data_ptr() + distance, own.dtype) for _, distance in rows[1:])
-        everyone = len(rows) if self._spreads_sums(queue) else None
-        return {"peers": torch.tensor(rows, dtype=torch.int64, device=device), "out_at": out_at, "everyone": everyone}
-
-    def _spreads_sums(self, queue: str) -> bool:
-        return any(row.to == EVERYWHERE for row in self._plan.tile_order(self._rank, queue).rows)
+            return None
+        places = torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)
+        spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
+        own = self._own(self._buffer(spread)) if spread else None
+        return Peers(places, tuple(distance for _, distance in rows[1:]), own)
 
     def _addend_rows(self, queue: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does.
-
-        A sum that every rank gets is stored by those who add: for them its addends are as several.
-        """
+        """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does."""
         shifts = addend_shifts(self._plan.schedule, self._rank, queue)
-        if shifts is None or self._spreads_sums(queue):
+        if shifts is None:
             return None
         buffer, rows = shifts
         device = self._workspace.device

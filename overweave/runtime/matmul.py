@@ -20,6 +20,7 @@ from overweave.kernels.matmul_hopper import matmul_hopper_kernel
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime.kernels import Launch, Moving, descriptor, moving, table_tensor
+from overweave.runtime.peers import Peers
 
 # fp32 means fp32: no TF32. For 16-bit operands the name decides nothing.
 PRECISION = {torch.float32: "ieee", torch.float8_e4m3fn: "fp8"}
@@ -40,9 +41,7 @@ class Operands:
     addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
     tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
     `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
-    peers: int64 `[world_size, 2]`, where tiles store at other ranks (memory/lower.peer_places); None if none does.
-    out_at: where `out` lies at each of them, the next rank first. everyone: how many ranks there are, if sums go to
-    all of them.
+    peers: where tiles store at other ranks, products in `out` (runtime/peers.py); None if none does.
     """
 
     a_shard: torch.Tensor | None
@@ -62,9 +61,7 @@ class Operands:
     addend_rows: tuple[torch.Tensor, torch.Tensor] | None = None
     more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     gate: torch.Tensor | None = None
-    peers: torch.Tensor | None = None
-    out_at: tuple[Moving, ...] = ()
-    everyone: int | None = None
+    peers: Peers | None = None
 
     def base(self, name: str) -> Moving:
         """The stand-in of an operand, fixed if it does not move."""
@@ -102,6 +99,11 @@ class Operands:
             for name in ("bias", "residual", "scale_x", "scales", "scale_w")
         )
         return [bias, residual, own or rest, rest or own, columns]
+
+    @property
+    def places_of_peers(self) -> list[Any]:
+        """As the kernels take them, and how many ranks there are, if sums go to all."""
+        return [self.peers.places, self.peers.everyone] if self.peers else [None, None]
 
     @property
     def addend_count(self) -> int:
@@ -162,7 +164,7 @@ def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> L
     tiles, k = protocol.table.shape[0], operands.b.shape[0]
     total = None if operands.total is None else operands.base("total")
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled([base for _, base in operands.outs])]
-    arguments += [*operands.extras, total, operands.addends, operands.peers, operands.everyone]
+    arguments += [*operands.extras, total, operands.addends, *operands.places_of_peers]
     arguments += [*protocol.split_k, *protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [PRECISION.get(operands.b.dtype, "tf32"), operands.b_is_transposed]
     arguments += [_has_two_sources(operands), protocol.traced, operands.epilogue.bits, operands.addend_count]
@@ -194,20 +196,16 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
         addend_tiles = describe(matrix, moving(matrix), [part_m, part_n])
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
     arguments += [*filled([base for _, base in operands.outs]), *operands.extras]
-    at_peers = [describe(operands.out, base, [part_m, part_n]) for base in operands.out_at]
-    arguments += [
-        total,
-        total_tiles,
-        *at_peers,
-        *[None] * (MOST_PEERS - len(at_peers)),
-        operands.peers,
-        operands.everyone,
-    ]
+    peers, at_peers = operands.peers, list[Any]()
+    for own in (operands.out, peers.spread) if peers else (None, None):
+        maps = [describe(own, base, [part_m, part_n]) for base in peers.at(own)] if peers and own is not None else []
+        at_peers += maps + [None] * (MOST_PEERS - len(maps))
+    arguments += [total, total_tiles, *at_peers, *operands.places_of_peers]
     arguments += [addends, addend_tiles]
     arguments += [*protocol.split_k, *protocol.arrays, tiles, *operands.widths, k, protocol.world_size]
     arguments += [operands.b_is_transposed, _has_two_sources(operands), protocol.traced, config.stages]
     arguments += [config.split_n, config.block_m < 128, operands.epilogue.bits]
-    arguments += [operands.addend_count, len(outs), protocol.shares is not None, len(at_peers)]
+    arguments += [operands.addend_count, len(outs), protocol.shares is not None, len(peers.distances) if peers else 0]
     return Launch(matmul_hopper_kernel, protocol.programs(), arguments, {"num_warps": 4})
 
 

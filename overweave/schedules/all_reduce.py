@@ -42,6 +42,7 @@ from overweave.schedules.communication import (
     Communication,
     Split,
     Y,
+    is_empty,
     one,
     region,
     used,
@@ -57,7 +58,13 @@ from overweave.schedules.two_shot import (
 )
 from overweave.schedules.two_shot_beside import two_shot_beside, two_shot_beside_queues
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
-from overweave.schedules.two_shot_stored import two_shot_stored, two_shot_stored_pads, two_shot_stored_queues
+from overweave.schedules.two_shot_stored import (
+    ring_stored,
+    ring_stored_pads,
+    stored_queues,
+    two_shot_stored,
+    two_shot_stored_pads,
+)
 
 Steps = Iterator[Operation | Chunk]
 
@@ -68,7 +75,7 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
     collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
     peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
     rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_beside,
-    two_shot_packed and two_shot_stored: in files of these names.
+    two_shot_packed and two_shot_stored: in files of these names; ring_stored: in the last one.
     held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
@@ -90,10 +97,22 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
         pads=() if is_alone or not rows else PADS[method](split),
         queues=() if is_alone else QUEUES[method](reduced),
         given=(),
-        goal=tuple(Goal(region(reduced.y, rank, (0, rows)), product(A, B), 0, 0, held) for rank in ranks if rows),
+        goal=tuple(goal for rank in ranks if rows for goal in _goals(reduced, rank, held, method)),
         steps=tuple(steps),
         reuse=ECHOES if method in PACKED_METHODS and not is_alone else CREDITS,
     )
+
+
+def _goals(reduced: Reduced, rank: int, held: tuple[Range, ...], method: str) -> Iterator[Goal]:
+    """The sum in rank order; of a ring, each shard's round from its owner's successor."""
+    if method != "ring_stored":
+        yield Goal(region(reduced.y, rank, reduced.rows), product(A, B), 0, 0, held)
+        return
+    for owner in range(reduced.size):
+        rows = reduced.split.shard(owner)
+        if not is_empty(rows):
+            terms = tuple(held[(owner + hop) % reduced.size] for hop in range(1, reduced.size + 1))
+            yield Goal(region(reduced.y, rank, rows), product(A, B), rows[0], 0, terms)
 
 
 def _alone(reduced: Reduced, rank: int) -> Steps:
@@ -200,6 +219,7 @@ METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "two_shot_pull": two_shot_pull,
     "two_shot_packed": two_shot_packed,
     "two_shot_stored": two_shot_stored,
+    "ring_stored": ring_stored,
 }
 PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "collective": lambda split: (),
@@ -211,6 +231,7 @@ PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "two_shot_pull": two_shot_pull_pads,
     "two_shot_packed": two_shot_packed_pads,
     "two_shot_stored": two_shot_stored_pads,
+    "ring_stored": ring_stored_pads,
 }
 QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "collective": lambda reduced: (Queue(MAIN, COMPLETE),),
@@ -221,5 +242,6 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "two_shot_beside": two_shot_beside_queues,
     "two_shot_pull": two_shot_pull_queues,
     "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
-    "two_shot_stored": two_shot_stored_queues,
+    "two_shot_stored": stored_queues,
+    "ring_stored": stored_queues,
 }

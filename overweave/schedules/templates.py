@@ -162,6 +162,14 @@ TEMPLATES: dict[str, Template] = {
         _STORED,
         moves_behind=True,
     ),
+    f"{_AR}.ring_stored": Template(
+        _AR,
+        "ring_stored",
+        True,
+        "tiles add what arrived, and store at the next rank, its owner's at every rank; a kernel moves the sums to y",
+        _STORED,
+        moves_behind=True,
+    ),
     f"{_AR}.two_shot_pull": Template(
         _AR,
         "two_shot_pull",

@@ -97,13 +97,16 @@ def added_and_stored_us(
 def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile_us: float, count: int) -> tuple[float, float]:
     """What one of `count` tiles takes that is stored at peers: until its product is, and for its sum behind that.
 
-    A product is stored while the next one is computed, all SMs together at the link's rate. A sum that goes everywhere
-    is stored by those who compute, while others still do: each at what an SM reaches, all together at the link's rate.
+    A product is stored while the next one is computed, all SMs together at the link's rate, and so is a sum of one
+    addend. Other sums that go everywhere are stored by those who compute, while others still do: each at what an SM
+    reaches, all together at the link's rate.
     """
     links, sms = machine.links.sm_push, min(machine.processor.sms, max(count, 1))
     item = ITEMSIZE_BYTES[dtype] / max(count, 1) / 1e3
     sent, spread = (item * sum(size(part) for part in parts) for parts in (operation.out, operation.copies))
-    if operation.stored_at != {operation.rank} and not spread:
+    is_loaded = bool(spread) and len(operation.addends) == 1  # and stored as a product is
+    if is_loaded or (operation.stored_at != {operation.rank} and not spread):
+        sent = spread or sent
         return max(tile_us, sent * sms / links.gb_per_s(sms)), 0.0
     alone_us = spread * FEW_PUSHING_SMS / links.gb_per_s(FEW_PUSHING_SMS)
     return tile_us, max(alone_us, spread * sms / links.gb_per_s(sms) - tile_us)

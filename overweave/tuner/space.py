@@ -39,7 +39,8 @@ Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
 SEQUENTIAL, TWO_SHOT_BESIDE = "sequential", "two_shot_beside"
-RINGS = {"fused_ring": "scatter sums=epilogue", "ring_stored": "scatter_stored"}  # and what each is of two ranks
+# What a ring is of two ranks.
+RINGS = {"fused_ring": "scatter sums=epilogue", "ring_stored": "what scatter_stored, or two_shot_stored, is"}
 STORED = ("scatter_stored", "ring_stored", "two_shot_stored")  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
@@ -149,6 +150,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
         Family("two_shot_stored", _PIECES | {"order": ("ring", "all_peers")}),
+        Family("ring_stored", _PIECES),
         Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),

@@ -16,7 +16,12 @@ from overweave.schedules.catalog import build
 SCATTERED = Problem(operator="matmul_reduce_scatter", m=300, n=40, k=32, world_size=3, dtype="bfloat16")
 REDUCED = replace(SCATTERED, operator="matmul_all_reduce")
 PLANS = {SCATTERED: "matmul_reduce_scatter.scatter_stored", REDUCED: "matmul_all_reduce.two_shot_stored"}
-NAMES = ((SCATTERED, "scatter_stored"), (SCATTERED, "ring_stored"), (REDUCED, "two_shot_stored"))
+NAMES = (
+    (SCATTERED, "scatter_stored"),
+    (SCATTERED, "ring_stored"),
+    (REDUCED, "two_shot_stored"),
+    (REDUCED, "ring_stored"),
+)
 
 
 def refusals(plan: Plan) -> str:

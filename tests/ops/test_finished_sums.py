@@ -48,6 +48,7 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "two_shot sums=epilogue sharing=get",
         "two_shot_beside pieces=2 copy_programs=2",
         "two_shot_stored pieces=2",
+        "ring_stored pieces=2",
         "two_shot_pull pieces=2",
     ),
 }

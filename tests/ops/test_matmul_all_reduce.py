@@ -23,6 +23,7 @@ PLANS = (
     "two_shot",
     "two_shot_beside",
     "two_shot_stored",
+    "ring_stored",
     "two_shot_pull",
 )
 WITH_OPTIONS = (
@@ -34,6 +35,7 @@ WITH_OPTIONS = (
     "two_shot pieces=2 sums=epilogue sharing=get block_m=16 block_n=16",
     "two_shot_beside pieces=3 copy_programs=1 block_m=16",
     "two_shot_stored pieces=3 order=all_peers block_m=16 block_n=16",
+    "ring_stored pieces=3 block_m=16 block_n=16",
     "two_shot_pull pieces=1",
 )
 OURS = PLANS[1:] + WITH_OPTIONS

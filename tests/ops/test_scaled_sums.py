@@ -44,6 +44,7 @@ PLANS = {
         "two_shot sums=epilogue sharing=get",
         "two_shot_beside pieces=2 copy_programs=2",
         "two_shot_stored pieces=2",
+        "ring_stored pieces=2",
     ),
 }
 N, K = 48, 32

@@ -43,6 +43,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{REDUCE}.two_shot", TILES),
     (f"{REDUCE}.two_shot_beside", TILES | {"copy_programs": 1}),
     (f"{REDUCE}.two_shot_stored", TILES),
+    (f"{REDUCE}.ring_stored", TILES),
     (f"{REDUCE}.two_shot", {"sums": "epilogue", "sharing": "get", **TILES}),
     (f"{REDUCE}.two_shot_pull", {"pieces": 2}),
 )

@@ -87,7 +87,10 @@ def test_ranks_that_read_their_operands_in_different_orders_add_them_in_one(worl
     assert all(bits == results[0][0] for of_plan in results for bits in of_plan)
 
 
-@pytest.mark.parametrize("plan", [f"{SCATTER}.scatter_stored", f"{SCATTER}.ring_stored", f"{REDUCE}.two_shot_stored"])
+@pytest.mark.parametrize(
+    "plan",
+    [f"{SCATTER}.scatter_stored", f"{SCATTER}.ring_stored", f"{REDUCE}.two_shot_stored", f"{REDUCE}.ring_stored"],
+)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_tiles_that_are_stored_at_their_owners_are_exact(world_size: int, plan: str):
     own = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]

@@ -170,7 +170,7 @@ def finished_cases() -> Iterator[Case]:
     yield Case(REDUCE, "two_shot kernel=hopper", {"epilogue": ENDING, "m": 1}, rank=1)
 
 
-STORED = ((SCATTER, "scatter_stored"), (SCATTER, "ring_stored"), (REDUCE, "two_shot_stored"))
+STORED = ((SCATTER, "scatter_stored"), (SCATTER, "ring_stored"), (REDUCE, "two_shot_stored"), (REDUCE, "ring_stored"))
 
 
 def stored_cases() -> Iterator[Case]:
