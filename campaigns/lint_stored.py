@@ -41,16 +41,18 @@ def stored_tiles(kernel: Kernel) -> Iterator[Stored]:
     first, traced = shapes("bfloat16", kernel)[0].config, SUM._replace(traced=True)
     yield Stored("bfloat16", first, 0, 7, False)
     yield Stored("bfloat16", first, 1, 1, variant=traced)
-    for config in _of(kernel, replace(OURS, epilogue=FINISHED)):
-        yield Stored("bfloat16", config, 3, 3, epilogue=FINISHED)
+    for method, addends in (("two_shot_stored", 3), ("ring_stored", 1)):
+        for config in _of(kernel, replace(OURS, epilogue=FINISHED), method):
+            yield Stored("bfloat16", config, addends, 3, epilogue=FINISHED)
     yield Stored("bfloat16", _of(kernel, replace(OURS, world_size=8))[0], 7, 7, variant=traced)
-    scaled = replace(FINISHED, scaling="rows")
+    scaled, alone = replace(FINISHED, scaling="rows"), SCALED._replace(two_sources=False)
     by_rows = _of(kernel, replace(OURS, dtype=FLOAT8, epilogue=scaled))[0]
-    yield Stored(FLOAT8, by_rows, 3, 3, variant=SCALED._replace(two_sources=False), epilogue=scaled)
+    for addends in (3, 1):
+        yield Stored(FLOAT8, by_rows, addends, 3, variant=alone, epilogue=scaled)
 
 
-def _of(kernel: Kernel, problem: Problem) -> tuple[MatmulConfig, ...]:
-    return tuple(shape.config for shape in shapes_of_tiles(problem, kernel, "two_shot_stored", "epilogue"))
+def _of(kernel: Kernel, problem: Problem, method: str = "two_shot_stored") -> tuple[MatmulConfig, ...]:
+    return tuple(shape.config for shape in shapes_of_tiles(problem, kernel, method, "epilogue"))
 
 
 def at_no_peer(kernel: Kernel) -> dict[str, int | str | None]:

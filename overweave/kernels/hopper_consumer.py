@@ -20,10 +20,10 @@ from overweave.kernels.hopper import mbarrier
 from overweave.kernels.hopper_ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper_start import pass_claim
 from overweave.kernels.hopper_tiles import place_of, read_column, record_time
-from overweave.kernels.received_hopper import hear_of_addends, store_sum
+from overweave.kernels.received_hopper import hear_of_addends, store_spread, store_sum
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.shares_hopper import end_share, tell
-from overweave.kernels.stored_hopper import AT_ALL, away
+from overweave.kernels.stored_hopper import away
 from overweave.kernels.weights import of_weight
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -167,6 +167,7 @@ def hand_over(
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
+    SPREADS: gl.constexpr = everyone is not None and addend_tiles is not None
     layout: gl.constexpr = result.type.layout
     if addend_tiles is not None:
         if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -184,16 +185,13 @@ def hand_over(
             result, out_pointer, bias, residual, peers, addends, table, tile, row, row_end, col, n, everyone, ADDENDS,
             EPILOGUE,
         )  # fmt: skip
+    elif row + ROWS > row_end and SPREADS:
+        store_spread(result, out_pointer, peers, table, tile, row, row_end, col, n, everyone)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        offsets = rows.to(gl.int64)[:, None] * n + cols[None, :]
-        gl.store(out_pointer + offsets, result.to(out.dtype), mask=inside)
-        if everyone is not None and addend_tiles is not None:
-            if read_column(table, tile, TO) == AT_ALL:
-                for steps in range(1, everyone):
-                    gl.store(away(out_pointer, peers, steps) + offsets, result.to(out.dtype), mask=inside)
+        gl.store(out_pointer + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(out.dtype), mask=inside)
         gl.thread_barrier()  # one thread arrives for all: their stores come first
     else:
         side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False).store(result.to(out.dtype))

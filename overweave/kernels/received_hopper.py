@@ -110,6 +110,26 @@ def wide_layout(rows, cols):
 
 
 @gluon.jit
+def store_spread(value, out, peers, table, tile, row, row_end, col, n, everyone):
+    """Stores a short tile in `out`, and at every rank, if its row says so, strip by strip."""
+    WIDTH: gl.constexpr = min(value.shape[1], STRIP // 2)
+    layout: gl.constexpr = wide_layout(value.shape[0], WIDTH)
+    n, col = n // 8 * 8, col // 16 * 16  # again, as in store_sum
+    out = gl.multiple_of(out.to(gl.int64).to(out.dtype), 16)
+    rows = row + gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
+    for strip in gl.static_range(value.shape[1] // WIDTH):
+        cols = col + strip * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+        offsets = rows.to(gl.int64)[:, None] * n + cols[None, :]
+        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        part = gl.convert_layout(strip_of(value, strip, value.shape[1] // WIDTH), layout).to(out.dtype.element_ty)
+        gl.store(out + offsets, part, mask=inside)
+        if read_column(table, tile, TO) == AT_ALL:
+            for steps in range(1, everyone):
+                gl.store(away(out, peers, steps) + offsets, part, mask=inside)
+    gl.thread_barrier()  # one thread arrives for all: their stores come first
+
+
+@gluon.jit
 def store_sum(
     product, out, bias, residual, peers, addends, table, tile, row, row_end, col, n, everyone, ADDENDS: gl.constexpr,
     EPILOGUE: gl.constexpr,
