@@ -70,6 +70,27 @@ def misdirect_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
     return put_in_place(schedule, at, replace(move, **{field: tuple(regions)}))
 
 
+def misdirect_store(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A product or a sum is stored at another rank; or a sum at one rank less, or elsewhere there."""
+    picked = picked_from(rng, schedule, lambda one: isinstance(one, Compute) and one.stored_at != {one.rank})
+    if picked is None:
+        return None
+    at, compute = picked
+    assert isinstance(compute, Compute)
+    if not compute.copies or rng.random() < 0.2:
+        out = (replace(compute.out[0], rank=rng.randrange(schedule.world_size)), *compute.out[1:])
+        return put_in_place(schedule, at, replace(compute, out=out))
+    copies = list(compute.copies)
+    index = rng.randrange(len(copies))
+    if rng.random() < 0.4:
+        del copies[index]
+    elif rng.random() < 0.5:
+        copies[index] = replace(copies[index], rank=rng.randrange(schedule.world_size))
+    else:
+        copies[index] = _shifted(rng, schedule, copies[index])
+    return put_in_place(schedule, at, replace(compute, copies=tuple(copies)))
+
+
 def _is_tile_wise(operation: Operation) -> bool:
     return isinstance(operation, Compute | Reduce) or (isinstance(operation, Put) and operation.tiles > 1)
 

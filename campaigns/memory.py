@@ -174,7 +174,8 @@ class Memory:
                 operands = [self.load(addend, memory) for addend in compute.addends]
                 operands.insert(compute.place, part)
                 part = self._sum(operands)
-            patches.append(self._patch(out, self._ended(compute, out, part)))
+            ended = self._ended(compute, out, part)
+            patches += [self._patch(place, ended) for place in (out, *compute.copies)]
         if top != len(a):
             raise Malformed(f"{compute.name}: shapes")
         merged = _merged(patches)

@@ -31,6 +31,7 @@ _SINGLE: tuple[Mutation, ...] = (
     broken_data.drop_chunk,
     broken_data.duplicate_chunk,
     broken_data.misdirect_chunk,
+    broken_data.misdirect_store,
     broken_data.drop_tile,
     broken_data.duplicate_tile,
     broken_data.misdirect_tile,

@@ -15,6 +15,7 @@ from campaigns.random_adds import add_in_any_order
 from campaigns.random_chunks import chunked
 from campaigns.random_endings import finished_sums
 from campaigns.random_gathers import collectives, gather, gather_columns, into_outputs
+from campaigns.random_stored import stored_at_peers
 from campaigns.random_sums import add_in_turn, ring, scatter, scatter_into_tiles
 from campaigns.random_totals import all_reduces, read_everywhere
 from overweave.ir.schedule import Schedule
@@ -41,6 +42,7 @@ TEMPLATES = (
     Template(finished_sums, lambda ranks: 2 * ranks * ranks),
     Template(all_reduces, lambda ranks: 2 * ranks),
     Template(read_everywhere, lambda ranks: 3 * ranks),
+    Template(stored_at_peers, lambda ranks: 2 * ranks * ranks),
 )
 
 

@@ -13,7 +13,7 @@ def all_reduces(rng: Random, ranks: int, pieces: int) -> Schedule:
     """A product and a library all-reduce of each piece, in place or from elsewhere."""
     deal = Sharding.draw(rng, ranks, pieces)
     draft = Draft("all_reduces", ranks)
-    x, w, y = _operands(draft, deal)
+    x, w, y = operands(draft, deal)
     partial = y if rng.random() < 0.5 else draft.buffer("partial", deal.m, deal.n, "local")
     draft.queue("main")
     draft.queue("library", "complete", rng.choice(((), ("main",))))
@@ -42,7 +42,7 @@ def read_everywhere(rng: Random, ranks: int, pieces: int) -> Schedule:
     """Every rank adds all ranks' products where they lie, in tiles that announce their part of the total."""
     deal = Sharding.draw(rng, ranks, pieces)
     draft = Draft("read_everywhere", ranks)
-    x, w, y = _operands(draft, deal)
+    x, w, y = operands(draft, deal)
     partial = draft.buffer("partial", deal.m, deal.n, "symmetric")
     total = draft.buffer("total", deal.m, deal.n, "local")
     draft.pad("ready", pieces)
@@ -74,7 +74,7 @@ def read_everywhere(rng: Random, ranks: int, pieces: int) -> Schedule:
     return draft.schedule(every_credit(ranks))
 
 
-def _operands(draft: Draft, deal: Sharding) -> tuple[Place, Place, Place]:
+def operands(draft: Draft, deal: Sharding) -> tuple[Place, Place, Place]:
     """Every rank's part of the reduced axis, and the whole sum as everybody's goal."""
     x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
     y = draft.buffer("y", deal.m, deal.n, "output")
