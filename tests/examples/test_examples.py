@@ -56,7 +56,7 @@ def test_simulate(capsys: pytest.CaptureFixture[str]):
     namespace = example("03_simulate.py")
     namespace["main"]()
     assert "push" in capsys.readouterr().out
-    reductions = ["fused_ring", "scatter_stored", "scatter"]
+    reductions = ["ring_stored", "fused_ring", "scatter_stored", "scatter"]
     for operator, ours in (("all_gather_matmul", ["push"]), ("matmul_reduce_scatter", reductions)):
         timelines = namespace["compare"](operator)
         assert list(timelines)[: len(ours)] == [f"{operator}.{name}" for name in ours]
