@@ -174,15 +174,19 @@ STORED = ((SCATTER, "scatter_stored"), (SCATTER, "ring_stored"), (REDUCE, "two_s
 
 
 def stored_cases() -> Iterator[Case]:
-    """Tiles that store at peers, by both kernels; with all that may come with them; a rank that has no rows to sum."""
-    for (operator, plan), kernel, ranks in product(STORED, KERNELS, (2, 3, 8)):
-        yield Case(operator, f"{plan} kernel={kernel}", world_size=ranks)
+    """Tiles that store at peers, by both kernels; a rank that has no rows to sum; what may come with them, by turns."""
     for operator, plan in STORED:
-        yield from (Case(operator, f"{plan} kernel=hopper", {"m": 1}, rank, world_size=3) for rank in (0, 1))
+        yield Case(operator, f"{plan} kernel=hopper", world_size=4)
+        yield Case(operator, f"{plan} kernel=hopper", {"m": 1}, rank=1, world_size=3)
         yield Case(operator, f"{plan} kernel=hopper", {"epilogue": ENDING, "m": 500}, world_size=4)
-        scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
-        yield Case(operator, f"{plan} kernel=hopper", scaled, world_size=4)
-        yield from (Case(operator, f"{plan} {pinned(shape)}", world_size=4) for shape in HOPPER)
+    scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+    for plan in ("two_shot_stored", "ring_stored"):
+        yield Case(REDUCE, f"{plan} kernel=portable", world_size=3)
+        yield Case(REDUCE, f"{plan} kernel=hopper", world_size=8)
+        yield Case(REDUCE, f"{plan} kernel=hopper", {"m": 1}, world_size=3)
+        yield Case(REDUCE, f"{plan} {pinned(HOPPER[2])}", world_size=4)
+    yield Case(REDUCE, "two_shot_stored kernel=hopper", world_size=2)
+    yield Case(SCATTER, "ring_stored kernel=hopper", scaled, world_size=4)
     yield Case(REDUCE, "two_shot_stored kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}, world_size=4)
 
 
