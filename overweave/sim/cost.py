@@ -86,23 +86,33 @@ def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None
 
 
 def added_and_stored_us(
-    machine: Machine, operation: Compute, config: MatmulConfig | None, dtype: Dtype, tile: Work
+    machine: Machine, schedule: Schedule, operation: Compute, how: tuple[MatmulConfig | None, Dtype, Work]
 ) -> tuple[float, float]:
     """What a tile takes until its product is stored, if it is at peers, and behind that, with all that it adds."""
+    config, dtype, tile = how
     added_us = addends_us(machine, operation, config, dtype, tile.count)
-    product_us, spread_us = stores_us(machine, operation, dtype, tile.tile_us, tile.count)
+    product_us, spread_us = stores_us(machine, operation, dtype, tile, _stored_alike(schedule, operation))
     return product_us, added_us + spread_us
 
 
-def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile_us: float, count: int) -> tuple[float, float]:
-    """What one of `count` tiles takes that is stored at peers: until its product is, and for its sum behind that.
+def _stored_alike(schedule: Schedule, operation: Compute) -> int:
+    """How many tiles of its rank are stored as an operation's are, at one peer or everywhere, by turns or at once."""
+    if operation.stored_at == {operation.rank}:
+        return operation.tiles
+    others = (one for one in schedule.of_rank(operation.rank) if isinstance(one, Compute))
+    return sum(one.tiles for one in others if one.stored_at - {one.rank} and bool(one.copies) == bool(operation.copies))
+
+
+def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile: Work, alike: int) -> tuple[float, float]:
+    """What a tile takes that is stored at peers, as `alike` tiles of its rank are: until its product is stored, and for
+    its sum behind that.
 
     A product is stored while the next one is computed, all SMs together at the link's rate, and so is a sum of one
     addend. Other sums that go everywhere are stored by those who compute, while others still do: each at what an SM
     reaches, all together at the link's rate.
     """
-    links, sms = machine.links.sm_push, min(machine.processor.sms, max(count, 1))
-    item = ITEMSIZE_BYTES[dtype] / max(count, 1) / 1e3
+    links, sms, tile_us = machine.links.sm_push, min(machine.processor.sms, max(alike, 1)), tile.tile_us
+    item = ITEMSIZE_BYTES[dtype] / max(tile.count, 1) / 1e3
     sent, spread = (item * sum(size(part) for part in parts) for parts in (operation.out, operation.copies))
     is_loaded = bool(spread) and len(operation.addends) == 1  # and stored as a product is
     if is_loaded or (operation.stored_at != {operation.rank} and not spread):

@@ -155,8 +155,8 @@ class _Run:
             delay = machine.latency.observe.us if node.step.operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
             if isinstance(node.step.operation, Compute):
-                kept, tile = self._moved(node.step.operation), Work(node.tiles, run.tile_us)
-                run.tile_us, run.late_us = cost.added_and_stored_us(machine, node.step.operation, config, kept, tile)
+                how = config, self._moved(node.step.operation), Work(node.tiles, run.tile_us)
+                run.tile_us, run.late_us = cost.added_and_stored_us(machine, self._schedule, node.step.operation, how)
                 run.is_late_open = not node.step.operation.late_waits
             elif isinstance(node.step.operation, Apply) and node.step.operation.late_waits:
                 run.tile_us, run.late_us = cost.before_and_behind_last_part(node.step.operation, work.tile_us)

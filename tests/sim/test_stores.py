@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overweave.hardware.machine import load
 from overweave.ir.plan import Plan, Problem
 from overweave.schedules.catalog import build
-from overweave.sim.cost import stores_us
+from overweave.sim.cost import Work, stores_us
 from overweave.sim.link_floor import floor_us
 from overweave.sim.simulate import simulate
 
@@ -26,11 +26,21 @@ def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
         each for each in stored(DEEP).schedule.operations if each.rank == 0 and each.name.startswith("store")
     )
     own = next(each for each in stored(DEEP).schedule.operations if each.rank == 0 and "own" in each.name)
-    assert stores_us(MACHINE, product, "bfloat16", 100.0, 256) == (100.0, 0.0)  # type: ignore[arg-type]
-    sent_us, behind_us = stores_us(MACHINE, product, "bfloat16", 1.0, 256)  # type: ignore[arg-type]
+    deep, shallow = Work(256, 100.0), Work(256, 1.0)
+    assert stores_us(MACHINE, product, "bfloat16", deep, 768) == (100.0, 0.0)  # type: ignore[arg-type]
+    sent_us, behind_us = stores_us(MACHINE, product, "bfloat16", shallow, 768)  # type: ignore[arg-type]
     assert sent_us > 10
     assert not behind_us
-    assert stores_us(MACHINE, own, "bfloat16", 100.0, 256) == (100.0, 0.0)  # type: ignore[arg-type]
+    assert stores_us(MACHINE, own, "bfloat16", deep, 256) == (100.0, 0.0)  # type: ignore[arg-type]
+
+
+def test_pieces_share_the_link():
+    """However finely shards are cut, no call is quicker for it than its link allows."""
+    times = [
+        simulate(build("matmul_reduce_scatter.scatter_stored", SHALLOW, OPTIONS | {"pieces": pieces}), MACHINE).total_us
+        for pieces in (1, 4)
+    ]
+    assert times[1] > 0.95 * times[0]
 
 
 def test_no_call_is_quicker_than_its_link():
