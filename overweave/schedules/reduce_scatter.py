@@ -54,8 +54,8 @@ from overweave.schedules.communication import (
 from overweave.schedules.scatter_adds import remote_add
 from overweave.schedules.scatter_packed import scatter_packed, scatter_packed_pads
 from overweave.schedules.scatter_rings import fused_ring, ring
-from overweave.schedules.scatter_stored import ring_stored, ring_stored_pads, scatter_stored, scatter_stored_pads
 from overweave.schedules.scattered import FINISHED, PARTIAL, RUNNING, SLOTS, Scatter
+from overweave.schedules.stored import Stored, in_slot, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
 
 
 def reduce_scatter(
@@ -70,7 +70,7 @@ def reduce_scatter(
     to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
     last tile. remote_add: partials are added at their owners in fp32, in whatever order they come. pull: owners read
     the partials where they lie, and sum them in rank order. packed: in messages that carry their flag
-    (schedules/scatter_packed.py). stored, ring_stored: tiles store at peers themselves (schedules/scatter_stored.py).
+    (schedules/scatter_packed.py). stored, ring_stored: tiles store at peers themselves (schedules/stored.py).
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
@@ -110,7 +110,7 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     if method == "packed":
         return scatter_packed_pads(split)
     if method in STORED:
-        return STORED[method](split)
+        return (STORED[method](split),)
     every = split.world_size * split.pieces
     if method == "remote_add":
         own = SignalPad(READY, split.world_size - 1), SignalPad(FINISHED, 1)
@@ -149,7 +149,7 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
 def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], method: str) -> Goal:
     lo, hi = scatter.split.shard(rank)
     size = scatter.split.world_size
-    is_ring, is_unordered = "ring" in method, method == "remote_add" and size > 1
+    is_ring, is_unordered = method in RINGS, method == "remote_add" and size > 1
     order = [(rank + hop) % size for hop in range(1, size + 1)] if is_ring else list(range(size))
     terms = tuple(held[source] for source in order)
     return Goal(region(scatter.y, rank, (0, hi - lo)), product(A, B), lo, 0, terms, is_unordered)
@@ -259,7 +259,7 @@ def _own_sums(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
             rows=rows,
             region=region(scatter.y, rank, shifted(rows, -lo)),
             addends=tuple(
-                region(scatter.slots, rank, shifted(rows, source * split.shard_size - lo))
+                region(scatter.slots, rank, in_slot(split, rank, source, rows))
                 for source in range(split.world_size)
                 if source != rank
             ),
@@ -268,6 +268,18 @@ def _own_sums(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
         )
     if not pieces:
         yield _idle(scatter, rank)
+
+
+def _stored(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    return to_owners(scatter.split, scatter.slots, rank, lambda piece: _in_y(scatter, rank, piece))
+
+
+def _ring_stored(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    return round_a_ring(scatter.split, scatter.slots, rank, lambda piece: _in_y(scatter, rank, piece))
+
+
+def _in_y(scatter: Scatter, rank: int, piece: int) -> Stored:
+    return Stored(region(scatter.y, rank, scatter.y_rows(rank, piece)))
 
 
 def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
@@ -288,7 +300,8 @@ def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
     )
 
 
-STORED = {"stored": scatter_stored_pads, "ring_stored": ring_stored_pads}
+STORED = {"stored": to_owners_pad, "ring_stored": round_a_ring_pad}
+RINGS = ("ring", "fused_ring", "ring_stored")
 METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
     "scatter": _scatter,
@@ -297,6 +310,6 @@ METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "remote_add": remote_add,
     "pull": _pull,
     "packed": scatter_packed,
-    "stored": scatter_stored,
-    "ring_stored": ring_stored,
+    "stored": _stored,
+    "ring_stored": _ring_stored,
 }

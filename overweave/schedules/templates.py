@@ -13,7 +13,8 @@ _MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)
 _PUSHED = (options.PIECES, options.ORDER, *_MOVER, *options.TILES, options.ROTATION)
 # Beside what stores at peers, the assembler has no register left for shares along k.
-_STORED = tuple(option for option in _FUSED if option.name != "split_k")
+_STORED_ROUND = (options.PIECES, *(option for option in options.TILES if option.name != "split_k"))
+_STORED = (options.ORDER, *_STORED_ROUND)
 _CUT, _PACKED = (options.PIECES, options.COL_PIECES), (options.MATMUL,)
 _AG, _RS, _AR = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE
 TEMPLATES: dict[str, Template] = {
@@ -84,7 +85,7 @@ TEMPLATES: dict[str, Template] = {
         "ring_stored",
         True,
         "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y",
-        _STORED,
+        _STORED_ROUND,
     ),
     f"{_RS}.pull": Template(
         _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
@@ -167,7 +168,7 @@ TEMPLATES: dict[str, Template] = {
         "ring_stored",
         True,
         "tiles add what arrived, and store at the next rank, its owner's at every rank; a kernel moves the sums to y",
-        _STORED,
+        _STORED_ROUND,
         moves_behind=True,
     ),
     f"{_AR}.two_shot_pull": Template(

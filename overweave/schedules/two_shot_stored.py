@@ -1,9 +1,7 @@
 """All-reduces without copies: tiles store at a peer, and those that make the whole sum, their owner's, at every rank.
 
-Both shots leave with the end of a tile. What remains behind the last one is to move the sums, which by then lie in the
-own workspace, to the caller's `y`. The first shot is that of a reduce-scatter: straight to the owner, or round a ring
-(schedules/scatter_stored.py).
-SOURCE: Flux (arXiv 2406.06858) 4.1 for the first shot; the second is its counterpart.
+Both shots leave with the end of a tile (schedules/stored.py has the first). What remains behind the last one is to move
+the sums, which by then lie in the own workspace, to the caller's `y`.
 """
 
 from __future__ import annotations
@@ -13,79 +11,48 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Notify, Operation, Queue, SignalPad
-from overweave.schedules.communication import ARRIVED, ISSUE, SUMS, TILES, Chunk, Split, is_empty, one, region, shifted
+from overweave.schedules.communication import ISSUE, SUMS, TILES, Chunk, Split, is_empty, one, region
 from overweave.schedules.reduced import Reduced
-from overweave.schedules.two_shot import SHARED, move_of, own_tiles
+from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
+from overweave.schedules.two_shot import SHARED, move_of
 
 
 def two_shot_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
-    """The peers' tiles first, then the own ones."""
-    split = reduced.split
-    for step, piece in split.steps():
-        owner = split.peer(rank, step)
-        rows = split.piece(owner, piece)
-        if not is_empty(rows):
-            yield Chunk(
-                name=f"store.{rank}-{owner}.{piece}",
-                rank=rank,
-                rows=rows,
-                region=reduced.in_slot(owner, rank, rows),
-                notifies=(Notify(ARRIVED, owner, piece),),
-            )
-    for piece in range(split.pieces):
-        if not is_empty(split.piece(rank, piece)):
-            yield _everywhere(
-                reduced, rank, piece, replace(own_tiles(reduced, rank, piece), late_waits=one(ARRIVED, piece))
-            )
+    """The parts go straight to their owners."""
+    yield from to_owners(reduced.split, reduced.slots, rank, lambda piece: _everywhere(reduced, rank, piece))
     yield from _moved(reduced, rank)
 
 
 def ring_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
-    """Each tile adds the sum that arrived, and stores its own at the next rank; at last its owner's at every rank."""
-    split, following = reduced.split, (rank + 1) % reduced.size
-    for step in range(1, reduced.size + 1):
-        owner, starts, ends = (rank - step) % reduced.size, step == 1, step == reduced.size
-        for piece in range(split.pieces):
-            rows, signal = split.piece(owner, piece), split.signal(owner, piece)
-            if is_empty(rows):
-                continue
-            slot = shifted(rows, owner * split.shard_size - split.shard(owner)[0])
-            chunk = Chunk(
-                name=f"pass.{rank}-{owner}.{piece}",
-                rank=rank,
-                rows=rows,
-                region=region(reduced.total, rank, rows) if ends else region(reduced.slots, following, slot),
-                notifies=() if ends else (Notify(ARRIVED, following, signal),),
-                addends=() if starts else (region(reduced.slots, rank, slot),),
-                place=0 if starts else 1,
-                late_waits=() if starts else one(ARRIVED, signal),
-            )
-            yield _everywhere(reduced, rank, piece, chunk) if ends else chunk
+    """The parts go round a ring."""
+    yield from round_a_ring(reduced.split, reduced.slots, rank, lambda piece: _everywhere(reduced, rank, piece))
     yield from _moved(reduced, rank)
 
 
-def ring_stored_pads(split: Split) -> tuple[SignalPad, ...]:
-    """For each piece of all the tiles of the previous rank, and those of its owner."""
-    every = split.world_size * split.pieces
-    return SignalPad(ARRIVED, every), SignalPad(SHARED, every)
-
-
 def two_shot_stored_pads(split: Split) -> tuple[SignalPad, ...]:
-    """For each own piece the tiles of all peers, and for each piece of all the tiles of its owner."""
-    return SignalPad(ARRIVED, split.pieces), SignalPad(SHARED, split.world_size * split.pieces)
+    return to_owners_pad(split), _shared(split)
+
+
+def ring_stored_pads(split: Split) -> tuple[SignalPad, ...]:
+    return round_a_ring_pad(split), _shared(split)
 
 
 def stored_queues(reduced: Reduced) -> tuple[Queue, ...]:
     return (Queue(SUMS, ISSUE, after=(TILES,)),)
 
 
-def _everywhere(reduced: Reduced, rank: int, piece: int, own: Chunk) -> Chunk:
-    """The own tiles of a piece, whose sums every rank gets in the same place."""
-    signal = reduced.split.signal(rank, piece)
-    return replace(
-        own,
-        copies=tuple(replace(own.region, rank=peer) for peer in reduced.peers(rank)),
-        notifies=tuple(Notify(SHARED, one_of, signal) for one_of in range(reduced.size)),
+def _shared(split: Split) -> SignalPad:
+    """For each piece of all the tiles of its owner."""
+    return SignalPad(SHARED, split.world_size * split.pieces)
+
+
+def _everywhere(reduced: Reduced, rank: int, piece: int) -> Stored:
+    """The sum of an own piece at every rank, in the same place."""
+    rows, signal = reduced.split.piece(rank, piece), reduced.split.signal(rank, piece)
+    return Stored(
+        region(reduced.total, rank, rows),
+        tuple(region(reduced.total, peer, rows) for peer in reduced.peers(rank)),
+        tuple(Notify(SHARED, each, signal) for each in range(reduced.size)),
     )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from overweave.errors import InputError
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Buffer, Compute
-from overweave.ir.tile_order import EVERYWHERE, TileRow
+from overweave.ir.tile_order import EVERYWHERE, MULTIPLY, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build
 
@@ -43,6 +44,10 @@ def with_rows(plan: Plan, change: Callable[[TileRow], TileRow]) -> Plan:
 @pytest.mark.parametrize("changes", [{}, {"m": 0}, {"m": 1}, {"m": 2}, {"world_size": 2}, {"world_size": 8}])
 @pytest.mark.parametrize("options", [{}, {"order": "all_peers"}, {"pieces": 3}, {"kernel": "hopper", "sms": 8}])
 def test_what_is_built_is_proven(problem: Problem, name: str, changes: dict[str, int], options: dict[str, str | int]):
+    if name == "ring_stored" and "order" in options:
+        with pytest.raises(InputError, match="order"):
+            build(f"{problem.operator}.{name}", problem, options)
+        return
     plan = build(f"{problem.operator}.{name}", replace(problem, **changes), options)
     assert verify_plan(plan, MachineLimits()).ok
 
@@ -51,8 +56,14 @@ def test_what_is_built_is_proven(problem: Problem, name: str, changes: dict[str,
 @pytest.mark.parametrize("to", [0, 1, 2, EVERYWHERE])
 def test_a_tile_that_stores_elsewhere_than_its_operation_is_refused(problem: Problem, to: int):
     plan = build(PLANS[problem], problem, {})
-    wrong = with_rows(plan, lambda row: row._replace(to=to))
-    assert "at another rank" in refusals(wrong) or "multiplies nothing" in refusals(wrong)
+    wrong = with_rows(plan, lambda row: row._replace(to=to) if row.kind == MULTIPLY else row)
+    assert "at another rank" in refusals(wrong)
+
+
+def test_a_tile_that_multiplies_nothing_stores_at_its_own_rank():
+    plan = build(PLANS[REDUCED], REDUCED, {})
+    wrong = with_rows(plan, lambda row: row if row.kind == MULTIPLY else row._replace(to=1))
+    assert "multiplies nothing" in refusals(wrong)
 
 
 def test_a_sum_that_a_rank_does_not_get_is_refused():
