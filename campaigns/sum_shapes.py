@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from overweave.ir.plan import Plan, Problem, ReduceConfig
-from overweave.ir.schedule import Operation, Reduce, Schedule
+from overweave.ir.schedule import Operation, Reduce
 from overweave.schedules.catalog import build
+from overweave.schedules.compose import counted_in_tiles
 from overweave.schedules.tile_order import tile_orders
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
@@ -56,30 +56,12 @@ def shapes(blocks: tuple[tuple[int, int, int], ...] = BLOCKS) -> Iterator[Reduce
 
 def with_sums(plan: Plan, config: ReduceConfig, rank: int | None = None) -> Plan:
     """The plan with its sums in this shape. rank: with this rank's tables only."""
-    operations = [_with_tiles(operation, config) for operation in plan.schedule.operations]
-    schedule = counted_anew(replace(plan.schedule, operations=tuple(operations)))
+    operations = tuple(_with_tiles(operation, config) for operation in plan.schedule.operations)
+    schedule = replace(plan.schedule, operations=counted_in_tiles(operations))
     realization = replace(plan.realization, reduction=config)
     return replace(
         plan, schedule=schedule, realization=realization, tile_orders=tile_orders(schedule, realization, rank)
     )
-
-
-def counted_anew(schedule: Schedule) -> Schedule:
-    """The schedule whose waits are for as much as all that notify add."""
-    full = Counter[tuple[str, int, int]]()
-    for operation in schedule.operations:
-        for notify in operation.notifies:
-            full[notify.pad, notify.rank, notify.signal] += operation.instances
-    counted = [
-        replace(
-            operation,
-            waits=tuple(
-                replace(wait, count=full[wait.pad, operation.rank, wait.signals[0]]) for wait in operation.waits
-            ),
-        )
-        for operation in schedule.operations
-    ]
-    return replace(schedule, operations=tuple(counted))
 
 
 def _with_tiles(operation: Operation, config: ReduceConfig) -> Operation:

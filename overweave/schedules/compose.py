@@ -117,7 +117,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         reuse=communication.reuse,
         given=communication.given + kernel.given,
         goal=communication.goal + kernel.goal,
-        operations=_counted_in_tiles(operations),
+        operations=counted_in_tiles(operations),
     )
 
 
@@ -150,7 +150,8 @@ def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Oper
     return ordered
 
 
-def _counted_in_tiles(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+def counted_in_tiles(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """The same, each waiting for as much as all who notify a signal add to it."""
     tiles: dict[tuple[str, int, int], int] = {}
     for operation in operations:
         for notify in operation.notifies:
