@@ -248,12 +248,14 @@ def error_ratio(case: Case, seed: int) -> float:
 
 
 def random_cases(count: int, seed: int, operators: tuple[str, ...] = OPERATORS, text: str = "") -> Iterator[Case]:
-    """Any operator, plan with `text` in it, layout and 16-bit dtype; every tenth m is smaller than the group."""
+    """Any operator that has a plan with `text` in it, such a plan, layout and 16-bit dtype; every tenth m is tiny."""
     chance, world_size = random.Random(seed), dist.get_world_size()
+    plans = {operator: [plan for plan in PLANS[operator] if text in (plan or "")] for operator in operators}
+    offering = [operator for operator in operators if plans[operator]]
     for index in range(count):
-        operator = operators[index % len(operators)]
+        operator = offering[index % len(offering)]
         m = chance.randrange(world_size) if index % 10 == 0 else chance.randint(1, LARGEST)
-        plan = chance.choice([plan for plan in PLANS[operator] if text in (plan or "")])
+        plan = chance.choice(plans[operator])
         step = 1 if plan in (None, "per_shard", "sequential", "ring") else 8
         n, k = (step * chance.randint(1, LARGEST // step) for _ in range(2))
         dtype = chance.choice((torch.bfloat16, torch.float16))

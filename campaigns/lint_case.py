@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
+from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
 from overweave.compiler.lint_contract import Contract
@@ -16,6 +17,7 @@ from overweave.schedules.tile_shape import TileShape
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
+GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 OPERANDS = (2, 4, 8)
 
 
@@ -69,3 +71,11 @@ def source_of(
     """What is to be compiled. divisible: numbers that are multiples of 16, as all addresses are."""
     aligned = (name for name, kind in signature.items() if kind.startswith("*"))
     return Source(kernel, signature, constexprs, dict.fromkeys((*aligned, *divisible), 16), options, label)
+
+
+def descriptor_type(dtype: Dtype, block: tuple[int, int], is_gluon: bool) -> str:
+    """A tensor map of 16- or 8-bit numbers with such a block, as a kernel's signature names it."""
+    shape = f"{DTYPES_OF_OPERANDS[dtype]}[{block[0]}, {block[1]}]"
+    if not is_gluon:
+        return f"tensordesc<{shape}>"
+    return f"tensordesc<{shape},{gl.NVMMASharedLayout.get_default_for(list(block), GLUON_DTYPES[dtype])!r}>"

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import product
 
 from msgspec.structs import replace
-from triton.experimental.gluon import language as gl
 
 from campaigns.gpu_rates import OTHER_WIDTHS
 from campaigns.lint_case import (
@@ -23,6 +22,7 @@ from campaigns.lint_case import (
     Case,
     Variant,
     dealt,
+    descriptor_type,
     source_of,
 )
 from campaigns.lint_gated import gated_tiles
@@ -52,7 +52,6 @@ from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.mover import CROWDED_WARPS
 from overweave.schedules.tile_shape import SUMS, SUMS_FINISHED, Kernel, row_shape, shapes
 
-GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
 WORDS_PER_KIB = 256  # of int32
 NORMED_COLS = (1024, 4096, 16384)
@@ -299,12 +298,12 @@ def matmul_case(
     is_hopper = config.kernel == "hopper"
     block_m, part_n = hopper_parts(config) if is_hopper else (config.block_m, config.block_n)
     b_block = (part_n, config.block_k) if variant.is_transposed else (config.block_k, part_n)
-    a = _descriptor(dtype, (block_m, config.block_k), is_hopper)
+    a = descriptor_type(dtype, (block_m, config.block_k), is_hopper)
     kept: Dtype = "bfloat16" if dtype == FLOAT8 else dtype
     out = {"out": f"*{DTYPES[kept]}"}
     if is_hopper:
-        out = {"out": _descriptor(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
-    factors = dict.fromkeys(_names("b", 2 if epilogue.gate else weights), _descriptor(dtype, b_block, is_hopper))
+        out = {"out": descriptor_type(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
+    factors = dict.fromkeys(_names("b", 2 if epilogue.gate else weights), descriptor_type(dtype, b_block, is_hopper))
     outs = {name: kind for base, kind in out.items() for name in _names(base, weights)}
     sides = {"a_shard": a, "a_workspace": a, **factors, **outs}
     constant: dict[str, int | str | None] = {"PRECISION": {"float32": "ieee", FLOAT8: "fp8"}.get(dtype, "tf32")}
@@ -382,10 +381,3 @@ def _tiles(guarded: tuple[str, ...], announced: tuple[str, ...], uses_tensor_cor
         wgmma=uses_tensor_cores,
         depth=1 if uses_tensor_cores else 0,
     )
-
-
-def _descriptor(dtype: Dtype, block: tuple[int, int], is_gluon: bool) -> str:
-    shape = f"{DTYPES_OF_OPERANDS[dtype]}[{block[0]}, {block[1]}]"
-    if not is_gluon:
-        return f"tensordesc<{shape}>"
-    return f"tensordesc<{shape},{gl.NVMMASharedLayout.get_default_for(list(block), GLUON_DTYPES[dtype])!r}>"

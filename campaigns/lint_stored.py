@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from campaigns.lint_case import SCALED, SUM, Case, Variant
+from campaigns.lint_case import SCALED, SUM, Case, Variant, descriptor_type
 from overweave.compiler.lint_contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig, Problem
 from overweave.ir.words import MOST_PEERS
+from overweave.runtime.matmul import hopper_strip
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.tile_shape import Kernel, shapes
 
@@ -22,33 +22,36 @@ OURS = Problem(operator="matmul_all_reduce", m=1024, n=1024, k=1024, world_size=
 
 
 class Stored(NamedTuple):
-    """A matmul that adds so many addends, and stores at so many peers: products alone, or sums too (`spreads`)."""
+    """A matmul that adds so many addends, and stores at so many peers: products alone, or sums of one addend too
+    (`spreads`).
+    """
 
     dtype: Dtype
     config: MatmulConfig
     addends: int
     peers: int
-    spreads: bool = True
+    spreads: bool = False
     variant: Variant = SUM
     epilogue: Epilogue = NO_EPILOGUE
 
 
 def stored_tiles(kernel: Kernel) -> Iterator[Stored]:
     """Beside sums that stay, and beside such as go everywhere; of one peer and of seven; with all that may follow."""
-    for shape, spreads in product(shapes("bfloat16", kernel), (False, True)):
-        yield Stored("bfloat16", shape.config, 3, 3, spreads)
-        yield Stored("bfloat16", shape.config, 1, 3, spreads)
+    for shape in shapes("bfloat16", kernel):
+        yield Stored("bfloat16", shape.config, 3, 3)
+        for spreads in (False, True):
+            yield Stored("bfloat16", shape.config, 1, 3, spreads)
     first, traced = shapes("bfloat16", kernel)[0].config, SUM._replace(traced=True)
-    yield Stored("bfloat16", first, 0, 7, False)
-    yield Stored("bfloat16", first, 1, 1, variant=traced)
+    yield Stored("bfloat16", first, 0, 7)
+    yield Stored("bfloat16", first, 1, 1, True, traced)
+    yield Stored("bfloat16", first, 7, 7, variant=traced)
     for method, addends in (("two_shot_stored", 3), ("ring_stored", 1)):
         for config in _of(kernel, replace(OURS, epilogue=FINISHED), method):
-            yield Stored("bfloat16", config, addends, 3, epilogue=FINISHED)
-    yield Stored("bfloat16", _of(kernel, replace(OURS, world_size=8))[0], 7, 7, variant=traced)
+            yield Stored("bfloat16", config, addends, 3, addends == 1, epilogue=FINISHED)
     scaled, alone = replace(FINISHED, scaling="rows"), SCALED._replace(two_sources=False)
     by_rows = _of(kernel, replace(OURS, dtype=FLOAT8, epilogue=scaled))[0]
     for addends in (3, 1):
-        yield Stored(FLOAT8, by_rows, addends, 3, variant=alone, epilogue=scaled)
+        yield Stored(FLOAT8, by_rows, addends, 3, addends == 1, alone, scaled)
 
 
 def _of(kernel: Kernel, problem: Problem, method: str = "two_shot_stored") -> tuple[MatmulConfig, ...]:
@@ -67,8 +70,9 @@ def at_peers(plain: Case, tile: Stored) -> Case:
     source, contract = plain
     is_hopper = tile.config.kernel == "hopper"
     more = {"peers": "*i64"} | ({"everyone": "i32"} if tile.spreads else {})
-    maps = _maps("tiles", tile.peers) + (_maps("sums", tile.peers) if tile.spreads and tile.addends == 1 else [])
-    more |= dict.fromkeys(maps, str(source.signature["out"])) if is_hopper else {}
+    maps = _maps("tiles", tile.peers) + (_maps("sums", tile.peers) if tile.spreads else [])
+    if is_hopper:
+        more |= dict.fromkeys(maps, descriptor_type("bfloat16", hopper_strip(tile.config), True))
     constexprs = {name: value for name, value in source.constexprs.items() if name not in more}
     told = (Guard("*peers", (*contract.announced[0].data, *(maps if is_hopper else ())), optional=True),)
     label = f"{source.config} {tile.peers} peers{' spread' * tile.spreads}"

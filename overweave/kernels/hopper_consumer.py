@@ -167,7 +167,6 @@ def hand_over(
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
-    SPREADS: gl.constexpr = everyone is not None and addend_tiles is not None
     layout: gl.constexpr = result.type.layout
     if addend_tiles is not None:
         if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -182,10 +181,9 @@ def hand_over(
     if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
         store_sum(
-            result, out_pointer, bias, residual, peers, addends, table, tile, row, row_end, col, n, everyone, ADDENDS,
-            EPILOGUE,
+            result, out_pointer, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE
         )  # fmt: skip
-    elif row + ROWS > row_end and SPREADS:
+    elif row + ROWS > row_end and everyone is not None:
         store_spread(result, out_pointer, peers, table, tile, row, row_end, col, n, everyone)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))

@@ -34,7 +34,14 @@ from overweave.kernels.hopper_tiles import read_column, record_time, wait_for_ti
 from overweave.kernels.received_hopper import await_addends, load_addend
 from overweave.kernels.shares import LEFT_OUT, SUMMED, k_range
 from overweave.kernels.shares_hopper import hear, is_announced
-from overweave.kernels.stored_hopper import AT_ALL, announce_everywhere, store_parts_at, store_parts_at_peers, word_at
+from overweave.kernels.stored_hopper import (
+    AT_ALL,
+    announce_everywhere,
+    rest_between,
+    store_parts_at,
+    store_parts_at_peers,
+    word_at,
+)
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -121,9 +128,9 @@ def produce(
 def store(
     c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
     tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, peers,
-    everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace,
-    world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr,
-    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr,
+    everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace, tiles,
+    k, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr,
+    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr, ITEM_BYTES: gl.constexpr,
 ):  # fmt: skip
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
@@ -152,7 +159,9 @@ def store(
         if total_tiles is not None:
             if read_column(table, tile, INTO) != 0:
                 target = total_tiles
-        to = read_column(table, tile, TO) if PEERS > 0 else 0
+        to, rest_ns = 0, 0
+        if PEERS > 0:
+            to, rest_ns = read_column(table, tile, TO), rest_between(k * ITEM_BYTES, tile, tiles)
         ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
@@ -167,13 +176,13 @@ def store(
                 if is_ended & (top + PART_M <= row_end):
                     store_parts_at(
                         to, target, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles,
-                        SPLIT_N * half, top, left, lacking(message), SPLIT_N, PEERS,
+                        SPLIT_N * half, top, left, lacking(message), rest_ns, SPLIT_N, PEERS,
                     )  # fmt: skip
-                    if everyone is not None and addend_tiles is not None:
+                    if everyone is not None:
                         if to == AT_ALL:
                             store_parts_at_peers(
                                 sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, SPLIT_N * half, top,
-                                left, lacking(message), SPLIT_N, PEERS,
+                                left, lacking(message), rest_ns, SPLIT_N, PEERS,
                             )  # fmt: skip
         wait_for_stores_read(0)
         mbarrier.arrive(c_empty.index(0), count=1)
@@ -263,7 +272,8 @@ def matmul_hopper_kernel(
                 c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
                 tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7,
                 peers, everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words,
-                limits, trace, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
+                limits, trace, tiles, k, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS,
+                DTYPE.primitive_bitwidth // 8)),
         ],
         [4, 1, 1],
         [240, 24, 24],

@@ -131,16 +131,16 @@ def store_spread(value, out, peers, table, tile, row, row_end, col, n, everyone)
 
 @gluon.jit
 def store_sum(
-    product, out, bias, residual, peers, addends, table, tile, row, row_end, col, n, everyone, ADDENDS: gl.constexpr,
+    product, out, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
     EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip; finished, if the
-    tile's row says that it is whole, and at every rank, if it says so.
+    tile's row says that it is whole.
     """
     ENDING: gl.constexpr = ENDINGS & EPILOGUE
     HEIGHT: gl.constexpr = product.shape[0]
     MOST: gl.constexpr = MOST_BESIDE_EPILOGUE if EPILOGUE else MOST_ADDENDS
-    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST and everyone is None else STRIP // 2)
+    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST else STRIP // 2)
     STRIPS: gl.constexpr = product.shape[1] // WIDTH
     layout: gl.constexpr = wide_layout(HEIGHT, WIDTH)
     # Rows are whole 16 bytes long, and tiles begin at such. A partition knows nothing of what it is given, so: again.
@@ -165,8 +165,4 @@ def store_sum(
             if finishes:
                 result = ended(result, bias, residual, offsets, inside, cols, n, ENDING)
         gl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
-        if everyone is not None:
-            if read_column(table, tile, TO) == AT_ALL:
-                for steps in range(1, everyone):
-                    gl.store(away(out, peers, steps) + offsets, result.to(out.dtype.element_ty), mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first

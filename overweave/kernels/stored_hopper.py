@@ -4,10 +4,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.ir.tile_order import EVERYWHERE
-from overweave.kernels.hopper import store_tile
+from overweave.kernels.hopper import store_tile, wait_for_stores_read
 from overweave.memory.device import STRIDE
+from overweave.memory.ptx import REST
 
 AT_ALL = gl.constexpr(EVERYWHERE)
+REST_ASSEMBLY = gl.constexpr(REST)
+UNREAD = gl.constexpr(1)  # strips that a store may leave behind
+# For each 128 bytes of k. MEASURED: of a tile of 32 strips, such a step takes 0.66 us (schedules/tile_shape.py).
+REST_NS = gl.constexpr(10)
 
 
 @gluon.jit
@@ -26,9 +31,52 @@ def store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr):
             store_tile(target, [row, col + part * PART_N], c_tiles.index(at + part))
 
 
+@gluon.constexpr_function
+def strips_in(c_tiles, target):
+    """In how many strips a rectangle is stored at a peer."""
+    part, strip = c_tiles.type.shape[1:], target.block_type.shape
+    return (part[0] // strip[0]) * (part[1] // strip[1])
+
+
+@gluon.jit
+def store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr):
+    """The same at a peer, in small strips and few of them under way: loads that are asked for behind a store wait until
+    the link has taken that, and the main loop's must not.
+
+    A strip is as wide as a row of shared memory, so that those of a rectangle lie behind each other there.
+    """
+    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    STRIP_M: gl.constexpr = target.block_type.shape[0]
+    STRIP_N: gl.constexpr = target.block_type.shape[1]
+    DOWN: gl.constexpr = c_tiles.type.shape[1] // STRIP_M
+    STRIPS: gl.constexpr = strips_in(c_tiles, target)
+    strips = c_tiles._reinterpret(
+        c_tiles.dtype, [c_tiles.type.shape[0] * STRIPS, STRIP_M, STRIP_N], c_tiles.type.layout
+    )
+    for part in gl.static_range(SPLIT_N):
+        if part == 0 or lacks < SPLIT_N - part:
+            for strip in range(STRIPS):
+                below, beside = strip % DOWN * STRIP_M, part * PART_N + strip // DOWN * STRIP_N
+                store_tile(target, [row + below, col + beside], strips.index((at + part) * STRIPS + strip))
+                wait_for_stores_read(UNREAD)
+                gl.inline_asm_elementwise(REST_ASSEMBLY, "=r,r", [rest_ns], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def rest_between(depth_bytes, tile, tiles):
+    """How long to rest after each of a tile's strips: all SMs end their first tiles together, and so their stores are
+    spread over half of the time that the next ones take. Behind the last ones there is no rest.
+    depth_bytes: of a row of an operand.
+
+    It is not measured, as a tile that waits for a peer would rest all the longer, and let the next rank wait.
+    """
+    is_last = tile + gl.num_programs(0) >= tiles
+    return gl.where(is_last, 0, depth_bytes // 128 * REST_NS)
+
+
 @gluon.jit
 def store_parts_at(
-    to, own, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles, at, row, col, lacks,
+    to, own, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles, at, row, col, lacks, rest_ns,
     SPLIT_N: gl.constexpr, PEERS: gl.constexpr,
 ):  # fmt: skip
     """The same by an own tensor map, or by that of the peer where the tile belongs.
@@ -40,18 +88,18 @@ def store_parts_at(
     for steps in gl.static_range(1, PEERS + 1):
         if to == steps:
             target = tiles_of(steps, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7)
-            store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N)
+            store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N)
 
 
 @gluon.jit
 def store_parts_at_peers(
-    sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr,
-    PEERS: gl.constexpr,
+    sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, at, row, col, lacks, rest_ns,
+    SPLIT_N: gl.constexpr, PEERS: gl.constexpr,
 ):  # fmt: skip
     """The same at every peer."""
     for steps in gl.static_range(1, PEERS + 1):
         target = tiles_of(steps, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)
-        store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N)
+        store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns // PEERS, SPLIT_N)
 
 
 @gluon.jit

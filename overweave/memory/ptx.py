@@ -66,6 +66,9 @@ COMPLETE_BULK_STORES = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
 # Nanoseconds of the device's global timer, the same for all SMs.
 READ_CLOCK = "mov.u64 $0, %globaltimer;"
 
+# Rests for about so many nanoseconds. Operands: nothing, how many.
+REST = "nanosleep.u32 $1; mov.u32 $0, 0;"
+
 # A sum whose terms the compiler cannot tell: an address so made is not precomputed for the next turn of a loop.
 ADD_UNSEEN = "add.s64 $0, $1, $2;"
 

@@ -198,7 +198,8 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
     arguments += [*filled([base for _, base in operands.outs]), *operands.extras]
     peers, at_peers = operands.peers, list[Any]()
     for own in (operands.out, peers.spread) if peers else (None, None):
-        maps = [describe(own, base, [part_m, part_n]) for base in peers.at(own)] if peers and own is not None else []
+        strip = hopper_strip(config)
+        maps = [describe(own, base, [*strip]) for base in peers.at(own)] if peers and own is not None else []
         at_peers += maps + [None] * (MOST_PEERS - len(maps))
     arguments += [total, total_tiles, *at_peers, *operands.places_of_peers]
     arguments += [addends, addend_tiles]
@@ -217,6 +218,13 @@ def hopper_parts(config: MatmulConfig) -> tuple[int, int]:
     if config.block_m < 128:
         return config.block_m, config.block_n // 2
     return config.block_m // 2, config.block_n // config.split_n
+
+
+def hopper_strip(config: MatmulConfig) -> tuple[int, int]:
+    """Rows and columns of what the Hopper kernel stores at a peer at once: no more columns than 16-bit numbers fill a
+    row of swizzled shared memory.
+    """
+    return 16, min(hopper_parts(config)[1], 64)
 
 
 def _a_sides(operands: Operands, describe: Any) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from overweave.runtime.library import End, View, add_addends, full_precision
 
 Tensors = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
+SCALES_BYTES = 16  # at multiples of which the library takes scales
 
 
 def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | None) -> None:
@@ -39,7 +40,10 @@ def scales_of_rows(compute: Compute, view: View, tensors: Tensors) -> list[torch
 def scales_of_columns(tensors: Tensors) -> tuple[torch.Tensor, ...]:
     """Those of the weight; and if there is a gate its own, behind them in one tensor."""
     scale_w = tensors[SCALE_W]
-    return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)
+    if GATE not in tensors:
+        return (scale_w,)
+    parts = scale_w.reshape(1, -1).chunk(2, dim=1)
+    return tuple(part.clone() if part.data_ptr() % SCALES_BYTES else part for part in parts)
 
 
 def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:

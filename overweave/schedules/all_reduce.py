@@ -61,9 +61,10 @@ from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed
 from overweave.schedules.two_shot_stored import (
     ring_stored,
     ring_stored_pads,
-    stored_queues,
+    ring_stored_queues,
     two_shot_stored,
     two_shot_stored_pads,
+    two_shot_stored_queues,
 )
 
 Steps = Iterator[Operation | Chunk]
@@ -242,6 +243,6 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "two_shot_beside": two_shot_beside_queues,
     "two_shot_pull": two_shot_pull_queues,
     "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
-    "two_shot_stored": stored_queues,
-    "ring_stored": stored_queues,
+    "two_shot_stored": two_shot_stored_queues,
+    "ring_stored": ring_stored_queues,
 }

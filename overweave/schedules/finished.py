@@ -34,9 +34,6 @@ def shapes_of_tiles(problem: Problem, kernel: Kernel, method: str, sums: str) ->
     """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such."""
     finish = method in TILES_ADD or sums == "epilogue"
     candidates = shapes(problem.dtype, kernel, problem.of_tiles(finish), len(problem.widths))
-    if method == "two_shot_stored" and kernel == "hopper" and problem.world_size > 4:
-        # So it does where seven addends are read and seven sums stored.
-        candidates = tuple(shape for shape in candidates if shape.config.block_n < 256 or shape.config.block_m < 128)
     if kernel == "portable" or not finish or not problem.of_sums.bits:
         return candidates
     # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside

@@ -29,7 +29,6 @@ NORMING = (
     "two_shot",
     "two_shot_pull",
     "two_shot_packed",
-    "two_shot_stored",
     "ring_stored",
 )
 
@@ -42,7 +41,7 @@ def norm_obstacle(problem: Problem, method: str, sharing: object = None) -> str:
         return "its last step does not norm"
     if method != "collective" and problem.n > MOST_NORM_COLS:
         return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
-    if method in ("two_shot", "two_shot_stored", "ring_stored") and problem.world_size == 1:
+    if method in ("two_shot", "ring_stored") and problem.world_size == 1:
         return "in a group of one there is no sum whose rows a kernel could norm"
     return "the copy engine, which shares sums straight into the result, does not norm" if sharing == "get" else ""
 

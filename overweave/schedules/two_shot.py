@@ -56,7 +56,7 @@ def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
             if reduced.summing.sharing == "put":
                 yield from _put(reduced, rank, piece)
             elif reduced.summing.sums == "epilogue":
-                yield _tell(reduced, rank, piece)
+                yield tell(reduced, rank, piece)
             yield move_of(reduced, rank, rank, piece, by=SHARED if _sums_tell(reduced) else SUMMED)
         yield from _received(reduced, rank, piece)
 
@@ -211,7 +211,7 @@ def _put(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
         )
 
 
-def _tell(reduced: Reduced, rank: int, piece: int) -> Copy:
+def tell(reduced: Reduced, rank: int, piece: int) -> Copy:
     """Tells all peers that tiles have summed an own piece, which may be read; first the one that gets it first."""
     signal = reduced.split.signal(rank, piece)
     return Copy(

@@ -25,7 +25,6 @@ FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # MEASURED: fitted to the 18 rows of sums=epilogue in benchmarks/results/plans.matmul_reduce_scatter.h200x4.2026-11-20,
 # three addends a tile: their mean error is 1.5 % with it and 5.0 % without, where the reduction kernel's is 0.4 %.
 STRIPS_SLOWER = 2.5
-FEW_PUSHING_SMS = 4  # that the link does not hold back
 
 
 class Work(Struct, frozen=True):
@@ -91,8 +90,7 @@ def added_and_stored_us(
     """What a tile takes until its product is stored, if it is at peers, and behind that, with all that it adds."""
     config, dtype, tile = how
     added_us = addends_us(machine, operation, config, dtype, tile.count)
-    product_us, spread_us = stores_us(machine, operation, dtype, tile, _stored_alike(schedule, operation))
-    return product_us, added_us + spread_us
+    return stores_us(machine, operation, dtype, tile, _stored_alike(schedule, operation)), added_us
 
 
 def _stored_alike(schedule: Schedule, operation: Compute) -> int:
@@ -103,23 +101,16 @@ def _stored_alike(schedule: Schedule, operation: Compute) -> int:
     return sum(one.tiles for one in others if one.stored_at - {one.rank} and bool(one.copies) == bool(operation.copies))
 
 
-def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile: Work, alike: int) -> tuple[float, float]:
-    """What a tile takes that is stored at peers, as `alike` tiles of its rank are: until its product is stored, and for
-    its sum behind that.
-
-    A product is stored while the next one is computed, all SMs together at the link's rate, and so is a sum of one
-    addend. Other sums that go everywhere are stored by those who compute, while others still do: each at what an SM
-    reaches, all together at the link's rate.
+def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile: Work, alike: int) -> float:
+    """What a tile takes that is stored at peers, as `alike` tiles of its rank are: all SMs store together, at the
+    link's rate, while they compute the next ones.
     """
     links, sms, tile_us = machine.links.sm_push, min(machine.processor.sms, max(alike, 1)), tile.tile_us
     item = ITEMSIZE_BYTES[dtype] / max(tile.count, 1) / 1e3
     sent, spread = (item * sum(size(part) for part in parts) for parts in (operation.out, operation.copies))
-    is_loaded = bool(spread) and len(operation.addends) == 1  # and stored as a product is
-    if is_loaded or (operation.stored_at != {operation.rank} and not spread):
-        sent = spread or sent
-        return max(tile_us, sent * sms / links.gb_per_s(sms)), 0.0
-    alone_us = spread * FEW_PUSHING_SMS / links.gb_per_s(FEW_PUSHING_SMS)
-    return tile_us, max(alone_us, spread * sms / links.gb_per_s(sms) - tile_us)
+    if operation.stored_at == {operation.rank}:
+        return tile_us
+    return max(tile_us, (spread or sent) * sms / links.gb_per_s(sms))
 
 
 def before_and_behind_last_part(operation: Apply, tile_us: float) -> tuple[float, float]:

@@ -68,8 +68,10 @@ OF_MESSAGES = Margin(2.0, 0.02)
 # H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With
 # these margins no choice is one that was measured behind the library.
 OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(20.0, 0.02), Margin(30.0, 0.06)
-# Tiles that store at peers: nothing was measured of them yet, so that they are taken only where `tune` did.
-OF_STORES = Margin(float("inf"), 0.0)
+# Tiles that store at peers. MEASURED: a ring takes up to 39 us more than predicted on two H200s, or 3 % of a sum
+# (stored.*.h200x2.2026-11-22.json); on four, before tiles left in strips, 31 to 117 us, 5 to 15 % (stored.*.h200x4.*
+# of that day), which this margin leaves room for: no choice is one that was measured behind the library.
+OF_STORES = Margin(75.0, 0.02)
 
 
 class Weighed(Struct, frozen=True):

@@ -105,6 +105,7 @@ class Family(Struct, frozen=True):
 
 
 _PIECES: _Grid = {"pieces": (1, 2, 4)}
+_IN_TWO: _Grid = {"pieces": (2, 1, 4)}  # of which the model can say nothing: two were best, or close to it
 _EARLY: _Grid = {"matmul": ("early",)}
 _BY_KERNEL: _Grid = {"mover": ("copy_kernel",), "copy_programs": (8, 16, 32)}
 SPACE: dict[str, tuple[Family, ...]] = {
@@ -134,7 +135,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
         Family("fused_ring", _PIECES),
         Family("scatter_stored", _PIECES | {"order": ("ring", "all_peers")}),
-        Family("ring_stored", _PIECES),
+        Family("ring_stored", _IN_TWO),
         Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
     ),
     "matmul_all_reduce": (
@@ -150,7 +151,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
         Family("two_shot_stored", _PIECES | {"order": ("ring", "all_peers")}),
-        Family("ring_stored", _PIECES),
+        Family("ring_stored", _IN_TWO),
         Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from overweave.errors import InputError
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Buffer, Compute
 from overweave.ir.tile_order import EVERYWHERE, MULTIPLY, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.stored import check_stored
+from overweave.ir.verify.verdict import Findings
 from overweave.schedules.catalog import build
 
 SCATTERED = Problem(operator="matmul_reduce_scatter", m=300, n=40, k=32, world_size=3, dtype="bfloat16")
 REDUCED = replace(SCATTERED, operator="matmul_all_reduce")
-PLANS = {SCATTERED: "matmul_reduce_scatter.scatter_stored", REDUCED: "matmul_all_reduce.two_shot_stored"}
+PLANS = {SCATTERED: "matmul_reduce_scatter.scatter_stored", REDUCED: "matmul_all_reduce.ring_stored"}
 NAMES = (
     (SCATTERED, "scatter_stored"),
     (SCATTERED, "ring_stored"),
@@ -42,12 +43,8 @@ def with_rows(plan: Plan, change: Callable[[TileRow], TileRow]) -> Plan:
 
 @pytest.mark.parametrize(("problem", "name"), NAMES)
 @pytest.mark.parametrize("changes", [{}, {"m": 0}, {"m": 1}, {"m": 2}, {"world_size": 2}, {"world_size": 8}])
-@pytest.mark.parametrize("options", [{}, {"order": "all_peers"}, {"pieces": 3}, {"kernel": "hopper", "sms": 8}])
+@pytest.mark.parametrize("options", [{}, {"pieces": 3}, {"kernel": "hopper", "sms": 8}])
 def test_what_is_built_is_proven(problem: Problem, name: str, changes: dict[str, int], options: dict[str, str | int]):
-    if name == "ring_stored" and "order" in options:
-        with pytest.raises(InputError, match="order"):
-            build(f"{problem.operator}.{name}", problem, options)
-        return
     plan = build(f"{problem.operator}.{name}", replace(problem, **changes), options)
     assert verify_plan(plan, MachineLimits()).ok
 
@@ -70,6 +67,14 @@ def test_a_sum_that_a_rank_does_not_get_is_refused():
     plan = build(PLANS[REDUCED], REDUCED, {})
     lacking = changed(plan, lambda each: replace(each, copies=each.copies[1:]))
     assert "nobody gives or writes it" in refusals(lacking)
+
+
+def test_sums_of_several_addends_go_to_one_rank():
+    """They are stored from registers, for which peers are too far."""
+    plan, findings = build(PLANS[REDUCED], REDUCED, {}), Findings()
+    spread = next(each for each in plan.schedule.operations if isinstance(each, Compute) and each.copies)
+    check_stored(replace(spread, addends=spread.addends * 2), [], 3, findings)
+    assert "a sum of one addend at one or at every rank" in str(findings.refusals)
 
 
 def test_a_sum_that_lands_elsewhere_on_a_peer_is_refused():

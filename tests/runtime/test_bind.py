@@ -187,7 +187,7 @@ def stored_cases() -> Iterator[Case]:
         yield Case(REDUCE, f"{plan} {pinned(HOPPER[2])}", world_size=4)
     yield Case(REDUCE, "two_shot_stored kernel=hopper", world_size=2)
     yield Case(SCATTER, "ring_stored kernel=hopper", scaled, world_size=4)
-    yield Case(REDUCE, "two_shot_stored kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}, world_size=4)
+    yield Case(REDUCE, "ring_stored kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}, world_size=4)
 
 
 def packed_cases() -> Iterator[Case]:

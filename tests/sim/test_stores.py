@@ -27,11 +27,9 @@ def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
     )
     own = next(each for each in stored(DEEP).schedule.operations if each.rank == 0 and "own" in each.name)
     deep, shallow = Work(256, 100.0), Work(256, 1.0)
-    assert stores_us(MACHINE, product, "bfloat16", deep, 768) == (100.0, 0.0)  # type: ignore[arg-type]
-    sent_us, behind_us = stores_us(MACHINE, product, "bfloat16", shallow, 768)  # type: ignore[arg-type]
-    assert sent_us > 10
-    assert not behind_us
-    assert stores_us(MACHINE, own, "bfloat16", deep, 256) == (100.0, 0.0)  # type: ignore[arg-type]
+    assert stores_us(MACHINE, product, "bfloat16", deep, 768) == 100.0  # type: ignore[arg-type]
+    assert stores_us(MACHINE, product, "bfloat16", shallow, 768) > 10  # type: ignore[arg-type]
+    assert stores_us(MACHINE, own, "bfloat16", deep, 256) == 100.0  # type: ignore[arg-type]
 
 
 def test_pieces_share_the_link():
@@ -52,5 +50,6 @@ def test_no_call_is_quicker_than_its_link():
 
 def test_sums_that_go_everywhere_take_longer_than_sums_that_stay():
     reduced = replace(SHALLOW, operator="matmul_all_reduce")
-    everywhere = build("matmul_all_reduce.two_shot_stored", reduced, OPTIONS)
-    assert simulate(everywhere, MACHINE).total_us > simulate(stored(SHALLOW), MACHINE).total_us + 50
+    everywhere = build("matmul_all_reduce.ring_stored", reduced, OPTIONS)
+    stays = build("matmul_reduce_scatter.ring_stored", SHALLOW, OPTIONS)
+    assert simulate(everywhere, MACHINE).total_us > simulate(stays, MACHINE).total_us + 50

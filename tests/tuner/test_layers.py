@@ -13,7 +13,8 @@ from overweave.tuner.target import Target
 
 OPERATOR, WORLD_SIZE = "matmul_all_reduce", 4
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-FILES = [f"{name}.{OPERATOR}.h200x4.2026-11-22.json" for name in ("llm_layers", "prefill")]
+FILES = [f"{name}.{OPERATOR}.h200x4.2026-11-22.json" for name in ("llm_layers", "prefill", "stored")]
+GONE = "two_shot_stored"  # as it was when it was measured
 LIBRARY = {"sequential": "sequential", "torch_one_shot": "torch.one_shot", "torch_two_shot": "torch.two_shot"}
 NOISE = 1.02
 Shape = tuple[int, int, int]
@@ -29,7 +30,7 @@ def measured() -> dict[Shape, dict[str, float]]:
             for method in case["methods"] if m >= 1024 else ():
                 what = LIBRARY.get(method["name"], method.get("plan"))
                 times = rows.setdefault((m, n, k), {})
-                if what:  # else it is a roof
+                if what and not what.startswith(GONE):  # else it is a roof
                     times[ordered(what)] = min(times.get(ordered(what), float("inf")), method["median_us"])
     return rows
 
@@ -61,17 +62,13 @@ def test_choices_are_mostly_of_what_was_measured_and_near_the_best():
     """What nobody measured could not be found behind the library; without their margins two-shots go there."""
     shares = [min(times.values()) / us for shape, times in MEASURED.items() if (us := times.get(chosen(shape)))]
     assert len(shares) >= 13
-    assert min(shares) > 0.95
+    assert min(shares) > 0.9
 
 
-def test_pieces_beside_a_kernel_are_taken_where_they_were_quickest():
-    shape = (8192, 4096, 14336)
+def test_tiles_that_store_round_a_ring_are_taken_where_they_were_quickest():
+    shape = (8192, 8192, 28672)
     taken = chosen(shape)
-    assert (
-        taken
-        == min(MEASURED[shape], key=lambda plan: MEASURED[shape][plan])
-        == "two_shot_beside copy_programs=8 pieces=4"
-    )
+    assert taken == min(MEASURED[shape], key=lambda plan: MEASURED[shape][plan]) == "ring_stored pieces=2"
 
 
 def test_layers_were_measured():
