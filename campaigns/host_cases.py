@@ -53,9 +53,12 @@ CASES = (
     Case(GATHER, f"push {KERNEL}", "fp8"),
     Case(SCATTER, f"scatter {KERNEL} own_pieces=4"),
     Case(SCATTER, f"fused_ring {KERNEL}"),
+    Case(SCATTER, f"ring_stored {KERNEL}"),
     Case(REDUCE, "one_shot_pull"),
     Case(REDUCE, f"two_shot {KERNEL}"),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),
+    Case(REDUCE, f"two_shot_stored {KERNEL}"),
+    Case(REDUCE, f"ring_stored {KERNEL}"),
     Case(REDUCE, "one_shot_packed"),
     Case(REDUCE, "two_shot_packed"),
 )
