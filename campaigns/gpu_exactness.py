@@ -58,7 +58,7 @@ PLANS = {
         "scatter pieces=1",
         "scatter kernel=hopper block_m=128 block_n=192 split_n=3 stages=4 sms=24",
         "scatter kernel=hopper block_m=128 block_n=256 split_n=4 stages=3",
-        "scatter kernel=hopper block_m=128 block_n=96 stages=7 sms=24",
+        "scatter kernel=hopper block_m=128 block_n=160 stages=5 sms=24",
         "scatter sums=epilogue kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "scatter sums=epilogue kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "scatter split_k=4",

@@ -36,11 +36,6 @@ TRIED: dict[tuple[str, int, int], dict[str, int]] = {
     ("hopper", 128, 256): {"group_m": 8},
     ("hopper", 128, 128): {"stages": 6},
 }
-# Widths between those of the catalog, to try: of last waves that are nearly empty they make full ones.
-OTHER_WIDTHS = (
-    MatmulConfig(kernel="hopper", block_n=160, split_n=5, group_m=16, stages=5, warps=4),
-    MatmulConfig(kernel="hopper", block_n=96, split_n=3, group_m=16, stages=7, warps=4),
-)
 EPILOGUE_SHAPE = (4000, 3584, 4096)
 EPILOGUES = (
     Epilogue(bias=True, activation="silu"),
@@ -82,7 +77,7 @@ def configs(kernels: tuple[Kernel, ...]) -> tuple[MatmulConfig, ...]:
         changed = [replace(config, split_n=1)]
         changed += [replace(config, **TRIED.get((config.kernel, config.block_m, config.block_n), {}))]
         found |= dict.fromkeys([config, *(one for one in changed if not split_obstacle(one))])
-    return *found, *(config for config in OTHER_WIDTHS if config.kernel in kernels)
+    return tuple(found)
 
 
 def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:

@@ -24,7 +24,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from campaigns.gpu_rates import OTHER_WIDTHS, made, make_normal, medians_us, operands, product
+from campaigns.gpu_rates import made, make_normal, medians_us, operands, product
 from campaigns.tile_times import Candidate, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.matmul import Matmul
@@ -58,12 +58,10 @@ def local_shapes(sets: list[str], world_size: int, most_rows: int = 1 << 30) -> 
 
 
 def configs() -> list[MatmulConfig]:
-    """The catalog's tile shapes, and others to try: other widths; twice as many steps of half the length, in as much
-    memory.
-    """
+    """The catalog's tile shapes, and others to try: twice as many steps of half the length, in as much memory."""
     known = [shape.config for shape in shapes("bfloat16", "hopper")]
     halved = [replace(one, block_k=32, stages=min(2 * one.stages, 8)) for one in known if one in SHORTER_STEPS]
-    return [*known, *OTHER_WIDTHS, *halved]
+    return [*known, *halved]
 
 
 def candidates(shape: Shape, sms: int) -> list[Candidate]:

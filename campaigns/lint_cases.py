@@ -10,7 +10,6 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from campaigns.gpu_rates import OTHER_WIDTHS
 from campaigns.lint_case import (
     DTYPES,
     DTYPES_OF_OPERANDS,
@@ -112,11 +111,6 @@ def cases() -> Iterator[Case]:
         yield from several_cases(kernel)
         yield from (matmul_case(*tile) for tile in gated_tiles(kernel))
     yield from split_cases("hopper")
-    for tile, variant in product(OTHER_WIDTHS, VARIANTS):
-        yield matmul_case("bfloat16", tile, variant)
-        yield matmul_case("bfloat16", replace(tile, split_tiles=1, split_k=2), variant)
-    for tile, addends in product(OTHER_WIDTHS, (1, 3)):
-        yield matmul_case("bfloat16", tile, SUM, addends=addends)
     yield from scaled_cases("portable")
     yield from scaled_cases("hopper")
     yield reduction_case(FLOAT8, 2, False)

@@ -91,7 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         config = replace(chosen, **asked)
         obstacle = split_obstacle(config)
         if obstacle and self.split_n is not None:
-            cure = "Use split_n=1, or 3 for block_n=96|192, 5 for block_n=160"
+            cure = "Use split_n=1, or 3 for block_n=192, 5 for block_n=160"
             raise InputError(f"split_n={self.split_n}", obstacle, cure)
         if obstacle:
             ways = (replace(config, split_n=split_n) for split_n in (1, 3, 5))
@@ -165,8 +165,8 @@ TILES = (
     Option(name="block_m", choices=_BLOCKS, meaning="rows of a tile"),
     Option(
         name="block_n",
-        choices=(*_BLOCKS[:3], 96, 128, 160, 192, 256),
-        meaning="columns of a tile; 96, 160, 192: kernel hopper",
+        choices=(*_BLOCKS[:4], 160, 192, 256),
+        meaning="columns of a tile; 160, 192: kernel hopper",
     ),
     Option(name="block_k", choices=_BLOCKS[:4], meaning="steps of the main loop along k"),
     Option(name="group_m", high=1024, meaning="tile rows that run together, to reuse `b` in L2"),

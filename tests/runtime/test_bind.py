@@ -229,7 +229,7 @@ CASES = (
     Case(GATHER, "push mover=copy_kernel kernel=portable"),
     Case(GATHER, "gather", {"columns": (512, 256)}),
     Case(SCATTER, "scatter kernel=hopper"),
-    Case(SCATTER, "scatter kernel=hopper block_m=128 block_n=96 stages=7", {"m": 1}, rank=1),
+    Case(SCATTER, "scatter kernel=hopper block_m=128 block_n=160 stages=5", {"m": 1}, rank=1),
     Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
     *(Case(SCATTER, f"fused_ring kernel={kernel}", world_size=ranks) for kernel in KERNELS for ranks in (2, 3)),
     *(Case(SCATTER, "remote_add kernel=hopper sms=1", {"dtype": dtype}) for dtype in ("bfloat16", "float16")),
