@@ -84,13 +84,16 @@ def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None
     return machine.latency.observe.us + item * (STRIPS_SLOWER * own / from_hbm + far / from_peers) / 1e3
 
 
-def added_and_stored_us(
+def parts_of_tile(
     machine: Machine, schedule: Schedule, operation: Compute, how: tuple[MatmulConfig | None, Dtype, Work]
-) -> tuple[float, float]:
-    """What a tile takes until its product is stored, if it is at peers, and behind that, with all that it adds."""
+) -> tuple[float, float, float]:
+    """How long a tile has its SM until its product is there, and with what it adds behind that; and how long it takes
+    then until it is stored, if it is at peers, while its SM computes the next one.
+    """
     config, dtype, tile = how
     added_us = addends_us(machine, operation, config, dtype, tile.count)
-    return stores_us(machine, operation, dtype, tile, _stored_alike(schedule, operation)), added_us
+    stored_us = stores_us(machine, operation, dtype, tile, _stored_alike(schedule, operation))
+    return max(tile.tile_us, stored_us), added_us, min(tile.tile_us, stored_us)
 
 
 def _stored_alike(schedule: Schedule, operation: Compute) -> int:
@@ -102,15 +105,12 @@ def _stored_alike(schedule: Schedule, operation: Compute) -> int:
 
 
 def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile: Work, alike: int) -> float:
-    """What a tile takes that is stored at peers, as `alike` tiles of its rank are: all SMs store together, at the
-    link's rate, while they compute the next ones.
-    """
-    links, sms, tile_us = machine.links.sm_push, min(machine.processor.sms, max(alike, 1)), tile.tile_us
-    item = ITEMSIZE_BYTES[dtype] / max(tile.count, 1) / 1e3
-    sent, spread = (item * sum(size(part) for part in parts) for parts in (operation.out, operation.copies))
+    """Of a tile that is stored at peers, as `alike` tiles of its rank are: by all SMs together, at the link's rate."""
     if operation.stored_at == {operation.rank}:
-        return tile_us
-    return max(tile_us, (spread or sent) * sms / links.gb_per_s(sms))
+        return 0.0
+    links, sms = machine.links.sm_push, min(machine.processor.sms, max(alike, 1))
+    sent = sum(size(part) for part in operation.copies or operation.out) * ITEMSIZE_BYTES[dtype] / max(tile.count, 1)
+    return sent / 1e3 * sms / links.gb_per_s(sms)
 
 
 def before_and_behind_last_part(operation: Apply, tile_us: float) -> tuple[float, float]:

@@ -53,11 +53,10 @@ class _Node:
         self.turn = Gate(partial(run.take_turn, self))
         self.ready = Gate(partial(run.start, self))
         self.late = Gate(partial(run.add, self))
-        self.turn_us = 0.0
-        self.begin_us = 0.0
-        self.end_us = 0.0
+        self.turn_us = self.begin_us = self.end_us = 0.0
         self.is_done = False
         self.tiles = 0  # of a kernel launch, still to be finished
+        self.stored_us = 0.0  # of a tile that is stored at peers, behind its end
         self.launches: list[Work] = []  # kernels of its own that follow the one that runs
         self.runs: list[TileRun] = []
         self.kernel: Kernel | None = None  # launched when it is this node's turn
@@ -151,15 +150,16 @@ class _Run:
         runs, machine, config = [], self._machine, self._plan.realization.matmul
         for position, tiles, width, depth in launch.runs:
             node = self._nodes[position]
-            work = shared(self._kernel_work(node, width, launch.tiles), node.step.operation, config, depth)
-            delay = machine.latency.observe.us if node.step.operation.waits else 0.0
+            operation = node.step.operation
+            work = shared(self._kernel_work(node, width, launch.tiles), operation, config, depth)
+            delay = machine.latency.observe.us if operation.waits else 0.0
             run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
-            if isinstance(node.step.operation, Compute):
-                how = config, self._moved(node.step.operation), Work(node.tiles, run.tile_us)
-                run.tile_us, run.late_us = cost.added_and_stored_us(machine, self._schedule, node.step.operation, how)
-                run.is_late_open = not node.step.operation.late_waits
-            elif isinstance(node.step.operation, Apply) and node.step.operation.late_waits:
-                run.tile_us, run.late_us = cost.before_and_behind_last_part(node.step.operation, work.tile_us)
+            if isinstance(operation, Compute):
+                how = config, self._moved(operation), Work(node.tiles, run.tile_us)
+                run.tile_us, run.late_us, node.stored_us = cost.parts_of_tile(machine, self._schedule, operation, how)
+                run.is_late_open = not operation.late_waits
+            elif isinstance(operation, Apply) and operation.late_waits:
+                run.tile_us, run.late_us = cost.before_and_behind_last_part(operation, work.tile_us)
                 run.is_late_open = False
             node.runs.append(run)
             runs.append(run)
@@ -351,17 +351,16 @@ class _Run:
         done = len(batch.programs)
         node.tiles -= done
         self._recorder.tiles(operation, node.step.kind, batch, self._clock.now)
-        is_tile_wise = node.step.engine in KERNELS and (
-            isinstance(operation, Compute | Apply) or operation.instances > 1
-        )
+        latency, is_by_kernel = self._machine.latency, node.step.engine in KERNELS
+        is_tile_wise = is_by_kernel and (isinstance(operation, Compute | Apply) or operation.instances > 1)
         if is_tile_wise and operation.notifies:
-            self._clock.after(self._machine.latency.signal.us, partial(self._notify, node, done))
+            self._clock.after(node.stored_us + latency.signal.us, partial(self._notify, node, done))
         if not node.tiles and node.launches:
             self._launch(node, *node.launches)
         elif not node.tiles:
             self._recorder.tiles_done(operation, node.step.kind)
-            latency = self._machine.latency
-            self._end(node, latency.signal.us if node.step.engine in KERNELS else latency.flag.us, not is_tile_wise)
+            signal_us = latency.signal.us if is_by_kernel else latency.flag.us
+            self._clock.after(node.stored_us, partial(self._end, node, signal_us, not is_tile_wise))
 
     def _end(self, node: _Node, signal_us: float, notifies: bool = True) -> None:
         """A stream goes on once its flags are written, a copy engine's one by one; a kernel goes on at once."""

@@ -19,7 +19,7 @@ from overweave.ir.words import MOST_PEERS
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.skinny import skinny_obstacle
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.templates import MATMUL_REDUCE_SCATTER, TEMPLATES
 from overweave.schedules.tile_shape import (
     BEST,
     FLOAT8_HOPPER,
@@ -39,9 +39,10 @@ Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
 SEQUENTIAL, TWO_SHOT_BESIDE = "sequential", "two_shot_beside"
-# What a ring is of two ranks.
-RINGS = {"fused_ring": "scatter sums=epilogue", "ring_stored": "what scatter_stored, or two_shot_stored, is"}
-STORED = ("scatter_stored", "ring_stored", "two_shot_stored")  # whose tiles store at peers
+RING_STORED = "ring_stored"
+# What a reduce-scatter round a ring is of two ranks.
+RINGS = {"fused_ring": "scatter sums=epilogue", RING_STORED: "what scatter_stored is"}
+STORED = ("scatter_stored", RING_STORED, "two_shot_stored")  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
 BY_TORCH = {
@@ -135,7 +136,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("scatter", _PIECES | {"sums": ("epilogue",)}),
         Family("fused_ring", _PIECES),
         Family("scatter_stored", _PIECES | {"order": ("ring", "all_peers")}),
-        Family("ring_stored", _IN_TWO),
+        Family(RING_STORED, _IN_TWO),
         Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
     ),
     "matmul_all_reduce": (
@@ -151,7 +152,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
         Family("two_shot_pull", {"pieces": (1, 2)}),
         Family("two_shot_stored", _PIECES | {"order": ("ring", "all_peers")}),
-        Family("ring_stored", _IN_TWO),
+        Family(RING_STORED, _IN_TWO),
         Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),
@@ -216,7 +217,7 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return "the hopper kernel needs sm_90"
     if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
         return f"tiles store at {MOST_PEERS} peers at most"
-    if what.plan in RINGS and problem.world_size == 2:
+    if (problem.operator, problem.world_size) == (MATMUL_REDUCE_SCATTER, 2) and what.plan in RINGS:
         return f"a ring of two is {RINGS[what.plan]}"
     return (
         _packed_obstacle(problem, what)

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from overweave.hardware.machine import load
 from overweave.ir.plan import Plan, Problem
+from overweave.ir.schedule import Compute, Operation
 from overweave.schedules.catalog import build
-from overweave.sim.cost import Work, stores_us
+from overweave.sim.cost import Work, parts_of_tile, stores_us
 from overweave.sim.link_floor import floor_us
 from overweave.sim.simulate import simulate
 
@@ -21,15 +22,25 @@ def stored(problem: Problem) -> Plan:
     return build("matmul_reduce_scatter.scatter_stored", problem, OPTIONS)
 
 
+def times(operation: Operation, work: Work) -> tuple[float, float]:
+    """How long a tile has its SM, and is stored behind that."""
+    assert isinstance(operation, Compute)
+    config = stored(DEEP).realization.matmul
+    busy_us, _, stored_us = parts_of_tile(MACHINE, stored(DEEP).schedule, operation, (config, "bfloat16", work))
+    return busy_us, stored_us
+
+
 def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
     product = next(
         each for each in stored(DEEP).schedule.operations if each.rank == 0 and each.name.startswith("store")
     )
     own = next(each for each in stored(DEEP).schedule.operations if each.rank == 0 and "own" in each.name)
     deep, shallow = Work(256, 100.0), Work(256, 1.0)
-    assert stores_us(MACHINE, product, "bfloat16", deep, 768) == 100.0  # type: ignore[arg-type]
-    assert stores_us(MACHINE, product, "bfloat16", shallow, 768) > 10  # type: ignore[arg-type]
-    assert stores_us(MACHINE, own, "bfloat16", deep, 256) == 100.0  # type: ignore[arg-type]
+    assert stores_us(MACHINE, own, "bfloat16", deep, 256) == 0.0  # type: ignore[arg-type]
+    stored_us = stores_us(MACHINE, product, "bfloat16", deep, 768)  # type: ignore[arg-type]
+    assert 10 < stored_us < 15  # 132 SMs with 32 KiB each
+    assert times(product, deep) == (100.0, stored_us)
+    assert times(product, shallow) == (stored_us, 1.0)  # what the next tile does meanwhile
 
 
 def test_pieces_share_the_link():
