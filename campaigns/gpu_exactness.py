@@ -80,6 +80,7 @@ PLANS = {
         "scatter_stored kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "scatter_stored kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
         "ring_stored",
+        "ring_stored kernel=hopper block_m=128 block_n=160 stages=5",
         "ring_stored pieces=1 kernel=portable",
         "ring_stored pieces=4 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "ring_stored kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
