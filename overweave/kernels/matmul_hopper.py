@@ -126,8 +126,7 @@ def produce(
 
 @gluon.jit
 def store(
-    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
-    tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, peers,
+    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, at_peers, sums_at_peers, peers,
     everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace, tiles,
     k, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr,
     WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr, ITEM_BYTES: gl.constexpr,
@@ -175,14 +174,14 @@ def store(
             if ADDENDS == 0 or addend_tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
                 if is_ended & (top + PART_M <= row_end):
                     store_parts_at(
-                        to, target, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles,
-                        SPLIT_N * half, top, left, lacking(message), rest_ns, SPLIT_N, PEERS,
+                        to, target, at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), rest_ns, SPLIT_N,
+                        PEERS,
                     )  # fmt: skip
                     if everyone is not None:
                         if to == AT_ALL:
                             store_parts_at_peers(
-                                sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, SPLIT_N * half, top,
-                                left, lacking(message), rest_ns, SPLIT_N, PEERS,
+                                sums_at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), rest_ns, SPLIT_N,
+                                PEERS,
                             )  # fmt: skip
         wait_for_stores_read(0)
         mbarrier.arrive(c_empty.index(0), count=1)
@@ -269,9 +268,9 @@ def matmul_hopper_kernel(
                 claims, first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED,
                 TWO_SOURCES, TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
-                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, tiles_1, tiles_2,
-                tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7,
-                peers, everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words,
+                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles,
+                (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
+                (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7), peers, everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words,
                 limits, trace, tiles, k, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS,
                 DTYPE.primitive_bitwidth // 8)),
         ],

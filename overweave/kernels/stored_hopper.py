@@ -76,8 +76,7 @@ def rest_between(depth_bytes, tile, tiles):
 
 @gluon.jit
 def store_parts_at(
-    to, own, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, c_tiles, at, row, col, lacks, rest_ns,
-    SPLIT_N: gl.constexpr, PEERS: gl.constexpr,
+    to, own, at_peers, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
 ):  # fmt: skip
     """The same by an own tensor map, or by that of the peer where the tile belongs.
 
@@ -87,37 +86,16 @@ def store_parts_at(
         store_parts(own, c_tiles, at, row, col, lacks, SPLIT_N)
     for steps in gl.static_range(1, PEERS + 1):
         if to == steps:
-            target = tiles_of(steps, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7)
-            store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N)
+            store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, rest_ns, SPLIT_N)
 
 
 @gluon.jit
 def store_parts_at_peers(
-    sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, c_tiles, at, row, col, lacks, rest_ns,
-    SPLIT_N: gl.constexpr, PEERS: gl.constexpr,
+    at_peers, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
 ):  # fmt: skip
     """The same at every peer."""
     for steps in gl.static_range(1, PEERS + 1):
-        target = tiles_of(steps, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)
-        store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns // PEERS, SPLIT_N)
-
-
-@gluon.jit
-def tiles_of(STEPS: gl.constexpr, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7):
-    if STEPS == 1:  # noqa: SIM116 (a dictionary of tensor maps is none to a kernel)
-        return tiles_1
-    elif STEPS == 2:
-        return tiles_2
-    elif STEPS == 3:
-        return tiles_3
-    elif STEPS == 4:
-        return tiles_4
-    elif STEPS == 5:
-        return tiles_5
-    elif STEPS == 6:
-        return tiles_6
-    else:
-        return tiles_7
+        store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, rest_ns // PEERS, SPLIT_N)
 
 
 @gluon.jit
