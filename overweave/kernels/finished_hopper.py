@@ -33,13 +33,13 @@ def of_product(epilogue, addends):
 
 @gluon.jit
 def finish(
-    value, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end,
-    EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr,
+    value, table, tile, ends, row, row_end, col, widths, cols_end, EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr
 ):  # fmt: skip
     """The epilogue of some columns of a tile, of a weight that has cols_end."""
+    bias, residual, scale_x, scales, scale_w = ends
     if EPILOGUE:
         if WEIGHTS > 1:
-            before = columns_before(weight_of(table, tile, WEIGHTS), n, n_1, WEIGHTS)
+            before = columns_before(weight_of(table, tile, WEIGHTS), widths[0], widths[1], WEIGHTS)
             if BIAS & EPILOGUE:
                 bias += before
             if BY_ROWS & EPILOGUE:
@@ -53,10 +53,10 @@ def finish(
 
 @gluon.jit
 def gate_half(
-    result, others, PART_N: gl.constexpr, table, tile, scale_x, scales, scale_w, row, row_end, col, n,
-    EPILOGUE: gl.constexpr,
+    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr
 ):  # fmt: skip
     """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
+    _, _, scale_x, scales, scale_w = ends
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
     value, gate = result, others
     if result.shape[1] > PART_N:

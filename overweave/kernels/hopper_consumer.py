@@ -3,6 +3,12 @@
 A tile is up to SPLIT_N rectangles of PART_N columns, side by side. Rectangles that lie behind each other in shared
 memory are the bytes of one as wide as all of them, because rows of at most 128 bytes are what a bulk tensor's swizzled
 blocks are made of; so a tile is multiplied in as few accumulators as powers of two allow: of 192 columns in two.
+
+What belongs together is passed on as a tuple, None where a kernel has none of it. stages: operands in shared memory,
+`a_tiles, b_tiles`, and mbarriers that say which are full and empty. results: `c_tiles`, and the same of their halves.
+outs: the outputs of up to three weights, widths: their columns; total: a second output of the first. ends: what an
+epilogue reads, `bias, residual, scale_x, scales, scale_w`. sums: `addends, addend_tiles`, the storer's verdict on them,
+and its mbarrier. shares: `partials, arrivals`, and what the storer is told of them.
 """
 
 from triton.experimental import gluon
@@ -67,13 +73,14 @@ def no_sums(PART_M: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def multiply(
-    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, depth, PART_N: gl.constexpr,
-    B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, step, stages, depth, PART_N: gl.constexpr, B_IS_TRANSPOSED: gl.constexpr,
+    IN_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Main loop. The sums of the most rectangles that are a power of two, those of the rest, and the next step.
 
     If there is no rest, the second is the first.
     """
+    a_tiles, b_tiles, full, empty = stages
     STAGES: gl.constexpr = full.type.shape[0]
     STRIDE_A: gl.constexpr = a_tiles.type.shape[0] // STAGES
     STRIDE_B: gl.constexpr = b_tiles.type.shape[0] // STAGES
@@ -123,12 +130,13 @@ def multiply_step(a_tile, b_tile):
 
 @gluon.jit
 def multiply_in_steps(
-    PARTS: gl.constexpr, HALF: gl.constexpr, step, a_tiles, b_tiles, full, empty, depth, PART_N: gl.constexpr,
-    B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, step, stages, depth, PART_N: gl.constexpr, B_IS_TRANSPOSED: gl.constexpr,
+    IN_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """As `multiply`, for fp8, of which tensor cores keep about 14 bits as they add: each step's product is added to the
     sums in fp32, while the other consumer's is computed. SOURCE: DeepGEMM.
     """
+    a_tiles, b_tiles, full, empty = stages
     STAGES: gl.constexpr = full.type.shape[0]
     STRIDE_A: gl.constexpr = a_tiles.type.shape[0] // STAGES
     STRIDE_B: gl.constexpr = b_tiles.type.shape[0] // STAGES
@@ -161,13 +169,16 @@ def multiply_in_steps(
 
 @gluon.jit
 def hand_over(
-    result, c_tiles, at, turn, out, out_pointer, bias, residual, peers, addends, addend_tiles, verdicts, received,
-    table, tile, row, row_end, col, n, everyone, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
+    result, c_tiles, at, turn, target, ends, sums, peers, everyone, table, tile, row, row_end, col, n,
+    ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
+    DTYPE: gl.constexpr = c_tiles.dtype
     layout: gl.constexpr = result.type.layout
+    bias, residual, _, _, _ = ends
+    addends, addend_tiles, verdicts, received = sums
     if addend_tiles is not None:
         if read_column(table, tile, PLACE) != ADDS_NOTHING:
             result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
@@ -181,25 +192,25 @@ def hand_over(
     if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
         store_sum(
-            result, out_pointer, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE
+            result, target, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE
         )  # fmt: skip
     elif row + ROWS > row_end and everyone is not None:
-        store_spread(result, out_pointer, peers, table, tile, row, row_end, col, n, everyone)
+        store_spread(result, target, peers, table, tile, row, row_end, col, n, everyone)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        gl.store(out_pointer + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(out.dtype), mask=inside)
+        gl.store(target + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(DTYPE), mask=inside)
         gl.thread_barrier()  # one thread arrives for all: their stores come first
     else:
-        side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False).store(result.to(out.dtype))
+        side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False).store(result.to(DTYPE))
         fence_async_shared()
 
 
 @gluon.jit
-def target_of(table, tile, weight, out, out_1, out_2, total, peers, WEIGHTS: gl.constexpr):
+def target_of(table, tile, weight, outs, total, peers, WEIGHTS: gl.constexpr):
     """The output that a tile writes, at the rank where it belongs."""
-    target = of_weight(weight, out, out_1, out_2, WEIGHTS)
+    target = of_weight(weight, outs[0], outs[1], outs[2], WEIGHTS)
     if total is not None:
         target = gl.where(read_column(table, tile, INTO) == 0, target, total)
     if peers is not None:
@@ -209,45 +220,34 @@ def target_of(table, tile, weight, out, out_1, out_2, total, peers, WEIGHTS: gl.
 
 @gluon.jit
 def end_tile(
-    PARTS: gl.constexpr, WIDE: gl.constexpr, HALF: gl.constexpr, result, others, turn, c_tiles, c_empty, out, target,
-    bias, residual, scale_x, scales, scale_w, peers, addends, addend_tiles, verdicts, received, trace, table, tile, row,
-    row_end, col, n, n_1, cols_end, everyone, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr,
-    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    PARTS: gl.constexpr, WIDE: gl.constexpr, HALF: gl.constexpr, result, others, turn, results, target, ends, sums,
+    peers, everyone, trace, table, tile, row, row_end, col, widths, cols_end, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """The products of all of k, finished and handed over."""
+    c_tiles, _, c_empty = results
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
     OF_PRODUCT: gl.constexpr = of_product(EPILOGUE, ADDENDS)
     if GATE & EPILOGUE:
-        result = gate_half(
-            result, others, PART_N, table, tile, scale_x, scales, scale_w, row, row_end, col, cols_end, EPILOGUE
-        )
-    result = finish(
-        result, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, col, n, n_1, cols_end,
-        OF_PRODUCT, WEIGHTS,
-    )  # fmt: skip
+        result = gate_half(result, others, PART_N, table, tile, ends, row, row_end, col, cols_end, EPILOGUE)
+    result = finish(result, table, tile, ends, row, row_end, col, widths, cols_end, OF_PRODUCT, WEIGHTS)
     if PARTS > WIDE:
         further = col + WIDE * PART_N
         if ADDENDS == 0:  # with addends, behind those of the others: both would not fit
-            others = finish(
-                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
-                OF_PRODUCT, WEIGHTS,
-            )  # fmt: skip
+            others = finish(others, table, tile, ends, row, row_end, further, widths, cols_end, OF_PRODUCT, WEIGHTS)
     if not SPLIT_K:
         await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
     hand_over(
-        result, c_tiles, AT, turn, out, target, bias, residual, peers, addends, addend_tiles, verdicts, received, table,
-        tile, row, row_end, col, cols_end, everyone, ADDENDS, EPILOGUE,
+        result, c_tiles, AT, turn, target, ends, sums, peers, everyone, table, tile, row, row_end, col, cols_end,
+        ADDENDS, EPILOGUE,
     )  # fmt: skip
     if PARTS > WIDE:
         if ADDENDS > 0:
-            others = finish(
-                others, table, tile, bias, residual, scale_x, scales, scale_w, row, row_end, further, n, n_1, cols_end,
-                OF_PRODUCT, WEIGHTS,
-            )  # fmt: skip
+            others = finish(others, table, tile, ends, row, row_end, further, widths, cols_end, OF_PRODUCT, WEIGHTS)
         hand_over(
-            others, c_tiles, AT + WIDE, turn, out, target, bias, residual, peers, addends, addend_tiles, verdicts,
-            received, table, tile, row, row_end, further, cols_end, everyone, ADDENDS, EPILOGUE,
+            others, c_tiles, AT + WIDE, turn, target, ends, sums, peers, everyone, table, tile, row, row_end, further,
+            cols_end, ADDENDS, EPILOGUE,
         )  # fmt: skip
 
 
@@ -261,13 +261,15 @@ def await_room(HALF: gl.constexpr, turn, c_empty, trace, table, tile, TRACED: gl
 
 @gluon.jit
 def consume_tile(
-    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of,
-    trace, table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, stages, results, outs, total, ends, sums, shares,
+    peers, everyone, trace, table, widths, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """One consumer's half of a tile of PARTS rectangles; the next step."""
+    a_tiles, _, _, _ = stages
+    c_tiles, c_full, c_empty = results
+    _, addend_tiles, verdicts, received = sums
+    partials, arrivals, told_of = shares
     GATED: gl.constexpr = (GATE & EPILOGUE) != 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
     PART_N: gl.constexpr = c_tiles.type.shape[2]
@@ -283,17 +285,15 @@ def consume_tile(
     tile = message & NUMBER
     if not SPLIT_K:
         row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
-        target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, peers, WEIGHTS)
-        cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+        target = target_of(table, tile, weight, outs, total, peers, WEIGHTS)
+        cols_end = of_weight(weight, widths[0], widths[1], widths[2], WEIGHTS)
     low, high = k_range(table, tile, k, BLOCK_K, SPLIT_K)
     if IS_FP8:
         result, others, step = multiply_in_steps(
-            PRODUCTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
+            PRODUCTS, HALF, step, stages, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
         )
     else:
-        result, others, step = multiply(
-            PRODUCTS, HALF, step, a_tiles, b_tiles, full, empty, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS
-        )
+        result, others, step = multiply(PRODUCTS, HALF, step, stages, high - low, PART_N, B_IS_TRANSPOSED, IN_COLUMNS)
     result += gl.where(message < VOID, 0.0, float("nan"))
     if HAS_REST:
         others += gl.where(message < VOID, 0.0, float("nan"))
@@ -305,12 +305,11 @@ def consume_tile(
         if told != LEFT_OUT:
             # Where the tile lies is read here: beside sums of shares there is no register for it.
             row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
-            target = target_of(table, tile, weight, out_pointer, out_pointer_1, out_pointer_2, total, peers, WEIGHTS)
-            cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+            target = target_of(table, tile, weight, outs, total, peers, WEIGHTS)
+            cols_end = of_weight(weight, widths[0], widths[1], widths[2], WEIGHTS)
             end_tile(
-                PARTS, LEFT, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
-                scale_w, peers, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n,
-                n_1, cols_end, everyone, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+                PARTS, LEFT, HALF, result, others, turn, results, target, ends, sums, peers, everyone, trace, table,
+                tile, row, row_end, col, widths, cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
             )  # fmt: skip
         elif addend_tiles is not None:
             if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -318,9 +317,8 @@ def consume_tile(
         tell(told_of.index(HALF), told)
     else:
         end_tile(
-            PARTS, LEFT, HALF, result, others, turn, c_tiles, c_empty, out, target, bias, residual, scale_x, scales,
-            scale_w, peers, addends, addend_tiles, verdicts, received, trace, table, tile, row, row_end, col, n, n_1,
-            cols_end, everyone, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+            PARTS, LEFT, HALF, result, others, turn, results, target, ends, sums, peers, everyone, trace, table, tile,
+            row, row_end, col, widths, cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
         )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
     return step
@@ -328,61 +326,45 @@ def consume_tile(
 
 @gluon.jit
 def consume(
-    HALF: gl.constexpr, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out,
-    out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n,
-    n_1, n_2, k, everyone, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr,
-    EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    HALF: gl.constexpr, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths,
+    k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     step = 0
     turn = 0
-    message = receive(ring, ring_full, ring_empty, turn)
+    message = receive(ring, turn)
     while message != LAST:
         for lacks in gl.static_range(SPLIT_N):
             if SPLIT_N == 1 or lacking(message) == lacks:
                 step = consume_tile(
-                    SPLIT_N - lacks, HALF, message, turn, step, a_tiles, b_tiles, c_tiles, full, empty, c_full,
-                    c_empty, out, out_pointer, out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                    total, peers, addends, addend_tiles, verdicts,
-                    received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED,
-                    IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+                    SPLIT_N - lacks, HALF, message, turn, step, stages, results, outs, total, ends, sums, shares,
+                    peers, everyone, trace, table, widths, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                    WEIGHTS, SPLIT_K,
                 )  # fmt: skip
         turn += 1
-        message = receive(ring, ring_full, ring_empty, turn)
+        message = receive(ring, turn)
 
 
 @gluon.jit
 def consume_upper(
-    claimed, first, passed,
-    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-    out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
-    everyone, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    claim, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
+    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    pass_claim(claimed, first, passed)
+    pass_claim(claim[0], claim[1], claim[2])
     consume(
-        0, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-        out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2,
-        k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        0, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
+        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_lower(
-    a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-    out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-    total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2, k,
-    everyone, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
+    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     consume(
-        1, a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-        out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-        total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace, table, n, n_1, n_2,
-        k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        1, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
+        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 A message is the row's number, or LAST. What all partitions must agree on, and none should wait for memory to know, are
 bits of it: that a wait was void, and how many of its rectangles of columns a narrow tile lacks.
+
+ring: the messages, and for each place an mbarrier that says it is full, and one that says it is empty.
 """
 
 from triton.experimental import gluon
@@ -24,21 +26,23 @@ def lacking(message):
 
 
 @gluon.jit
-def pass_on(ring, ring_full, ring_empty, turn, message):
+def pass_on(ring, turn, message):
     """Producer: the next row of the table for the other partitions."""
+    messages, full, empty = ring
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     place = turn % RING
-    mbarrier.wait(ring_empty.index(place), ((turn // RING) & 1) ^ 1)
-    ring.index(place).store(gl.full([1], message, gl.int32, layout))
-    mbarrier.arrive(ring_full.index(place), count=1)
+    mbarrier.wait(empty.index(place), ((turn // RING) & 1) ^ 1)
+    messages.index(place).store(gl.full([1], message, gl.int32, layout))
+    mbarrier.arrive(full.index(place), count=1)
 
 
 @gluon.jit
-def receive(ring, ring_full, ring_empty, turn):
+def receive(ring, turn):
     """The other partitions: the next row of the table, or LAST."""
+    messages, full, empty = ring
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     place = turn % RING
-    mbarrier.wait(ring_full.index(place), (turn // RING) & 1)
-    message = gl.max(ring.index(place).load(layout), 0)
-    mbarrier.arrive(ring_empty.index(place), count=1)
+    mbarrier.wait(full.index(place), (turn // RING) & 1)
+    message = gl.max(messages.index(place).load(layout), 0)
+    mbarrier.arrive(empty.index(place), count=1)
     return message

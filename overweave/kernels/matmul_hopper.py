@@ -70,11 +70,11 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 
 @gluon.jit
 def produce(
-    a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table, claims,
-    first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED: gl.constexpr,
-    TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr,
-    GATED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    a_shard, a_workspace, b, b_1, b_2, stages, ring, table, claims, first, passed, signals, words, limits, trace, tiles,
+    k, world_size, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT_N: gl.constexpr, GATED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
+    a_tiles, b_tiles, full, empty = stages
     PART_M: gl.constexpr = a_shard.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
     PART_N: gl.constexpr = b.block_type.shape[0] if B_IS_TRANSPOSED else b.block_type.shape[1]
@@ -93,7 +93,7 @@ def produce(
         lacks = gl.where(width == 0, 0, B_PARTS - width // PART_N)
         verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
         record_time(trace, tile, READY, TRACED)
-        pass_on(ring, ring_full, ring_empty, turn, tile + (1 - verdict) * VOID + lacks * LACKS)
+        pass_on(ring, turn, tile + (1 - verdict) * VOID + lacks * LACKS)
         turn += 1
         a = a_shard
         if TWO_SOURCES:
@@ -121,21 +121,24 @@ def produce(
                     load_tile(side, [depth, from_col], arrived, place, pred=lacks < B_PARTS - part)
             step += 1
         tile = gl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
-    pass_on(ring, ring_full, ring_empty, turn, LAST)
+    pass_on(ring, turn, LAST)
 
 
 @gluon.jit
 def store(
-    c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles, at_peers, sums_at_peers, peers,
-    everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words, limits, trace, tiles,
-    k, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr,
-    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr, ITEM_BYTES: gl.constexpr,
+    results, ring, out, out_1, out_2, total_tiles, at_peers, sums_at_peers, peers, everyone, sums, shares, table,
+    signals, words, limits, trace, tiles, k, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
+    IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    PEERS: gl.constexpr, ITEM_BYTES: gl.constexpr,
 ):  # fmt: skip
+    c_tiles, c_full, c_empty = results
+    addends, addend_tiles, verdicts, received = sums
+    _, arrivals, told_of = shares
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
     turn = 0
-    message = receive(ring, ring_full, ring_empty, turn)
+    message = receive(ring, turn)
     while message != LAST:
         tile = message & NUMBER
         is_sound = message < VOID
@@ -199,7 +202,7 @@ def store(
                 announce_everywhere(to, signal, peers, everyone, is_sound)
         record_time(trace, tile, STORED, TRACED)
         turn += 1
-        message = receive(ring, ring_full, ring_empty, turn)
+        message = receive(ring, turn)
 
 
 @gluon.jit
@@ -251,26 +254,26 @@ def matmul_hopper_kernel(
     gl.warp_specialize(
         [
             (consume_upper, (
-                claimed, first, passed,
-                a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-                out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
-                table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
-                WEIGHTS, SPLIT_K)),
+                (claimed, first, passed), (a_tiles, b_tiles, full, empty), (c_tiles, c_full, c_empty),
+                (ring, ring_full, ring_empty), (out_pointer, out_pointer_1, out_pointer_2), total,
+                (bias, residual, scale_x, scales, scale_w), (addends, addend_tiles, verdicts, received),
+                (partials, arrivals, told_of), peers, everyone, trace, table, (n, n_1, n_2), k, B_IS_TRANSPOSED,
+                SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K)),
             (consume_lower, (
-                a_tiles, b_tiles, c_tiles, ring, full, empty, ring_full, ring_empty, c_full, c_empty, out, out_pointer,
-                out_pointer_1, out_pointer_2, bias, residual, scale_x, scales, scale_w,
-                total, peers, addends, addend_tiles, verdicts, received, partials, arrivals, told_of, trace,
-                table, n, n_1, n_2, k, everyone, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
-                WEIGHTS, SPLIT_K)),
+                (a_tiles, b_tiles, full, empty), (c_tiles, c_full, c_empty), (ring, ring_full, ring_empty),
+                (out_pointer, out_pointer_1, out_pointer_2), total, (bias, residual, scale_x, scales, scale_w),
+                (addends, addend_tiles, verdicts, received), (partials, arrivals, told_of), peers, everyone, trace,
+                table, (n, n_1, n_2), k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
+                SPLIT_K)),
             (produce, (
-                a_shard, a_workspace, b, b_1, b_2, a_tiles, b_tiles, ring, full, empty, ring_full, ring_empty, table,
-                claims, first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED,
+                a_shard, a_workspace, b, b_1, b_2, (a_tiles, b_tiles, full, empty), (ring, ring_full, ring_empty),
+                table, claims, first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED,
                 TWO_SOURCES, TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
             (store, (
-                c_tiles, ring, ring_full, ring_empty, c_full, c_empty, out, out_1, out_2, total_tiles,
+                (c_tiles, c_full, c_empty), (ring, ring_full, ring_empty), out, out_1, out_2, total_tiles,
                 (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
-                (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7), peers, everyone, addends, addend_tiles, verdicts, received, arrivals, told_of, table, signals, words,
+                (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7), peers, everyone,
+                (addends, addend_tiles, verdicts, received), (partials, arrivals, told_of), table, signals, words,
                 limits, trace, tiles, k, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS,
                 DTYPE.primitive_bitwidth // 8)),
         ],
