@@ -11,7 +11,8 @@ from overweave.memory.ptx import REST
 AT_ALL = gl.constexpr(EVERYWHERE)
 REST_ASSEMBLY = gl.constexpr(REST)
 UNREAD = gl.constexpr(1)  # strips that a store may leave behind
-# For each 128 bytes of k. MEASURED: of a tile of 32 strips, such a step takes 0.66 us (schedules/tile_shape.py).
+# For each 128 bytes of k: half of what a tile takes for such a step, by its strips, of which 128 x 256 columns are 32.
+# MEASURED: 0.66 us (STEP_US in schedules/tile_shape.py).
 REST_NS = gl.constexpr(10)
 
 
@@ -31,13 +32,6 @@ def store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr):
             store_tile(target, [row, col + part * PART_N], c_tiles.index(at + part))
 
 
-@gluon.constexpr_function
-def strips_in(c_tiles, target):
-    """In how many strips a rectangle is stored at a peer."""
-    part, strip = c_tiles.type.shape[1:], target.block_type.shape
-    return (part[0] // strip[0]) * (part[1] // strip[1])
-
-
 @gluon.jit
 def store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr):
     """The same at a peer, in small strips and few of them under way: loads that are asked for behind a store wait until
@@ -49,7 +43,7 @@ def store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.
     STRIP_M: gl.constexpr = target.block_type.shape[0]
     STRIP_N: gl.constexpr = target.block_type.shape[1]
     DOWN: gl.constexpr = c_tiles.type.shape[1] // STRIP_M
-    STRIPS: gl.constexpr = strips_in(c_tiles, target)
+    STRIPS: gl.constexpr = DOWN * (PART_N // STRIP_N)
     strips = c_tiles._reinterpret(
         c_tiles.dtype, [c_tiles.type.shape[0] * STRIPS, STRIP_M, STRIP_N], c_tiles.type.layout
     )

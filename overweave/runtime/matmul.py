@@ -196,10 +196,9 @@ def _hopper(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Lau
         addend_tiles = describe(matrix, moving(matrix), [part_m, part_n])
     arguments: list[Any] = [shard, workspace, *filled(factors), *filled(outs)]
     arguments += [*filled([base for _, base in operands.outs]), *operands.extras]
-    peers, at_peers = operands.peers, list[Any]()
+    peers, at_peers, strip = operands.peers, list[Any](), [*hopper_strip(config)]
     for own in (operands.out, peers.spread) if peers else (None, None):
-        strip = hopper_strip(config)
-        maps = [describe(own, base, [*strip]) for base in peers.at(own)] if peers and own is not None else []
+        maps = [describe(own, base, strip) for base in peers.at(own)] if peers and own is not None else []
         at_peers += maps + [None] * (MOST_PEERS - len(maps))
     arguments += [total, total_tiles, *at_peers, *operands.places_of_peers]
     arguments += [addends, addend_tiles]

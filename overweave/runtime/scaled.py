@@ -40,10 +40,7 @@ def scales_of_rows(compute: Compute, view: View, tensors: Tensors) -> list[torch
 def scales_of_columns(tensors: Tensors) -> tuple[torch.Tensor, ...]:
     """Those of the weight; and if there is a gate its own, behind them in one tensor."""
     scale_w = tensors[SCALE_W]
-    if GATE not in tensors:
-        return (scale_w,)
-    parts = scale_w.reshape(1, -1).chunk(2, dim=1)
-    return tuple(part.clone() if part.data_ptr() % SCALES_BYTES else part for part in parts)
+    return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)
 
 
 def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
@@ -56,7 +53,12 @@ def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.T
         with full_precision(torch.float32):
             out.copy_(torch.mm(a.float(), b.float()) * scales[0] * scales[1])
     elif out.dtype == torch.bfloat16 or scales[1].numel() == 1:
-        torch._scaled_mm(a, b, *scales, out_dtype=out.dtype, out=out)
+        torch._scaled_mm(a, b, aligned(scales[0]), aligned(scales[1]), out_dtype=out.dtype, out=out)
     else:
         one = torch.ones(1, 1, device=a.device)
         out.copy_(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])
+
+
+def aligned(scales: torch.Tensor) -> torch.Tensor:
+    """The same, where the library takes them: those of a gate lie behind the weight's."""
+    return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales

@@ -77,8 +77,8 @@ HALF_PRECISION = (
     _shape(128, 128, 64, 4, 4, 0.84),
 )
 # MEASURED: time per wave against 128 x 256, as benchmarks/results/tile_choice.h200.2026-11-22.txt ends. 128 x 160, from
-# tile_widths.* of that day: steps 0.95, whole waves 0.84; among 44 small shapes it is best in 7, by up to 9 %, and with
-# 0.88 to 0.95 is chosen in most of these.
+# tile_widths.* of that day, where it is best of 6 small shapes in 44: whole waves 0.84, but its steps 0.95 (campaigns/
+# tile_fit.py); between the two.
 HOPPER = (
     _hopper((128, 256), 2, 16, 3, 1.0),
     _hopper((128, 256), 4, 16, 3, 0.994),

@@ -227,11 +227,12 @@ def tell(reduced: Reduced, rank: int, piece: int) -> Copy:
 
 def _received(reduced: Reduced, rank: int, piece: int) -> Iterator[Operation]:
     """The peers' sums of a piece to `y`: got there, or moved in the order in which they arrive."""
-    gets = reduced.summing.sharing == "get"
-    for owner in reduced.peers(rank) if gets else reversed(reduced.peers(rank)):
+    if reduced.summing.sharing == "get":
+        yield from all_got(reduced, rank, piece)
+        return
+    for owner in reversed(reduced.peers(rank)):
         if not is_empty(reduced.split.piece(owner, piece)):
-            queue = reduced.split.copy_queue((owner - rank) % reduced.size)
-            yield got(reduced, rank, owner, piece, queue) if gets else _moved(reduced, rank, owner, piece)
+            yield _moved(reduced, rank, owner, piece)
 
 
 def _moved(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
@@ -242,6 +243,13 @@ def _moved(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
     has_shard = not is_empty(reduced.split.shard(rank))
     own = () if has_shard else one(COMPUTED, reduced.split.signal(owner, piece))
     return replace(move, waits=move.waits + own)
+
+
+def all_got(reduced: Reduced, rank: int, piece: int) -> Iterator[Get]:
+    """The peers' sums of a piece, the next rank's first."""
+    for step, owner in enumerate(reduced.peers(rank), 1):
+        if not is_empty(reduced.split.piece(owner, piece)):
+            yield got(reduced, rank, owner, piece, reduced.split.copy_queue(step))
 
 
 def got(reduced: Reduced, rank: int, owner: int, piece: int, queue: str) -> Get:

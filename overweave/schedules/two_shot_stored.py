@@ -17,7 +17,9 @@ from overweave.ir.schedule import Notify, Operation, Queue, SignalPad
 from overweave.schedules.communication import COMPLETE, ISSUE, SUMMED, SUMS, TILES, Chunk, Split, is_empty, one, region
 from overweave.schedules.reduced import Reduced
 from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
-from overweave.schedules.two_shot import SHARED, TOLD, got, move_of, tell
+from overweave.schedules.two_shot import SHARED, TOLD, all_got, move_of, tell
+
+MOVES = Queue(SUMS, ISSUE, after=(TILES,))
 
 
 def two_shot_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
@@ -28,9 +30,7 @@ def two_shot_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
         if not is_empty(split.piece(rank, piece)):
             yield tell(reduced, rank, piece)
             yield move_of(reduced, rank, rank, piece)
-        for step, owner in enumerate(reduced.peers(rank), 1):
-            if not is_empty(split.piece(owner, piece)):
-                yield got(reduced, rank, owner, piece, split.copy_queue(step))
+        yield from all_got(reduced, rank, piece)
 
 
 def ring_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
@@ -53,11 +53,11 @@ def ring_stored_pads(split: Split) -> tuple[SignalPad, ...]:
 
 
 def two_shot_stored_queues(reduced: Reduced) -> tuple[Queue, ...]:
-    return *reduced.split.copy_queues(), Queue(TOLD, COMPLETE), *ring_stored_queues(reduced)
+    return *reduced.split.copy_queues(), Queue(TOLD, COMPLETE), MOVES
 
 
 def ring_stored_queues(_: Reduced) -> tuple[Queue, ...]:
-    return (Queue(SUMS, ISSUE, after=(TILES,)),)
+    return (MOVES,)
 
 
 def _shared_pad(split: Split) -> SignalPad:

@@ -41,7 +41,7 @@ _Grid = dict[str, tuple[Value, ...]]
 SEQUENTIAL, TWO_SHOT_BESIDE = "sequential", "two_shot_beside"
 RING_STORED = "ring_stored"
 # What a reduce-scatter round a ring is of two ranks.
-RINGS = {"fused_ring": "scatter sums=epilogue", RING_STORED: "what scatter_stored is"}
+OF_TWO = {"fused_ring": "scatter sums=epilogue", RING_STORED: "what scatter_stored is"}
 STORED = ("scatter_stored", RING_STORED, "two_shot_stored")  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
@@ -217,8 +217,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return "the hopper kernel needs sm_90"
     if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
         return f"tiles store at {MOST_PEERS} peers at most"
-    if (problem.operator, problem.world_size) == (MATMUL_REDUCE_SCATTER, 2) and what.plan in RINGS:
-        return f"a ring of two is {RINGS[what.plan]}"
+    if (problem.operator, problem.world_size) == (MATMUL_REDUCE_SCATTER, 2) and what.plan in OF_TWO:
+        return f"a ring of two is {OF_TWO[what.plan]}"
     return (
         _packed_obstacle(problem, what)
         or _multiplier_obstacle(problem, target, dict(what.options).get("matmul", "library"))

@@ -114,6 +114,15 @@ def test_what_a_kernel_sums_for_peers_to_read_its_tiles_tell_all_ranks():
         assert {wait.pad for one in readers for wait in one.waits} == {"shared"}
 
 
+@pytest.mark.parametrize(("m", "programs"), [(256, 132), (1024, 132), (2048, 528)])
+def test_few_moves_wait_in_few_programs(m: int, programs: int):
+    """Four turns of each program at most; more sums had better all be there."""
+    problem = Problem(operator="matmul_all_reduce", m=m, n=4096, k=1024, world_size=4, dtype="bfloat16")
+    reduction = build("matmul_all_reduce.two_shot_pull", problem, {"pieces": 1}).realization.reduction
+    assert reduction is not None
+    assert reduction.programs == programs
+
+
 def test_a_rank_without_sums_hears_that_its_peers_were_ready_before_it_moves():
     waits = [one.waits for one in plan_of("two_shot_pull", m=1).schedule.of_rank(3) if isinstance(one, Reduce)]
     assert [[wait.pad for wait in each] for each in waits] == [["ready", "shared"]]

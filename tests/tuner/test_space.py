@@ -10,6 +10,7 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
 from overweave.schedules.templates import TEMPLATES
+from overweave.tuner.cache import shipped
 from overweave.tuner.space import (
     BY_TORCH,
     SEQUENTIAL,
@@ -25,9 +26,26 @@ from overweave.tuner.space import (
     obstacle,
     variations,
 )
+from overweave.tuner.table import Time
 from overweave.tuner.target import Target
 
 GPU, CPU = Target("cuda"), Target("cpu")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_portable_kernel_was_never_clearly_the_quickest_nor_best_in_another_than_its_first_shape(ranks: int):
+    """Why no more of its shapes are tried beside the Hopper kernel's."""
+    table = shipped("NVIDIA H200", ranks)
+    assert table is not None
+    for entry in table.entries:
+        of_kernel: dict[object, list[Time]] = {"hopper": [], "portable": []}
+        for time in entry.times:
+            if "block_m" in time.options:
+                of_kernel[time.options["kernel"]].append(time)
+        if of_kernel["portable"] and of_kernel["hopper"]:
+            best = min(of_kernel["portable"], key=lambda time: time.us)
+            assert best.us > 0.98 * min(time.us for time in of_kernel["hopper"])
+            assert (best.options["block_m"], best.options["block_n"]) == (128, 256)
 
 
 def problem_of(operator: str, **changes: object) -> Problem:
