@@ -22,15 +22,20 @@ NAMES = (MATMUL, "ceiling", LIBRARY, TORCH, "per_shard", OURS)
 
 
 def tables() -> str:
-    """One table per operator and world size: the latest of the files that hold whole runs of the `mlp` set."""
+    """One table per operator and world size: the latest of the files that hold the `mlp` set, a finished one if any."""
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     for path in (*RESULTS.glob("mlp.*.json"), *RESULTS.glob("tuned.*.json")):
         report = json.loads(path.read_text())
         run = report["runs"][0]
         known = latest.setdefault((run["operator"], run["world_size"]), report)
-        if run["date"] > known["runs"][0]["date"]:
+        if _standing(report) > _standing(known):
             latest[(run["operator"], run["world_size"])] = report
     return "\n".join(table(latest[key]) for key in sorted(latest))
+
+
+def _standing(report: dict[str, Any]) -> tuple[bool, str]:
+    """The higher, the more it is to be shown."""
+    return not report.get("unfinished"), report["runs"][0]["date"]
 
 
 def table(report: dict[str, Any]) -> str:
@@ -38,14 +43,18 @@ def table(report: dict[str, Any]) -> str:
     run = report["runs"][report["middle"]]
     lines = [
         f"`{run['operator']}`, {run['world_size']} x {run['devices'][0]}, {run['dtype']}, {run['date'][:10]},"
-        f" torch {run['versions']['torch']}, triton {run['versions']['triton']}; middle of {len(report['runs'])}"
-        " runs, us:",
+        f" torch {run['versions']['torch']}, triton {run['versions']['triton']}; {_which(report)}, us:",
         "",
         "| " + " | ".join((*COLUMNS, "against NCCL + cuBLAS", "against torch", "overlap efficiency")) + " |",
         "| --- |" + " ---: |" * (len(COLUMNS) + 2),
     ]
     lines += [row(case) for case in run["cases"]]
     return "\n".join([*lines, "", summary(run, report), ""])
+
+
+def _which(report: dict[str, Any]) -> str:
+    so_far = report.get("unfinished")
+    return f"**unfinished: {so_far}**" if so_far else f"middle of {len(report['runs'])} runs"
 
 
 def row(case: dict[str, Any]) -> str:
@@ -69,7 +78,7 @@ def summary(run: dict[str, Any], report: dict[str, Any]) -> str:
         base: [m["speedups"][base]["value"] for m in ours if base in m["speedups"]] for base in (LIBRARY, TORCH)
     }
     means = {base: product(values) ** (1 / len(values)) for base, values in speedups.items() if values}
-    all_runs = [_mean_efficiency(each) for each in report["runs"]]
+    all_runs = [_mean_efficiency(each) for each in report["runs"] if len(each["cases"]) == len(run["cases"])]
     return (
         f"Geometric mean {means[LIBRARY]:.2f} times NCCL + cuBLAS, {means.get(TORCH, float('nan')):.3f} times torch;"
         f" overlap efficiency {efficiency:.2f} in the mean (whole runs: {min(all_runs):.2f} to {max(all_runs):.2f});"

@@ -52,6 +52,12 @@ def entries(data: bytes) -> Iterator[Entry]:
             yield Entry(bucketed(problem), tuple(sorted(times.values(), key=lambda time: time.us)))
 
 
+def unfinished(data: bytes) -> str:
+    """What is to be said of a file whose bench did not come to its end. The cases that it holds are whole."""
+    so_far = msgspec.json.decode(data).get("unfinished")
+    return f" (unfinished: {so_far})" if so_far else ""
+
+
 def _times(operator: str, methods: list[dict[str, object]]) -> Iterator[Time]:
     for method in methods:
         name = str(method["name"])
@@ -79,9 +85,11 @@ def main(arguments: list[str]) -> None:
     path, *results = map(Path, arguments)
     table = cache.decode(path.read_bytes())
     for result in results:
-        found = tuple(entries(result.read_bytes()))
+        data = result.read_bytes()
+        found = tuple(entries(data))
         table = table.with_entries(found)
-        print(f"{result.name}: {len(found)} problems, winners {', '.join(str(e.times[0].candidate) for e in found)}")
+        winners = ", ".join(str(entry.times[0].candidate) for entry in found)
+        print(f"{result.name}{unfinished(data)}: {len(found)} problems, winners {winners}")
     cache.write(path, table)
 
 

@@ -52,14 +52,18 @@ LAYERS = re.compile(r"Llama-3-(8B|70B)\.(o|down)\.")  # where an all-reduce foll
 
 
 class Report(Struct):
-    """A result file: several whole runs, of which the middle one is quoted."""
+    """A result file: several whole runs, of which the middle one is quoted. unfinished: how far, of one that is not."""
 
     runs: tuple[Run, ...]
     middle: int
+    unfinished: str = ""
 
 
 class Row(Struct, frozen=True):
-    """One case as one run measured it. operator, ranks and dtype: of the run. runs: of which it is the middle one."""
+    """One case as one run measured it. operator, ranks and dtype: of the run. runs: of which it is the middle one.
+
+    unfinished: how far the bench came whose file holds it; empty where it came to its end.
+    """
 
     operator: str
     ranks: int
@@ -67,6 +71,7 @@ class Row(Struct, frozen=True):
     rows: CaseRows
     dtype: str = "bf16"
     runs: int = 1
+    unfinished: str = ""
 
     @property
     def case(self) -> Case:
@@ -223,7 +228,7 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         absent = [row.case.name for row in own if row.ours is None]
         told = f"absent from {len(absent)} of {len(own)} rows {', '.join(absent[:8])}".rstrip()
         found += [Verdict(f"{what}: ours ran", told, not absent), *never_slower(f"{what}: never slower", own)]
-        found += as_captured(what, own)
+        found += as_finished(what, own) + as_captured(what, own)
         lines = {GATHER: (of_gather, of_sharded), SCATTER: (of_scatter, of_sharded), REDUCE: (of_reduce,)}
         promised = [verdict for line in lines.get(operator, ()) for verdict in line(what, own)]
         promised += as_repeated(what, own)
@@ -231,6 +236,12 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         judged = ranks == JUDGED_RANKS and dtype == "bf16"
         found += promised if judged else [msgspec.structs.replace(verdict, holds=None) for verdict in promised]
     return (found + of_fp8(rows)) or [Verdict("rows to judge", "none", False)]
+
+
+def as_finished(what: str, rows: list[Row]) -> list[Verdict]:
+    """What a file lacks may be what breaks a promise: one that is unfinished keeps none."""
+    told = dict.fromkeys(row.unfinished for row in rows if row.unfinished)
+    return [Verdict(f"{what}: all that was asked for", f"unfinished, {so_far}", False) for so_far in told]
 
 
 def as_captured(what: str, rows: list[Row]) -> list[Verdict]:
@@ -281,8 +292,9 @@ def read(path: Path) -> list[Row]:
         run = report.runs[report.middle]
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
         raise InputError(f"results {path}", str(error), "Give files that `overweave bench --json` wrote") from error
-    told = run.effort.rounds, run.dtype, len(report.runs)
-    return [Row(run.operator, run.world_size, told[0], case, *told[1:]) for case in run.cases]
+    runs = sum(len(each.cases) == len(run.cases) for each in report.runs)
+    told = run.dtype, runs, report.unfinished
+    return [Row(run.operator, run.world_size, run.effort.rounds, case, *told) for case in run.cases]
 
 
 def _is_table(path: Path) -> bool:

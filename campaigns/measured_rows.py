@@ -66,14 +66,17 @@ class RunTimes(Struct):
 
 
 class Report(Struct):
-    """A result file: several whole runs, of which the middle one is quoted."""
+    """A result file: several whole runs, of which the middle one is quoted. unfinished: how far, of one that is not."""
 
     runs: tuple[RunTimes, ...]
     middle: int
+    unfinished: str = ""
 
 
 class Measured(Struct, frozen=True, kw_only=True):
     """A method on a case, in microseconds. schedule, options: what it ran. exposed: beyond the matmul alone.
+
+    run: operator and ranks, and whether its file is unfinished.
 
     noise: 95 % of repeats find an exposed time within so much of this one, by the scatter of its samples or, where that
     is more, by the whole runs of its file, which lie so far apart.
@@ -122,7 +125,7 @@ def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]
     schedule, options = _plan(run.problem(times.case), method)
     return [
         Measured(
-            run=f"{run.operator} W={run.world_size}",
+            run=f"{run.operator} W={run.world_size}{' unfinished' if report.unfinished else ''}",
             case=times.case.name,
             method=method.name.removeprefix(NAMED),
             problem=run.problem(times.case),

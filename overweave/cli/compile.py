@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from overweave.cli.destination import write_file
 from overweave.errors import InputError
 from overweave.ops.compile import compile as fuse
 
@@ -23,10 +24,7 @@ def compile(
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
-        out.write_text(text)
-    except OSError as error:
-        raise InputError(f"write {out.name}", str(error), "Name a file that can be written") from None
+    write_file(out, text.encode())
     typer.echo(f"{out}: {len(text.splitlines())} lines")
 
 

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overweave.cli.outcome import make_folder, print_charts, print_trials, save, simulated
+from overweave.cli.destination import make_folder
+from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.ranks import (
     Device,
     how_many,

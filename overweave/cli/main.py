@@ -6,9 +6,12 @@ that only read and think: show, verify and simulate start in a fraction of a sec
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib.util import find_spec
 from pkgutil import resolve_name
+from types import FrameType
 from typing import Any
 
 import typer
@@ -30,6 +33,7 @@ COMMANDS = {
     "trace": "Record when each tile and chunk ran, beside what was simulated.",
 }
 REFUTED, UNUSABLE = 1, 2
+SIGNALLED = 128  # and the signal's number, as shells say it
 
 
 class _Later(TyperCommand):
@@ -75,8 +79,16 @@ def overweave() -> None:
     """Communication woven into computation: prove, predict, run and measure schedules."""
 
 
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(SIGNALLED + number)
+
+
 def main() -> None:
-    """The console script."""
+    """The console script. A process that is told to end takes its ranks and private files with it."""
+    if "RANK" not in os.environ:  # a rank has none, and ends at once
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # and not ignored, as behind nohup
+                signal.signal(number, _leave)
     sys.exit(app(prog_name="overweave"))
 
 

@@ -9,12 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, time_text
-from overweave.cli.simulate import SPLIT, write_trace
-from overweave.errors import InputError
+from overweave.cli.simulate import SPLIT
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
 from overweave.ir.timeline import Timeline
+from overweave.ir.trace import to_chrome
 from overweave.ops.trial import Trial
 from overweave.schedules.catalog import build, template_of
 from overweave.sim.simulate import simulate
@@ -68,18 +69,10 @@ def print_charts(console: Console, *timelines: Timeline) -> None:
         console.print()
 
 
-def make_folder(folder: Path) -> None:
-    """Makes it if need be: asked for before ranks are started. Raises InputError if that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"write into {folder}", str(error), "Name a folder that can be made") from None
-
-
 def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> None:
     """Writes a trace and a picture into a folder that is there. Raises InputError if that cannot be."""
     trace, picture = folder / f"{name}.json", folder / f"{name}.png"
-    write_trace(trace, *timelines)
+    write_file(trace, to_chrome(*timelines))
     console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev", soft_wrap=True)
     if draw is None:
         console.print("no picture: matplotlib is missing; install overweave\\[viz]")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -16,7 +18,7 @@ from overweave.errors import MachineError
 from overweave.ir.plan import Problem
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
-from overweave.runtime.processes import run_ranks
+from overweave.runtime.processes import die_with_parent, run_ranks
 from overweave.tuner.bench import NO_MULTICAST, device_count, joined_world
 from overweave.tuner.shapes import Case as Shape
 
@@ -24,6 +26,7 @@ Device = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = 4
 LONG_ON_A_CPU = 2**32  # products of one matmul: a tenth of a second, hundreds of times
 TIMEOUT_S = 600.0
+ENDING_S = 40.0  # torchrun asks its ranks to end, and kills after 30 s those that do not
 
 
 def warn_of_hours(device: str, cases: Sequence[Shape]) -> None:
@@ -65,16 +68,41 @@ def try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
 
 def start_ranks(words: Sequence[str], world_size: int) -> None:
     """Runs this command again as one process per rank, of which rank 0 prints and writes. Raises Exit if it failed."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}",
-        "-m", "overweave.cli.main", *words,
-    ]  # fmt: skip
     columns = str(shutil.get_terminal_size().columns)
-    threads = max(1, min(4, (os.cpu_count() or 1) // world_size))
-    environment = {**os.environ, **NO_MULTICAST, "COLUMNS": columns, "OMP_NUM_THREADS": str(threads)}
-    ended = subprocess.run(command, env=environment, check=False)
-    if ended.returncode:
-        raise typer.Exit(1)
+    threads = str(max(1, min(4, (os.cpu_count() or 1) // world_size)))
+    ended = torchrun(["overweave.cli.main", *words], world_size, {"COLUMNS": columns, "OMP_NUM_THREADS": threads})
+    if ended:
+        raise typer.Exit(ended)
+
+
+def torchrun(
+    words: Sequence[str], world_size: int, variables: Mapping[str, str] | None = None, is_quiet: bool = False
+) -> int:
+    """Runs a module with its words as one process per rank; the exit code. No rank outlives this process.
+
+    variables: of the environment, beside those here. is_quiet: what ranks print, but for errors, is not shown.
+    """
+    command = [
+        sys.executable, "-m", "overweave.cli.launcher", "--standalone", f"--nproc-per-node={world_size}", "-m", *words,
+    ]  # fmt: skip
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    environment = {**os.environ, **NO_MULTICAST, "OMP_NUM_THREADS": str(threads), **(variables or {})}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL if is_quiet else None,
+        process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
+    ) as launcher:
+        try:
+            return launcher.wait()
+        except BaseException:
+            launcher.terminate()
+            try:
+                launcher.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+            raise
 
 
 def try_as_rank(schedules: Sequence[tuple[str, Problem, dict[str, str | int]]]) -> list[Trial]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
+from overweave.cli.destination import write_file
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
 from overweave.ir.files import to_json
@@ -40,10 +41,7 @@ def show(
     if str(json) == "-":
         typer.echo(data.decode(), nl=False)
         return
-    try:
-        json.write_bytes(data)
-    except OSError as error:
-        raise InputError(f"write {json}", str(error), "Name a file that can be written") from None
+    write_file(json, data)
     typer.echo(f"{name}: {len(plan.schedule.operations)} operations on {world} ranks -> {json}")
 
 

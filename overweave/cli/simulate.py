@@ -11,6 +11,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of
@@ -73,7 +74,7 @@ def simulate(
         plan = plan_of_file(schedule, (shape, world, option), where)
     timeline = run(plan, where)
     if trace is not None:
-        write_trace(trace, run(plan, where, with_tiles=True))
+        write_file(trace, to_chrome(run(plan, where, with_tiles=True)))
     report = report_of(plan, where, timeline)
     if json:
         typer.echo(msgspec.json.encode(report).decode())
@@ -126,14 +127,6 @@ def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan
         raise InputError(f"simulate {name}", "--shape, --world or -o for a file", "A file says all of that itself")
     value = load_plan(Path(name))
     return realize(value, machine) if isinstance(value, Schedule) else value
-
-
-def write_trace(path: Path, *timelines: Timeline) -> None:
-    """Raises InputError if it cannot be written."""
-    try:
-        path.write_bytes(to_chrome(*timelines))
-    except OSError as error:
-        raise InputError(f"write {path}", str(error), "Name a file that can be written") from None
 
 
 def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> Report:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from overweave.cli.destination import check_file, write_file
 from overweave.cli.explain import AFTER_HELP, SHAPE_HELP, shapes_of
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.cli.simulate import three_numbers
@@ -22,7 +23,7 @@ from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.plan import Problem
 from overweave.ops.tune import own_device, tune_and_learn
 from overweave.tuner.bench import joined_world
-from overweave.tuner.cache import fingerprint, load, path_of, write
+from overweave.tuner.cache import encode, fingerprint, load, path_of
 from overweave.tuner.search import Tuned
 from overweave.tuner.shapes import Case, DtypeWord, read_shapes
 from overweave.tuner.space import SEQUENTIAL, SPACE
@@ -44,6 +45,8 @@ def tune(
     cases = _cases(operator, shapes, shape, after)
     for case in cases:
         case.problem(operator, 2, dtype)  # what cannot be is refused before any rank is started
+    if json is not None:
+        check_file(json)
     place = where(device)
     warn_of_hours(place, cases)
     if not is_one_of_the_ranks():
@@ -85,10 +88,7 @@ def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> Non
     typer.echo(f"kept in {path_of(own)}")
     if json is not None:
         table = load(json, own) or Table(fingerprint=own)
-        try:
-            write(json, table.with_entries(tuple(tuned.entry for tuned in results.values())))
-        except OSError as error:
-            raise InputError(f"write {json}", str(error), "Name a file that can be written") from None
+        write_file(json, encode(table.with_entries(tuple(tuned.entry for tuned in results.values()))))
         typer.echo(f"added to {json}")
 
 

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from overweave.errors import OverweaveError
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 _TELL = signal.SIGQUIT  # a rank that gets it says where each of its threads stands, and goes on
 _TELLING_S = 1.0
 
@@ -174,7 +175,7 @@ def _live(
     """The life of one rank; never returns into the parent's code."""
     told: dict[str, Any] = {"value": None, "error": None, "message": ""}
     try:
-        _die_with_parent()
+        die_with_parent()
         (rank, world_size), (folder, group_timeout_s) = place, how
         stack = _stack_path(folder, rank).open("w")  # to be written to from a signal's handler: stays open
         faulthandler.register(_TELL, file=stack, all_threads=True)
@@ -198,8 +199,9 @@ def _live(
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """This process gets a signal when the one that started it ends, however that ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _stack_path(folder: str, rank: int) -> Path:

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
@@ -135,10 +136,12 @@ def run(
     operators: Mapping[str, OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
     dress: Callable[[Problem], OperatorCall] | None = None,
+    on_case: Callable[[Run], None] | None = None,
 ) -> Run:
     """Compares the methods on every case. Collective. `on_progress` is told the case and which part of it is done.
 
     dress: the operator as it computes more than a bare product; None: there are such products only.
+    on_case: is told the run as far as it is, after each of its cases.
     """
     if request.operator not in operators:
         found = f"there is no operator {request.operator}"
@@ -147,9 +150,8 @@ def run(
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
     dtype = getattr(torch, DTYPES[request.dtype])
     setting = Setting(group, device, dtype, operators[request.operator], dress)
-    cases = tuple(_bench_case(case, request, setting, on_progress) for case in request.cases)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if is_cuda else ["cpu"]
-    return Run(
+    so_far = Run(
         operator=request.operator,
         world_size=group.world_size,
         device=request.device,
@@ -158,8 +160,13 @@ def run(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(),
         devices=tuple(names),
-        cases=cases,
+        cases=(),
     )
+    for case in request.cases:
+        so_far = replace(so_far, cases=(*so_far.cases, _bench_case(case, request, setting, on_progress)))
+        if on_case is not None:
+            on_case(so_far)
+    return so_far
 
 
 def _bench_case(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from overweave.tuner.caches import cache_folders
 from overweave.tuner.space import is_member
 from overweave.tuner.table import Entry, Fingerprint, Knowledge, Table, bucketed
 from overweave.tuner.target import Target
+from overweave.tuner.whole_file import write_whole
 
 LARGEST_BYTES = 4 << 20
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -99,21 +99,15 @@ def decode(data: bytes) -> Table:
     return table
 
 
+def encode(table: Table) -> bytes:
+    """What `decode` reads."""
+    return msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
+
+
 def write(path: Path, table: Table) -> None:
     """All or nothing: readers see the old file or the new one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, encode(table))
 
 
 @cache

@@ -1,0 +1,30 @@
+"""torchrun as our commands start it: `python -m overweave.cli.launcher OPTIONS -m MODULE WORDS`.
+
+A rank that failed has said why, and one that was told to end has nothing to say: neither is followed by a traceback of
+the launcher. Its exit code is that of the first rank that failed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def main() -> None:
+    try:
+        run.main()
+    except SignalException as ended:
+        sys.exit(128 + ended.sigval)
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            print(f"overweave: rank {rank} was ended by {signal.Signals(-failure.exitcode).name}", file=sys.stderr)
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+
+
+if __name__ == "__main__":
+    main()

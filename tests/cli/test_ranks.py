@@ -1,0 +1,51 @@
+"""Ranks started through torchrun: how their end is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from overweave.cli.ranks import torchrun
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_rank_that_refuses_is_told_once_and_by_its_exit_code(capfd: pytest.CaptureFixture[str]):
+    assert torchrun(["overweave.cli.main", "show", "nowhere"], 1, {"PYTHONPATH": str(ROOT)}) == 2
+    told = capfd.readouterr().err
+    assert told.count("overweave: schedule nowhere") == 1
+    assert "Traceback" not in told
+
+
+def test_a_rank_that_was_killed_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "dying.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    assert torchrun(["dying"], 1, {"PYTHONPATH": path}) == 128 + signal.SIGKILL
+    told = capfd.readouterr().err
+    assert "overweave: rank 0 was ended by SIGKILL" in told
+    assert "Traceback" not in told
+
+
+def test_what_ends_us_ends_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "waiting.py").write_text("import pathlib, time\npathlib.Path('there').touch()\ntime.sleep(600)\n")
+    monkeypatch.chdir(tmp_path)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if not started:
+                started.append(self)
+                while not Path("there").exists() and self.poll() is None:
+                    pass
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        torchrun(["waiting"], 1, {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))})
+    assert started[0].returncode == 128 + signal.SIGTERM  # its own end, behind that of its rank
