@@ -83,7 +83,7 @@ def torchrun(
     variables: of the environment, beside those here. is_quiet: what ranks print, but for errors, is not shown.
     """
     command = [
-        sys.executable, "-m", "overweave.cli.launcher", "--standalone", f"--nproc-per-node={world_size}", "-m", *words,
+        sys.executable, "-m", "overweave.runtime.launcher", "--standalone", f"--nproc-per-node={world_size}", "-m", *words,
     ]  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // world_size)
     environment = {**os.environ, **NO_MULTICAST, "OMP_NUM_THREADS": str(threads), **(variables or {})}
