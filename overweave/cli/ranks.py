@@ -82,9 +82,8 @@ def torchrun(
 
     variables: of the environment, beside those here. is_quiet: what ranks print, but for errors, is not shown.
     """
-    command = [
-        sys.executable, "-m", "overweave.runtime.launcher", "--standalone", f"--nproc-per-node={world_size}", "-m", *words,
-    ]  # fmt: skip
+    launcher = ["-m", "overweave.runtime.torchrun", "--standalone", f"--nproc-per-node={world_size}"]
+    command = [sys.executable, *launcher, "-m", *words]
     threads = max(1, (os.cpu_count() or 1) // world_size)
     environment = {**os.environ, **NO_MULTICAST, "OMP_NUM_THREADS": str(threads), **(variables or {})}
     with subprocess.Popen(
@@ -93,15 +92,15 @@ def torchrun(
         stdout=subprocess.DEVNULL if is_quiet else None,
         process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
-    ) as launcher:
+    ) as started:
         try:
-            return launcher.wait()
+            return started.wait()
         except BaseException:
-            launcher.terminate()
+            started.terminate()
             try:
-                launcher.wait(ENDING_S)
+                started.wait(ENDING_S)
             except subprocess.TimeoutExpired:
-                launcher.kill()
+                started.kill()
             raise
 
 

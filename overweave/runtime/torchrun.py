@@ -1,4 +1,4 @@
-"""torchrun as our commands start it: `python -m overweave.cli.launcher OPTIONS -m MODULE WORDS`.
+"""torchrun as our commands start it: `python -m overweave.runtime.torchrun OPTIONS -m MODULE WORDS`.
 
 A rank that failed has said why, and one that was told to end has nothing to say: neither is followed by a traceback of
 the launcher. Its exit code is that of the first rank that failed.
