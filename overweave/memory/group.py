@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh, ProcessGroup
+from torch.utils._python_dispatch import _disable_current_modes
 
 from overweave.errors import GroupError, PeerDied, PeerError, PeerTimeout
 
@@ -62,15 +63,17 @@ def all_gather_bytes(group: Group, data: bytes, width: int, deadline_s: float | 
     if len(data) > width:
         raise GroupError(f"exchange {width} bytes", f"got {len(data)}", "Shorten the message")
     message = len(data).to_bytes(4, "little") + data.ljust(width, b"\0")
-    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(group.device)
-    everyones = [torch.empty_like(mine) for _ in range(group.world_size)]
-    try:
-        work = dist.all_gather(everyones, mine, group=group.process_group, async_op=True)
-        if work is not None:
-            work.wait(timedelta(seconds=group.timeout_s if deadline_s is None else deadline_s))
-        received = [bytes(tensor.tolist()) for tensor in everyones]
-    except RuntimeError as error:
-        raise collective_failure(group, error) from error
+    deadline = timedelta(seconds=group.timeout_s if deadline_s is None else deadline_s)
+    with _disable_current_modes():  # one of the caller's makes his tensors fake, say: not these
+        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(group.device)
+        everyones = [torch.empty_like(mine) for _ in range(group.world_size)]
+        try:
+            work = dist.all_gather(everyones, mine, group=group.process_group, async_op=True)
+            if work is not None:
+                work.wait(deadline)
+            received = [bytes(tensor.tolist()) for tensor in everyones]
+        except RuntimeError as error:
+            raise collective_failure(group, error) from error
     return [record[4 : 4 + int.from_bytes(record[:4], "little")] for record in received]
 
 

@@ -82,7 +82,7 @@ class Workspace:
         self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int64, device=device)
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)
-        self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32).pin_memory()
+        self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32, device="cpu").pin_memory()
         self._report: memoryview[int] = memoryview(self.report.numpy())  # type: ignore[arg-type]
         limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
         self.limits = torch.tensor(limits, dtype=torch.int64, device=device)

@@ -12,7 +12,8 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
 from overweave.ops.dispatch import GroupLike, Weights, group_of, look_up, prepare, refuse
-from overweave.ops.epilogue import Extras, checked_epilogue, told_of
+from overweave.ops.eager import eagerly, is_read_by_compiler
+from overweave.ops.epilogue import Extras, checked_epilogue
 from overweave.ops.scales import FP8, name_of
 
 OPERATOR = "all_gather_matmul"
@@ -110,10 +111,14 @@ def all_gather_matmul(
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.3.
     """
+    if is_read_by_compiler():
+        return eagerly(
+            all_gather_matmul, x_shard, w, group, m=m, extras=extras, return_gathered=return_gathered, plan=plan
+        )
     resolved = group_of(group)
     weights: Weights = tuple(w) if isinstance(w, (list, tuple)) else (w,)
     options = {"m": m, "return_gathered": return_gathered, "plan": plan}
-    key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, () if extras is None else told_of(extras))
+    key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, () if extras is None else (extras,))
     problem = prepared.problem if prepared else _checked(x_shard, weights, m, resolved, (return_gathered, extras))
     tensors = {"x": x_shard, "w": weights[0]}
     if len(weights) > 1:

@@ -7,6 +7,7 @@ from types import NoneType
 from typing import TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from overweave.errors import InputError
 from overweave.ir.plan import LONGEST_LIST
@@ -24,15 +25,31 @@ def check_kinds(operator: str, x: object, weights: tuple[object, ...], options: 
         cure = f"Pass a weight, or a list of 1 to {LONGEST_LIST}"
         raise InputError(f"{operator}: w", f"got {len(weights)} weights", cure)
     for name, tensor in (("x", x), *_named(weights)):
-        if not isinstance(tensor, torch.Tensor):
-            raise InputError(f"{operator}: {name}", f"got {type(tensor).__name__}", "Pass a torch.Tensor")
-        if tensor.layout is not torch.strided:
-            raise InputError(f"{operator}: {name}", f"its layout is {tensor.layout}", "Pass a dense tensor")
+        check_plain(f"{operator}: {name}", tensor)
     for name, value in options.items():
         is_unasked_bool = isinstance(value, bool) and bool not in _OPTIONS[name]  # to Python a bool is an int
         if is_unasked_bool or not isinstance(value, _OPTIONS[name]):
             wanted = " or ".join(kind.__name__ for kind in _OPTIONS[name]).replace("NoneType", "None")
             raise InputError(f"{operator}: {name}", f"got {type(value).__name__}", f"Pass {wanted}")
+
+
+def check_plain(asked: str, tensor: object) -> None:
+    """A strided torch.Tensor whose elements lie where it says, and that nobody differentiates. Raises InputError."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(asked, f"got {type(tensor).__name__}", "Pass a torch.Tensor")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        found = f"got {type(tensor).__name__}, which stands for tensors that lie elsewhere, or nowhere"
+        cure = "Pass the local tensor: `.to_local()` of a DTensor, `.wait()` of an AsyncCollectiveTensor"
+        raise InputError(asked, found, cure)
+    if tensor.layout is not torch.strided:
+        raise InputError(asked, f"its layout is {tensor.layout}", "Pass a dense tensor")
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        cure = "Call it outside of torch.func and vmap: it has no rules for them"
+        raise InputError(asked, "it has no memory of its own: a transform of torch.func wraps it", cure) from None
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients, forward or backward")
 
 
 def check_operands(

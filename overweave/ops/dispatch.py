@@ -7,12 +7,13 @@ they are about to do (memory/board.py).
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 from overweave.errors import InputError, OverweaveError, ScheduleError
 from overweave.ir.epilogue import Z
@@ -21,7 +22,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
-from overweave.ops.arguments import check_kinds
+from overweave.ops.arguments import check_kinds, check_plain
 from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
 from overweave.ops.plan_words import candidate_of
@@ -57,20 +58,25 @@ def group_of(group: GroupLike) -> Group:
 
 
 def look_up(
-    group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options, extras: Iterable[object] = ()
+    group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options, extras: tuple[object, ...] = ()
 ) -> tuple[Key, Prepared | None]:
     """Everything that decides how a call runs, and the call that was prepared for that, announced to the peers.
 
-    Equal keys need neither checks nor choices again. operands: x and the weights; extras: whatever comes beside.
+    Equal keys need neither checks nor choices again. operands: x and the weights; extras: named tuples of whatever
+    comes beside, or what the caller passed in place of one.
     Raises InputError for operands that are no tensors and options of another type, RankMismatch and PeerError.
     """
     needs_gradient = torch.is_grad_enabled()
     told: list[object] = [operator, len(operands)]
+    parts = [*operands, *options.values()]
+    for each in extras:
+        told.append(each.__class__)
+        parts += each if isinstance(each, tuple) else (each,)
     try:
-        for each in (*operands, *options.values(), *extras):
+        for each in parts:
             if isinstance(each, _Tensor):
                 misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
-                told += (each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
+                told += (each.__class__, each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
             elif each is None:
                 told.append(None)
             else:  # 1, 1.0 and True are equal, and not the same
@@ -81,18 +87,23 @@ def look_up(
     except TypeError:  # nothing can be found by it: whoever reads it will say what is wrong
         key, prepared = (), None
     except RuntimeError:  # it lies nowhere
-        _check(group, operator, operands, options)
+        _check(group, operator, operands, options, parts)
         raise
-    if prepared is None:
-        _check(group, operator, operands, options)
-    elif prepared.board is not None:
+    if prepared is None or forward_ad._current_level >= 0:  # a tangent is not to be seen in a key
+        _check(group, operator, operands, options, parts)
+    if prepared is not None and prepared.board is not None:
         prepared.board.post(prepared.signature)
     return key, prepared
 
 
-def _check(group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options) -> None:
+def _check(
+    group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options, given: list[object]
+) -> None:
     try:
         check_kinds(operator, operands[0], operands[1:], options)
+        for each in given:
+            if isinstance(each, torch.Tensor):
+                check_plain(f"{operator}: a tensor of extras or norm", each)
     except InputError as error:
         raise refuse(group, error) from None
 

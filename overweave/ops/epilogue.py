@@ -48,11 +48,6 @@ class Extras(NamedTuple):
         return {name: tensor for name, tensor in given if tensor is not None}
 
 
-def told_of(extras: Extras | None) -> tuple[object, ...]:
-    """Everything about a caller's extras, whatever they are, that may decide how a call runs."""
-    return extras if isinstance(extras, Extras) else (extras,)
-
-
 def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tuple[torch.Tensor, ...]) -> Epilogue:
     """The epilogue of results of `m` rows, of operands x and weights. Raises InputError."""
     if extras is not None and not isinstance(extras, Extras):

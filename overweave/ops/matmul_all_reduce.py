@@ -12,9 +12,9 @@ from overweave.ir.epilogue import Z
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group
 from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
+from overweave.ops.eager import eagerly, is_read_by_compiler
 from overweave.ops.epilogue import Extras
-from overweave.ops.epilogue import told_of as told_of_extras
-from overweave.ops.norm import RmsNorm, checked_norm, told_of
+from overweave.ops.norm import RmsNorm, checked_norm
 from overweave.ops.partials import problem_of_partials
 from overweave.ops.scales import dtype_of
 
@@ -82,8 +82,10 @@ def matmul_all_reduce(
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
     """
+    if is_read_by_compiler():
+        return eagerly(matmul_all_reduce, x, w, group, extras=extras, norm=norm, plan=plan)
     resolved = group_of(group)
-    beside = () if extras is None is norm else (*told_of_extras(extras), *told_of(norm))
+    beside = () if extras is None is norm else (extras, norm)
     key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, beside)
     problem = prepared.problem if prepared else _checked(x, w, (extras, norm), resolved)
     tensors = {"x": x, "w": w}

@@ -8,7 +8,8 @@ from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group
 from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
-from overweave.ops.epilogue import Extras, told_of
+from overweave.ops.eager import eagerly, is_read_by_compiler
+from overweave.ops.epilogue import Extras
 from overweave.ops.partials import problem_of_partials
 
 OPERATOR = "matmul_reduce_scatter"
@@ -48,8 +49,10 @@ def matmul_reduce_scatter(
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
+    if is_read_by_compiler():
+        return eagerly(matmul_reduce_scatter, x, w, group, extras=extras, plan=plan)
     resolved = group_of(group)
-    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else told_of(extras))
+    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else (extras,))
     problem = prepared.problem if prepared else _checked(x, w, extras, resolved)
     tensors = {"x": x, "w": w} if extras is None else {"x": x, "w": w, **extras.tensors}
     (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)

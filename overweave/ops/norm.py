@@ -29,11 +29,6 @@ class RmsNorm(NamedTuple):
         return named if self.residual is None else named | {RESIDUAL: self.residual}
 
 
-def told_of(norm: RmsNorm | None) -> tuple[object, ...]:
-    """Everything about a caller's norm, whatever it is, that may decide how a call runs."""
-    return norm if isinstance(norm, RmsNorm) else (norm,)
-
-
 def checked_norm(operator: str, norm: RmsNorm | None, shape: tuple[int, int], like: torch.Tensor) -> Norm | None:
     """The norm of a sum `[m, n]` with the dtype and device of `like`. Raises InputError."""
     if norm is None:

@@ -21,7 +21,7 @@ from overweave.tuner.sides import OperatorCall
 
 @lru_cache(maxsize=16)
 def _ones(rows: int, cols: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(rows, cols, device=device)
+    return torch.ones(rows, cols, dtype=torch.float32, device=device)
 
 
 def _extras(x: torch.Tensor, w: torch.Tensor) -> Extras | None:
@@ -109,4 +109,5 @@ class _Dressed:
         """`[rows, n]` in the dtype of the result, the same on every rank."""
         generator = torch.Generator(x.device).manual_seed(rows)
         dtype: torch.dtype = getattr(torch, self._problem.result_dtype)
-        return torch.randn(rows, self._problem.n, generator=generator, device=x.device).to(dtype)
+        made = torch.randn(rows, self._problem.n, generator=generator, dtype=torch.float32, device=x.device)
+        return made.to(dtype)

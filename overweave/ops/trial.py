@@ -154,15 +154,15 @@ def _integers(problem: Problem, group: Group, device: torch.device) -> Tensors:
     generator = _generator(group, device)
     depth = problem.k * (1 if problem.operator == ALL_GATHER else problem.world_size)
     x = torch.randint(-1, 2, _x_shape(problem, group), generator=generator, device=device)
-    kept = torch.rand(x.shape, generator=generator, device=device) < NON_ZEROS / depth
+    kept = torch.rand(x.shape, generator=generator, dtype=torch.float32, device=device) < NON_ZEROS / depth
     w = torch.randint(-1, 2, (problem.k, problem.n), generator=generator, device=device)
     return _tensors(problem, group, x * kept, w)
 
 
 def _normal(problem: Problem, group: Group, device: torch.device) -> Tensors:
     generator = _generator(group, device)
-    x = torch.randn(_x_shape(problem, group), generator=generator, device=device)
-    w = torch.randn((problem.k, problem.n), generator=generator, device=device)
+    x = torch.randn(_x_shape(problem, group), generator=generator, dtype=torch.float32, device=device)
+    w = torch.randn((problem.k, problem.n), generator=generator, dtype=torch.float32, device=device)
     return _tensors(problem, group, x, w)
 
 

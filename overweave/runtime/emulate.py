@@ -232,8 +232,8 @@ def _start_collective(operation: Collective, group: Group, view: View) -> IsDone
             for region, shard in zip(operation.destinations, received, strict=True):
                 view(region).copy_(shard)
         else:
-            total = torch.zeros(shapes[0])
-            for partial in received:
+            total = received[0].to(torch.float32, copy=True)
+            for partial in received[1:]:
                 total += partial
             view(operation.destinations[0]).copy_(total)
 

@@ -55,7 +55,7 @@ def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.T
     elif out.dtype == torch.bfloat16 or scales[1].numel() == 1:
         torch._scaled_mm(a, b, aligned(scales[0]), aligned(scales[1]), out_dtype=out.dtype, out=out)
     else:
-        one = torch.ones(1, 1, device=a.device)
+        one = torch.ones(1, 1, dtype=torch.float32, device=a.device)
         out.copy_(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])
 
 

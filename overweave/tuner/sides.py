@@ -69,7 +69,7 @@ class Side:
         if self.setting.dtype != FP8:
             return made
         shapes = (max(self.m, 1), 1), (1, extents[1])
-        self.scales = [torch.ones(shape, device=self.setting.device) for shape in shapes]
+        self.scales = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
         return [w.t().contiguous().t() for w in made]
 
     def matmul(self, turn: int) -> Result:

@@ -122,7 +122,7 @@ class _CudaClock:
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._device, self._group = device, group
-        self._one = torch.ones(1, device=device)
+        self._one = torch.ones(1, dtype=torch.float32, device=device)
         self._start = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
 
