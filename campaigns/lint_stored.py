@@ -66,7 +66,7 @@ def at_no_peer(kernel: Kernel) -> dict[str, int | str | None]:
 
 
 def at_peers(plain: Case, tile: Stored) -> Case:
-    """The same matmul, of which tiles store at peers. A sum is told to the own rank first, then to the others."""
+    """The same matmul, of which tiles store at peers. Of a sum that is stored at every rank, all peers are told."""
     source, contract = plain
     is_hopper = tile.config.kernel == "hopper"
     more = {"peers": "*i64"} | ({"everyone": "i32"} if tile.spreads else {})

@@ -202,7 +202,8 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     scales: for each part of `a` a column `[rows, 1]` by which the rows of its product are multiplied, or none at all.
     finishes: with addends, their sum is whole: before it is rounded, it is given what the problem's epilogue does to
     sums. Its rows and columns are those of the result.
-    copies: on peers, where the result is stored too; `out` may lie on a peer itself.
+    copies: on peers, where the result is stored too, in the same rows and columns of one buffer, `out`'s or another;
+    `out` may lie on a peer itself.
     tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
     """
 

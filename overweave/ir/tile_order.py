@@ -33,7 +33,8 @@ class TileRow(NamedTuple):
     weight: by which of the schedule's weights it multiplies (Schedule.weights), and so which output it writes.
     finishes: 1 if its sum is whole, and the epilogue of sums is done to it (Compute.finishes, Reduce.finishes).
     to: where a product is stored and announced: so many ranks behind the own one, round the group (0: here), or
-    EVERYWHERE (MULTIPLY). The same rows and columns of the same buffer, the same signal.
+    EVERYWHERE, and announced to the peers (MULTIPLY). The same rows and columns, the same signal; of the same buffer,
+    or, of what is stored everywhere, of one for all peers.
     into: of the outputs of that weight, in the order of their first Computes, the one it writes: 0 or 1.
     shares: how many rows its tile is, each of which multiplies `[k_lo, k_hi)` of k, in the order of `share`; or 0: it
     is one row, which multiplies all of k. The row that is done last sums them and alone announces the tile;
@@ -94,6 +95,12 @@ def place_of_result(compute: Compute, world_size: int) -> int | None:
     if len(ranks) == 1:
         return (ranks.pop() - compute.rank) % world_size
     return EVERYWHERE if len(ranks) == world_size else None
+
+
+def told_of_result(compute: Compute) -> set[int]:
+    """Whom a Compute's tiles tell that they are stored: the rank where they are, or, of all ranks, the peers."""
+    ranks = compute.stored_at
+    return ranks if len(ranks) == 1 else ranks - {compute.rank}
 
 
 def share_places(rows: Iterable[TileRow]) -> int:

@@ -194,10 +194,12 @@ def store(
             gl.thread_barrier()
             if SPLIT_K:
                 is_sound = is_announced(arrivals, table, tile, ended, is_sound)
-            word = signals + signal * STRIDE
+            word, is_told = signals + signal * STRIDE, is_sound
             if PEERS > 0:
                 word = word_at(gl.maximum(to, 0), signal, peers)
-            gl.atomic_add(word, 1, mask=is_sound, sem="release", scope="sys")
+            if everyone is not None:
+                is_told = is_told & (to != AT_ALL)
+            gl.atomic_add(word, 1, mask=is_told, sem="release", scope="sys")
             if everyone is not None:
                 announce_everywhere(to, signal, peers, everyone, is_sound)
         record_time(trace, tile, STORED, TRACED)

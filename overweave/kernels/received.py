@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from overweave.kernels.epilogue import ended
-from overweave.kernels.stored import AT_ALL, away
+from overweave.kernels.stored import AT_ALL, sums_at
 from overweave.lang.tile_table import (
     FINISHES,
     LATE_COUNT,
@@ -87,4 +87,5 @@ def store_sum(
         if everyone is not None:
             if read_column(table, tile, TO) == AT_ALL:
                 for steps in range(1, everyone):
-                    tl.store(away(out, peers, steps) + offsets, result.to(out.dtype.element_ty), mask=inside)
+                    sums = sums_at(out, peers, everyone, steps)
+                    tl.store(sums + offsets, result.to(out.dtype.element_ty), mask=inside)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from overweave.kernels.epilogue import ENDINGS, ended
 from overweave.kernels.hopper import load_tile
 from overweave.kernels.hopper_tiles import read_column, wait_for_addends
-from overweave.kernels.stored_hopper import AT_ALL, away
+from overweave.kernels.stored_hopper import AT_ALL, sums_at
 from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW, TO
 
 STRIP = gl.constexpr(64)  # columns; half as many where so much is loaded, or stored, at once that registers run out
@@ -125,7 +125,7 @@ def store_spread(value, out, peers, table, tile, row, row_end, col, n, everyone)
         gl.store(out + offsets, part, mask=inside)
         if read_column(table, tile, TO) == AT_ALL:
             for steps in range(1, everyone):
-                gl.store(away(out, peers, steps) + offsets, part, mask=inside)
+                gl.store(sums_at(out, peers, everyone, steps) + offsets, part, mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first
 
 

@@ -1,7 +1,9 @@
-"""Where a tile stores its result and tells so: at its own rank, at a peer, or, a sum, at every rank (`TileRow.to`).
+"""Where a tile stores its result and tells so: at its own rank, at a peer, or, a sum, at every rank, of which peers are
+told (`TileRow.to`).
 
 `peers` has a row for each rank of the group, the own one first and the others as they follow it: where its signals lie,
-and how many bytes its slot lies behind the own one. A buffer of the workspace is equally far away.
+and how many bytes its slot lies behind the own one. A buffer of the workspace is equally far away. Behind them, where
+sums go to every rank, stands where those of peers lie here.
 """
 
 import triton
@@ -22,6 +24,13 @@ def away(pointer, peers, steps):
 
 
 @triton.jit
+def sums_at(out, peers, everyone, steps):
+    """Where sums that are in `out` here go at the rank so many steps behind the own one."""
+    place = tl.load(peers + 2 * everyone) + tl.load(peers + 2 * steps + 1)
+    return tl.multiple_of(place.to(out.dtype, bitcast=True), 16)
+
+
+@triton.jit
 def signals_of(peers, steps):
     """The signals of that rank."""
     return tl.load(peers + 2 * steps).to(tl.pointer_type(tl.int32))
@@ -39,7 +48,7 @@ def finish_stored_tile(table, tile, peers, verdict, world_size):
     signal = read_column(table, tile, SIGNAL)
     if signal != SIGNALS_NOBODY:
         to = read_column(table, tile, TO)
-        first = tl.maximum(to, 0)
-        end = tl.where(to == AT_ALL, world_size, first + 1)
+        first = tl.where(to == AT_ALL, 1, to)
+        end = tl.where(to == AT_ALL, world_size, to + 1)
         for steps in range(first, end):
             notify(signals_of(peers, steps) + signal * STRIDE, verdict == 1)

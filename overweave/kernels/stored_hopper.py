@@ -24,6 +24,13 @@ def away(pointer, peers, steps):
 
 
 @gluon.jit
+def sums_at(out, peers, everyone, steps):
+    """Where sums that are in `out` here go at the rank so many steps behind the own one."""
+    place = gl.load(peers + 2 * everyone) + gl.load(peers + 2 * steps + 1)
+    return gl.multiple_of(place, 16).to(out.dtype)
+
+
+@gluon.jit
 def store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr):
     """Stores the rectangles of one consumer's half of a tile, those that it has, from shared memory."""
     PART_N: gl.constexpr = c_tiles.type.shape[2]
@@ -100,7 +107,7 @@ def word_at(steps, signal, peers):
 
 @gluon.jit
 def announce_everywhere(to, signal, peers, everyone, is_sound):
-    """Tells the peers of a tile that is stored at every rank. The own rank was told before."""
+    """Tells the peers of a tile that is stored at every rank."""
     if to == AT_ALL:
         for steps in range(1, everyone):
             gl.atomic_add(word_at(steps, signal, peers), 1, mask=is_sound, sem="release", scope="sys")

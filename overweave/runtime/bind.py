@@ -242,7 +242,7 @@ class SlotKernels:
         places = torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)
         spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
         own = self._own(self._buffer(spread)) if spread else None
-        return Peers(places, tuple(distance for _, distance in rows[1:]), own)
+        return Peers(places, tuple(distance for _, distance in rows[1 : self._workspace.group.world_size]), own)
 
     def _addend_rows(self, queue: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does."""

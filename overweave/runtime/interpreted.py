@@ -164,7 +164,9 @@ class InterpretedCall(HostCall):
         assert shares is None or not shares.arrivals.any(), "the next launch finds the counters at zero"
 
     def _peers(self, computes: list[Compute]) -> Tensor | None:
-        """Of each rank, the own one first: its signals, and how far behind the own slot it lies (kernels/stored.py)."""
+        """Of each rank, the own one first: its signals, and how far behind the own slot it lies. Behind them, if sums
+        go to every rank, where those of peers lie here (kernels/stored.py).
+        """
         rank, ranks = self.group.rank, self.group.world_size
         if all(compute.stored_at == {rank} for compute in computes):
             return None
@@ -173,7 +175,9 @@ class InterpretedCall(HostCall):
         order = [(rank + steps) % ranks for steps in range(ranks)]
         lie = [self.slot.buffer(buffer, one).data_ptr() for one in order]
         signals = [heap.signal_address(one, index, 0) if self.slot.layout.signals else 0 for one in order]
-        return torch.tensor([[first, place - lie[0]] for first, place in zip(signals, lie, strict=True)])
+        places = [[first, place - lie[0]] for first, place in zip(signals, lie, strict=True)]
+        spread = {copy.buffer for compute in computes for copy in compute.copies}
+        return torch.tensor(places + [[self.slot.buffer(each, rank).data_ptr(), 0] for each in spread])
 
     def _factor(self, weight: str, config: MatmulConfig) -> Any:
         is_transposed, matrix = self.plan.problem.b_is_transposed, self.tensors[weight]

@@ -11,8 +11,9 @@ from overweave.runtime.kernels import Moving
 
 
 class Peers(NamedTuple):
-    """places: int64 `[world_size, 2]` (memory/lower.peer_places). distances: of the slot of each peer behind the own
-    one in bytes, the next rank first. spread: the own instance of where sums go at every rank; None if none do.
+    """places: int64, a row of two for each rank, and one for sums (memory/lower.peer_places). distances: of the slot of
+    each peer behind the own one in bytes, the next rank first. spread: the own instance of the buffer where sums go at
+    peers, if they go to every rank.
     """
 
     places: torch.Tensor
@@ -22,7 +23,7 @@ class Peers(NamedTuple):
     @property
     def everyone(self) -> int | None:
         """How many ranks there are, if sums go to all of them."""
-        return None if self.spread is None else len(self.places)
+        return None if self.spread is None else len(self.distances) + 1
 
     def at(self, own: torch.Tensor) -> Iterator[Moving]:
         """Where a buffer of the workspace lies at each peer, by its own instance."""

@@ -221,7 +221,7 @@ def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _Ho
     if problem.world_size * problem.m > LIMIT:
         raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
     split = _split(problem, how[0], how[1])
-    summing = Summing(how[0].sums, how[0].sharing, sums_shape(problem, template, how[0]))
+    summing = Summing(how[0].sums, how[0].sharing, sums_shape(problem, template, how[0]), problem.norm is not None)
     communication = all_reduce.all_reduce(split, problem.n, template.method, _held(problem), summing)
     return _composed(name, communication, problem, how)
 

@@ -13,11 +13,14 @@ PARTIAL, SLOTS, TOTAL = "partial", "slots", "total"
 
 
 class Summing(Struct, frozen=True):
-    """How an all-reduce adds: who does, how a two-shot's sums travel, and the tiles of sums, which are counted."""
+    """How an all-reduce adds: who does, how a two-shot's sums travel, the tiles of sums, which are counted, and whether
+    whoever moves a sum to the caller's `y` norms its rows.
+    """
 
     sums: Sums = "kernel"
     sharing: Sharing = "put"
     blocks: ReduceConfig = ReduceConfig()
+    is_normed: bool = False
 
 
 # All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.

@@ -36,6 +36,7 @@ from overweave.ir.tile_order import (
     TileRow,
     outputs,
     place_of_result,
+    told_of_result,
 )
 from overweave.schedules.along_k import with_shares
 
@@ -173,10 +174,10 @@ def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> 
 
 
 def _told(operation: Operation) -> set[int]:
-    """Whom tiles tell that they are stored: the ranks where they are."""
+    """Whom tiles tell that they are stored."""
     if isinstance(operation, Put):
         return {operation.peer}
-    return operation.stored_at if isinstance(operation, Compute) else {operation.rank}
+    return told_of_result(operation) if isinstance(operation, Compute) else {operation.rank}
 
 
 def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:

@@ -1,10 +1,10 @@
 """All-reduces whose tiles store their parts at a peer (schedules/stored.py), and whose own tiles make the whole sums.
 
 Peers get these from their owner by copy engine, right in the caller's `y`, and only own ones are moved there. Or the
-tiles of a ring, which add one sum each, store it at every rank, so that both shots leave with the end of a tile; what
-remains behind the last one is to move the sums, which by then lie in the own workspace. Sums of several addends are
-stored from registers, for which peers are too far: MEASURED: 1,040 us for 323 (four H200s, the geometric mean of 16
-layers of 1,024 to 8,192 rows, 2026-11-22).
+tiles of a ring, which add one sum each, store it in the own `y` and at every peer, so that both shots leave with the
+end of a tile; what remains behind the last one is to move the peers' sums, which by then lie in the own workspace. Sums
+of several addends are stored from registers, for which peers are too far: MEASURED: 1,040 us for 323 (four H200s, the
+geometric mean of 16 layers of 1,024 to 8,192 rows, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Notify, Operation, Queue, SignalPad
-from overweave.schedules.communication import COMPLETE, ISSUE, SUMMED, SUMS, TILES, Chunk, Split, is_empty, one, region
+from overweave.schedules.communication import COMPLETE, ISSUE, SUMMED, SUMS, TILES, Chunk, Split, is_empty, region
 from overweave.schedules.reduced import Reduced
 from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
 from overweave.schedules.two_shot import SHARED, TOLD, all_got, move_of, tell
@@ -34,14 +34,16 @@ def two_shot_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
 
 
 def ring_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
-    """The parts go round a ring, the sums to every rank, which moves them; own ones first, as they are surely here."""
+    """The parts go round a ring, the sums to every rank, which moves them. Own ones are in `y` at once; or, where who
+    moves them norms them, they come first, as they are surely here."""
     split = reduced.split
     yield from round_a_ring(split, reduced.slots, rank, lambda piece: _everywhere(reduced, rank, piece))
-    for owner in (rank, *reversed(reduced.peers(rank))):
+    own = (rank,) if reduced.summing.is_normed else ()
+    for owner in (*own, *reversed(reduced.peers(rank))):
         for piece in range(split.pieces):
             if not is_empty(split.piece(owner, piece)):
-                move = move_of(reduced, rank, owner, piece, is_here=True)
-                yield replace(move, waits=one(SHARED, split.signal(owner, piece)))
+                move = move_of(reduced, rank, owner, piece, is_here=True, by=SHARED)
+                yield replace(move, waits=()) if owner == rank else move
 
 
 def two_shot_stored_pads(split: Split) -> tuple[SignalPad, ...]:
@@ -71,10 +73,10 @@ def _kept(reduced: Reduced, rank: int, piece: int) -> Stored:
 
 
 def _everywhere(reduced: Reduced, rank: int, piece: int) -> Stored:
-    """The sum of an own piece at every rank, in the same place."""
+    """The sum of an own piece at every rank, in the same place of the workspace, or, here, of `y`."""
     rows, signal = reduced.split.piece(rank, piece), reduced.split.signal(rank, piece)
     return Stored(
-        region(reduced.total, rank, rows),
+        region(reduced.total if reduced.summing.is_normed else reduced.y, rank, rows),
         tuple(region(reduced.total, peer, rows) for peer in reduced.peers(rank)),
-        tuple(Notify(SHARED, each, signal) for each in range(reduced.size)),
+        tuple(Notify(SHARED, peer, signal) for peer in reduced.peers(rank)),
     )

@@ -88,7 +88,29 @@ def test_a_sum_that_lands_elsewhere_on_a_peer_is_refused():
     def moved(each: Compute) -> Compute:
         return replace(each, copies=tuple(replace(copy, rows=(0, copy.rows[1] - copy.rows[0])) for copy in each.copies))
 
-    assert "not the same region" in refusals(changed(plan, moved))
+    assert "not in the same place" in refusals(changed(plan, moved))
+
+
+def test_a_sum_that_goes_to_two_buffers_is_refused():
+    """A kernel has one place at peers for sums that it stores at every rank."""
+    plan = build(PLANS[REDUCED], REDUCED, {})
+
+    def torn(each: Compute) -> Compute:
+        first, *rest = each.copies
+        return replace(each, copies=(replace(first, buffer="slots"), *rest))
+
+    assert "in several buffers" in refusals(changed(plan, lambda each: torn(each) if each.copies else each))
+
+
+def test_whoever_stores_at_every_rank_tells_the_peers_alone():
+    """Nobody waits for it here, so a count here would stay in a signal that none has asked for."""
+    plan = build(PLANS[REDUCED], REDUCED, {})
+
+    def told(each: Compute) -> Compute:
+        own = replace(each.notifies[0], rank=each.rank)
+        return replace(each, notifies=(*each.notifies, own)) if each.copies else each
+
+    assert "for which no operation" in refusals(changed(plan, told))
 
 
 def test_nobody_stores_in_a_peers_local_memory():

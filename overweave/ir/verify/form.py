@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     INPUT,
@@ -235,7 +233,7 @@ def _check_compute(form: _Form, compute: Compute) -> None:
 
 
 def _check_stored(form: _Form, compute: Compute) -> None:
-    """At a peer only where peers may write; at several ranks only one result, the same place on each."""
+    """At a peer only where peers may write; at several ranks only one result, in the same place everywhere."""
     form.none_on(compute, compute.copies, "a copy of its result")
     for region in compute.writes:
         if region.rank != compute.rank and form.buffers[region.buffer].home != SYMMETRIC:
@@ -245,8 +243,10 @@ def _check_stored(form: _Form, compute: Compute) -> None:
     if compute.accumulate and compute.stored_at != {compute.rank}:
         form.findings.add("form", compute, "it adds to what lies on a peer", compute.writes[-1])
     for copy in compute.copies:
-        if len(compute.out) != 1 or replace(copy, rank=compute.out[0].rank) != compute.out[0]:
-            form.findings.add("form", compute, "a copy of its result is not the same region on a peer", copy)
+        if len(compute.out) != 1 or (copy.rows, copy.cols) != (compute.out[0].rows, compute.out[0].cols):
+            form.findings.add("form", compute, "a copy of its result is not in the same place on a peer", copy)
+        if copy.buffer != compute.copies[0].buffer:
+            form.findings.add("form", compute, "copies of its result lie in several buffers", copy)
 
 
 def _check_addends(form: _Form, compute: Compute) -> None:

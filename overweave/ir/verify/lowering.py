@@ -31,6 +31,7 @@ from overweave.ir.tile_order import (
     TileOrder,
     TileRow,
     outputs,
+    told_of_result,
 )
 from overweave.ir.verify.addends import check_addends
 from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
@@ -110,7 +111,7 @@ class _Table:
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands, f"{OUT} of {operation.b.buffer}")
-                self._note_summed(operands, (*operation.addends, *operation.out) if operation.addends else ())
+                self._note_summed(operands, (*operation.addends, *operation.writes) if operation.addends else ())
                 self._check_compute(operation, rows)
                 check_places(operation, self.buffers, self.plan.realization.dtype, self.findings)
             elif isinstance(operation, Apply):
@@ -221,7 +222,7 @@ class _Table:
         if isinstance(operation, Reduce):  # sums are read where they lie: whoever may read them is told
             return set(range(self.plan.schedule.world_size))
         if isinstance(operation, Compute):
-            return operation.stored_at
+            return told_of_result(operation)
         stored = {region.rank for region in operation.writes} if isinstance(operation, Apply) else set()
         return stored if stored - {operation.rank} else {operation.rank}
 
@@ -250,7 +251,7 @@ class _Table:
                 self.findings.add("lowering", compute, obstacle)
         if self.matmul and step_obstacle(self.matmul, self.plan.realization.dtype):
             self.findings.add("lowering", compute, step_obstacle(self.matmul, self.plan.realization.dtype))
-        parts = (*compute.a, *compute.out, *compute.addends)
+        parts = (*compute.a, *compute.writes, *compute.addends)
         whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in parts)
         b = self.buffers[compute.b.buffer]
         if not whole or compute.b.shape != (b.rows, b.cols) or compute.accumulate:
@@ -338,6 +339,8 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
         operands.setdefault(role, set()).add(part.buffer)
     for part in compute.out:
         operands.setdefault(out, set()).add(part.buffer)
+    for part in compute.copies:
+        operands.setdefault("place of sums at peers", set()).add(part.buffer)
     for part in compute.scales:
         role = "scales of own rows" if buffers[part.buffer].home == INPUT else "scales of rows"
         operands.setdefault(role, set()).add(part.buffer)
