@@ -39,7 +39,7 @@ TOLD_BYTES = (records.TEXT - records.HASH) * 8 + TEXT_BYTES
 class Board:
     """One rank's view. Made collectively, once per group.
 
-    One thread calls; another, a watcher, may `check` and `alarm` beside it.
+    One thread calls at a time (`Group.turn`); another, a watcher, may `check` and `alarm` beside it.
     """
 
     def __init__(self, group: Group, file: SharedFile) -> None:
@@ -76,6 +76,11 @@ class Board:
             )
             board = _BOARDS[group.process_group] = Board(group, file)
         return board
+
+    @staticmethod
+    def opened(group: Group) -> Board | None:
+        """The group's board, if this rank has made it."""
+        return _BOARDS.get(group.process_group)
 
     def agree(self, signature: bytes, deadline_s: float | None = None) -> int:
         """Starts a call once every rank is about to start the same one; the number of the call.

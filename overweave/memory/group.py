@@ -5,7 +5,10 @@ Bytes travel as fixed-width uint8 tensors. Object collectives unpickle what a pe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -21,6 +24,7 @@ class Group:
     """A process group as one of its ranks sees it. `rank` and `world_size` count within the group.
 
     device: where byte collectives of this group run: the CPU where the group has a CPU backend, else the current GPU.
+    turn: held by the one thread of this process that calls; others wait for it.
     """
 
     name: str
@@ -28,6 +32,7 @@ class Group:
     world_size: int
     process_group: ProcessGroup
     device: torch.device
+    turn: AbstractContextManager[object] = field(default_factory=threading.RLock, compare=False, repr=False)
 
     @property
     def timeout_s(self) -> float:
@@ -38,6 +43,7 @@ class Group:
 
 
 GroupLike = ProcessGroup | DeviceMesh | str | None
+LIVING: Collection[ProcessGroup] = dist.distributed_c10d._world.pg_map  # those that were not destroyed
 
 
 def resolve(group: GroupLike) -> Group:
@@ -112,6 +118,8 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
     if not isinstance(group, ProcessGroup):
         found = f"got {type(group).__name__}"
         raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, "Pass one of these")
+    if group not in LIVING:
+        raise GroupError("compute in the group that was passed", "it was destroyed", "Make a new one")
     return group
 
 

@@ -59,6 +59,11 @@ class HostWorkspace:
             workspace = _WORKSPACES[group.process_group] = HostWorkspace(group, Board.of(group))
         return workspace
 
+    @staticmethod
+    def opened(group: Group) -> HostWorkspace | None:
+        """The workspace, if this rank has made one."""
+        return _WORKSPACES.get(group.process_group)
+
     def begin(self, schedule: Schedule, layout: SlotLayout, dtype: torch.dtype, timeout_s: float) -> HostSlot:
         """`take_slot`, as a schedule sees it."""
         heap, index = self.take_slot(layout, timeout_s)
@@ -67,7 +72,9 @@ class HostWorkspace:
     def take_slot(self, layout: SlotLayout, timeout_s: float) -> tuple[HostHeap, int]:
         """The head of a call: a slot that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
         if self.is_broken:
-            raise WorkspaceBroken("call on this group", "an earlier call failed", "Reset the workspace on every rank")
+            raise WorkspaceBroken(
+                "call on this group", "an earlier call failed", "Call overweave.reset(group) on every rank"
+            )
         heap = self._heap_for(layout, timeout_s)
         call = self._calls = self._calls + 1
         index = call % SLOTS
@@ -88,14 +95,15 @@ class HostWorkspace:
 
     def reset(self, timeout_s: float | None = None) -> None:
         """Collective. Makes a broken workspace usable again. Raises PeerDied, PeerTimeout; may then be repeated."""
-        self.board.reset(self._forget, timeout_s)
-        self.is_broken = False
+        self.board.reset(self.forget, timeout_s)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """This rank's part of a reset; the board's is its own affair."""
         # A new heap at the next call: an interrupted growth may have left the ranks with different ones.
         self._take(None)
         self._packed = None
         self.agreed.clear()
+        self.is_broken = False
 
     def _take(self, heap: HostHeap | None) -> None:
         self._heap, self._calls, self._used = heap, 0, None

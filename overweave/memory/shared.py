@@ -66,6 +66,10 @@ class SharedFile:
         os.close(self.descriptor)
         self.descriptor = -1
 
+    def __del__(self) -> None:
+        if getattr(self, "descriptor", -1) >= 0:
+            self.forget_name()
+
 
 def share(rank: int, size_bytes: int, exchange: Exchange, prepare: Callable[[SharedFile], None]) -> SharedFile:
     """One file for all ranks, in two phases: either every rank has mapped and prepared it, or every rank raises.

@@ -118,14 +118,15 @@ def all_gather_matmul(
     resolved = group_of(group)
     weights: Weights = tuple(w) if isinstance(w, (list, tuple)) else (w,)
     options = {"m": m, "return_gathered": return_gathered, "plan": plan}
-    key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, () if extras is None else (extras,))
-    problem = prepared.problem if prepared else _checked(x_shard, weights, m, resolved, (return_gathered, extras))
-    tensors = {"x": x_shard, "w": weights[0]}
-    if len(weights) > 1:
-        tensors |= zip(WEIGHTS, weights, strict=False)
-    if extras is not None:
-        tensors |= extras.tensors
-    (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
+    with resolved.turn:
+        key, prepared = look_up(resolved, OPERATOR, (x_shard, *weights), options, () if extras is None else (extras,))
+        problem = prepared.problem if prepared else _checked(x_shard, weights, m, resolved, (return_gathered, extras))
+        tensors = {"x": x_shard, "w": weights[0]}
+        if len(weights) > 1:
+            tensors |= zip(WEIGHTS, weights, strict=False)
+        if extras is not None:
+            tensors |= extras.tensors
+        (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
     y = tensors["y"] if weights[0] is w else tuple([tensors[name] for name in PRODUCTS[: len(weights)]])
     return (y, tensors["gathered_out"]) if return_gathered else y
 

@@ -26,7 +26,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
-from overweave.memory.group import Group
+from overweave.memory.group import LIVING, Group
 from overweave.ops.arguments import DTYPES
 from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper, check_options, check_others, unusable
 from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
@@ -81,12 +81,16 @@ class Fused:
         Raises RankMismatch where ranks call differently, ScheduleError for tiles that no table can tell, PeerError.
         """
         resolved = group_of(group)
+        with resolved.turn:
+            self._call(resolved, arguments, named)
+
+    def _call(self, resolved: Group, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         try:
             given, options = by_name(self.kernel, arguments, named)
             key = (*(_signature_of(value) for value in given.values()), *options.items())
         except InputError as error:
             raise refuse(resolved, error) from None
-        calls = self._calls.setdefault(resolved.process_group, OrderedDict())
+        calls = self._calls_of(resolved)
         try:
             call = calls.get(key)
         except TypeError:
@@ -101,6 +105,15 @@ class Fused:
             calls.move_to_end(key)
             Board.of(resolved).post(call.signature)
         call.run(given)
+
+    def _calls_of(self, group: Group) -> OrderedDict[Any, _Call]:
+        """Those of a group; what was kept for groups that have been destroyed goes where a new one comes."""
+        calls = self._calls.get(group.process_group)
+        if calls is None:
+            for known in [known for known in self._calls if known not in LIVING]:
+                del self._calls[known]
+            calls = self._calls[group.process_group] = OrderedDict()
+        return calls
 
     def __getitem__(self, grid: object) -> None:
         """Raises InputError: how many programs run is for the schedule to say."""

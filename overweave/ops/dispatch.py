@@ -7,6 +7,7 @@ they are about to do (memory/board.py).
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -15,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.autograd import forward_ad
 
-from overweave.errors import InputError, OverweaveError, ScheduleError
+from overweave.errors import GroupError, InputError, OverweaveError, ScheduleError
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
-from overweave.memory.group import Group, process_group_of, resolve
+from overweave.memory.group import LIVING, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.arguments import check_kinds, check_plain
 from overweave.ops.by_torch import bind_by_torch
@@ -45,16 +46,39 @@ _Tensor = torch.Tensor  # looked up once
 _PREPARED: dict[dist.ProcessGroup, Calls] = {}
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
-atexit.register(_GROUPS.clear)  # a process group must not outlive the interpreter
+atexit.register(lambda: _GROUPS.clear())  # a process group must not outlive the interpreter
+_INHERITED: list[object] = []  # groups of a process that this one was forked from, and what was kept for them
 
 
 def group_of(group: GroupLike) -> Group:
     """What the caller means by `group`, remembered. Raises GroupError."""
     key = group if isinstance(group, dist.ProcessGroup) else process_group_of(group)
     known = _GROUPS.get(key)
-    if known is None:
-        known = _GROUPS[key] = resolve(key)
+    if known is None or key not in LIVING:
+        known = _met(key)
     return known
+
+
+def _met(process_group: dist.ProcessGroup) -> Group:
+    """A group that is new to us. What was kept for groups that have been destroyed since goes."""
+    if process_group in _INHERITED:
+        found, cure = "this process was forked from the rank that made it", "Start ranks before they make groups"
+        raise GroupError("compute in the group that was passed", found, cure)
+    for known in [known for known in _GROUPS if known not in LIVING]:
+        _GROUPS.pop(known, None)
+        if known in _PREPARED and _PREPARED[known].close():
+            del _PREPARED[known]
+    return _GROUPS.setdefault(process_group, resolve(process_group))
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: a call there would speak in its parent's name. Kept, as threads of theirs end with them."""
+    global _GROUPS
+    _INHERITED.extend([*LIVING, *_GROUPS, _GROUPS])
+    _GROUPS = {}
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def look_up(
@@ -149,7 +173,10 @@ def _calls(group: Group) -> Calls:
 def refuse(group: Group, error: Refusal) -> Refusal:
     """Tells the peers, who are about to agree on this call, that this rank cannot take part; the error to raise."""
     with suppress(OverweaveError):
-        Board.of(group).agree(f"refused: {error}".encode())
+        board = Board.of(group)
+        board.agree(f"refused: {error}".encode())
+        if not board.is_watched:
+            board.finish()  # no workspace whose end says so
     return error
 
 

@@ -86,14 +86,15 @@ def matmul_all_reduce(
         return eagerly(matmul_all_reduce, x, w, group, extras=extras, norm=norm, plan=plan)
     resolved = group_of(group)
     beside = () if extras is None is norm else (extras, norm)
-    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, beside)
-    problem = prepared.problem if prepared else _checked(x, w, (extras, norm), resolved)
-    tensors = {"x": x, "w": w}
-    if extras is not None:
-        tensors |= extras.tensors
-    if norm is not None:
-        tensors |= norm.tensors
-    (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
+    with resolved.turn:
+        key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, beside)
+        problem = prepared.problem if prepared else _checked(x, w, (extras, norm), resolved)
+        tensors = {"x": x, "w": w}
+        if extras is not None:
+            tensors |= extras.tensors
+        if norm is not None:
+            tensors |= norm.tensors
+        (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
     return tensors["y"] if norm is None else (tensors["y"], tensors[Z])
 
 

@@ -52,10 +52,11 @@ def matmul_reduce_scatter(
     if is_read_by_compiler():
         return eagerly(matmul_reduce_scatter, x, w, group, extras=extras, plan=plan)
     resolved = group_of(group)
-    key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else (extras,))
-    problem = prepared.problem if prepared else _checked(x, w, extras, resolved)
-    tensors = {"x": x, "w": w} if extras is None else {"x": x, "w": w, **extras.tensors}
-    (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
+    with resolved.turn:
+        key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else (extras,))
+        problem = prepared.problem if prepared else _checked(x, w, extras, resolved)
+        tensors = {"x": x, "w": w} if extras is None else {"x": x, "w": w, **extras.tensors}
+        (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
     return tensors["y"]
 
 

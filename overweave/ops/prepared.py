@@ -116,6 +116,11 @@ class Calls:
         choices = [key for key, call in self._calls.items() if call.choice.source != "asked"]
         self._drop([key for key in choices if self._calls[key].problem.operator == operator])
 
+    def close(self) -> bool:
+        """Forgets all calls; whether nothing is left that graphs of the caller's replay."""
+        self._drop(list(self._calls))
+        return not self._held
+
     def _drop(self, keys: list[Key]) -> None:
         dropped = [bound for key in keys if (bound := self._calls.pop(key).bound) is not None]
         if dropped:

@@ -87,16 +87,17 @@ class TileProgram:
     def call(self) -> Iterator[TileCall]:
         """One call, made by every rank of the group. What is raised inside the block, the peers hear of."""
         call = TileCall(self)
-        try:
-            yield call
-        except InputError as error:
-            raise refuse(self._group, error) from None
-        except OverweaveError:
-            raise  # of another call, whose peers know
-        except Exception as error:
-            refuse(self._group, error)
-            raise
-        self._run(self._signature, call.steps)
+        with self._group.turn:
+            try:
+                yield call
+            except InputError as error:
+                raise refuse(self._group, error) from None
+            except OverweaveError:
+                raise  # of another call, whose peers know
+            except Exception as error:
+                refuse(self._group, error)
+                raise
+            self._run(self._signature, call.steps)
 
     def _check(self) -> None:
         for name, channel in self.declared.channels.items():

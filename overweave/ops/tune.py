@@ -53,7 +53,8 @@ def tune(
         problem = dressed(_problem(operator, (m, columns, k), resolved.world_size, dtype), columns, after)
     except InputError as error:
         raise refuse(resolved, error) from None
-    tune_and_learn(problem, resolved, where)
+    with resolved.turn:
+        tune_and_learn(problem, resolved, where)
     target = target_of(where)
     return choose(problem, target, agreed_knowledge(resolved, target))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from overweave.errors import InputError
 from overweave.memory.board import Board
+from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
-from overweave.runtime.host import reset_host
 
 
 def check(group: GroupLike = None) -> None:
@@ -20,24 +21,34 @@ def check(group: GroupLike = None) -> None:
     Raises PeerDied, PeerTimeout or RankMismatch of a call, WorkspaceBroken until a reset, GroupError without a group.
     """
     resolved = group_of(group)
-    if not torch.cuda.is_available():
-        HostWorkspace.of(resolved).board.check()
-        return
-    workspace = load("gpu workspace").opened(resolved, _gpu())
+    workspace = _on_gpu(resolved)
     if workspace is not None:
         workspace.check()
-    else:  # only library plans have run
+        return
+    if torch.cuda.is_available():  # only library plans have run, or plans on the CPU
         torch.cuda.synchronize()
-        Board.of(resolved).check()
+    board = Board.opened(resolved)
+    if board is not None:  # else nothing has run
+        board.check()
 
 
 def reset(group: GroupLike = None) -> None:
-    """Collective: makes the group usable again after PeerTimeout or RankMismatch, once every rank has come here."""
+    """Collective: makes the group usable again after PeerTimeout or RankMismatch, once every rank has come here.
+
+    Not where a rank left a library's collective half done (the plan `sequential`, say): the library takes the next one
+    for the rest of it, or has closed its connections. Then destroy the process group, and make a new one.
+    """
     resolved = group_of(group)
-    if torch.cuda.is_available():
-        load("gpu workspace").of(resolved, _gpu()).reset()
-    else:
-        reset_host(resolved)
+    with resolved.turn:
+        workspace, host = _on_gpu(resolved), HostWorkspace.opened(resolved)
+        if workspace is not None:
+            workspace.reset()
+        else:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            Board.of(resolved).reset(lambda: None)
+        if host is not None:
+            host.forget()
 
 
 def symmetric_empty(
@@ -55,20 +66,27 @@ def symmetric_empty(
     if not _is_shape(shape) or not isinstance(dtype, torch.dtype):
         error = InputError("symmetric_empty", f"shape {shape}, dtype {dtype}", "Pass ints >= 0 and a torch.dtype")
         raise refuse(resolved, error)
-    extents, board = tuple(shape), Board.of(resolved)
-    board.agree(f"symmetric_empty {list(extents)} {dtype}".encode())
-    if not torch.cuda.is_available():
-        board.finish()
-        return torch.zeros(extents, dtype=dtype)
-    where = device or _gpu()
-    size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
-    heap = load("gpu heap")(resolved, where, size_bytes)
-    tensor: torch.Tensor = heap.view(0, extents, dtype)
-    return tensor
+    with resolved.turn:
+        extents, board = tuple(shape), Board.of(resolved)
+        board.agree(f"symmetric_empty {list(extents)} {dtype}".encode())
+        where = device or (_gpu() if torch.cuda.is_available() else torch.device("cpu"))
+        if where.type == "cpu":
+            if not board.is_watched:
+                board.finish()
+            return torch.zeros(extents, dtype=dtype, device=where)
+        size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
+        heap = load("gpu heap")(resolved, where, size_bytes)
+        tensor: torch.Tensor = heap.view(0, extents, dtype)
+        return tensor
 
 
 def _is_shape(shape: object) -> bool:
     return isinstance(shape, Sequence) and all(isinstance(extent, int) and extent >= 0 for extent in shape)
+
+
+def _on_gpu(group: Group) -> Any:
+    """The group's workspace on this rank's GPU; None without a GPU, and where nothing has needed one."""
+    return load("gpu workspace").opened(group, _gpu()) if torch.cuda.is_available() else None
 
 
 def _gpu() -> torch.device:

@@ -46,7 +46,9 @@ def run_on_host(
     timeout_s = group.timeout_s if timeout_s is None else timeout_s
     workspace = HostWorkspace.of(group)
     if workspace.is_broken:
-        raise WorkspaceBroken("call on this group", "an earlier call failed", "Run reset_host(group) on every rank")
+        raise WorkspaceBroken(
+            "call on this group", "an earlier call failed", "Call overweave.reset(group) on every rank"
+        )
     try:
         bound = _bind(plan, group.rank, depth)
         _check_tensors(plan, group, bound, {**inputs, **outputs})
