@@ -16,6 +16,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import Problem
 from overweave.memory.collector import without_collection
 from overweave.schedules.catalog import build
+from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.templates import MATMUL_ALL_REDUCE
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
@@ -40,8 +41,9 @@ from overweave.tuner.target import Target
 MACHINES = {"NVIDIA H200": "h200x4"}
 # What torch's own all-reduces are in a machine's description; its fused operators have no prediction.
 TORCHS = {TORCH_ONE_SHOT: "one_shot_all_reduce", TORCH_TWO_SHOT: "two_shot_all_reduce"}
-# Elements of a product that are simulated for a first call, which must not wait long, and at all; and the fewest rows.
-FEW_ELEMENTS, MOST_ELEMENTS, FEWEST_ROWS = 1 << 26, 1 << 30, 2048
+# What is simulated, since a first call must not wait long: elements of the products of all ranks, of what one gathers,
+# which has tiles where a kernel pulls it, and rows, no fewer than these.
+MOST_ELEMENTS, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 30, 2048
 REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
 MOST_GPUS = 8  # of one host, all on one switch: a described machine of fewer stands for it
 
@@ -57,13 +59,15 @@ class Margin(Struct, frozen=True):
 # host 100 us and more.
 # MEASURED: on 72 rows (small and mlp, W=2 and 4) the choice loses less than 1 % in the mean, and 3 to 5 % without these
 # margins (H200, 2026-11-20; `python -m campaigns.cold_choice`).
-# torch's own all-reduces cost the host less than the library's, and their times are measured ones.
-WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Margin(1.0, 0.02)
+# torch's own all-reduces stand behind the library path's matmul, cost the host less, and have measured times: how long
+# the call is gives no reason for a margin. MEASURED: of the 82 rows of *.matmul_all_reduce.*.json the 43 in which
+# torch's two-shot is predicted to gain more than 1 us are all quicker with it.
+WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Margin(1.0, 0.0)
 # Packed messages. MEASURED: with 2 us the choice for an all-reduce is the quickest, or within 4 % of it, on all 20
 # problems of 1 to 512 rows of benchmarks/results/packed.h200x2.2026-11-22.txt, and the quickest on all 32 of the two
 # other operators in packed_gather_scatter.*; of 4 ranks on 57 of the 60 of packed.h200x4.*, within 4.3 % on the others
 # (captured; tests/tuner/test_messages.py).
-OF_MESSAGES = Margin(2.0, 0.02)
+OF_MESSAGES = Margin(2.0, 0.0)
 # All-reduces whose own tiles add what arrived. MEASURED: on layers of 1,024 to 8,192 rows those of `two_shot` take 6 to
 # 23 % more than predicted, those whose sums are a kernel's 0 to 7 %, and two_shot_beside 33 to 79 us, 7 to 21 % (4 x
 # H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With
@@ -95,8 +99,8 @@ def machine_of(target: Target, world_size: int) -> Machine | None:
 def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[Weighed, ...]:
     """Every candidate in the order of the space. Predictions are those of the problem's bucket, made once.
 
-    is_thorough: simulate them all, whole; else, as a first call does, go from the first of each family that is not far
-    behind to its best, option by option, and simulate a part of a large problem.
+    is_thorough: simulate them all; else, as a first call does, go from the first of each family that is not far behind
+    to its best, option by option. Both say the same of a candidate.
     """
     return _weigh(bucketed(problem), target, is_thorough)
 
@@ -143,7 +147,7 @@ def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machi
 
 @lru_cache(maxsize=1024)
 def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed, ...]:
-    model = _Model(problem, target, MOST_ELEMENTS if is_thorough else FEW_ELEMENTS)
+    model = _Model(problem, target)
     families = SPACE[problem.operator]
     if is_thorough:
         return tuple(model.weighed(what) for what in candidates(problem.operator))
@@ -158,12 +162,12 @@ def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed
 class _Model:
     """What the model says of one problem, each candidate asked at most once.
 
-    Of more than `elements` of the product, as many rows are simulated as have that many, and the time is scaled up.
+    Of a large one only some rows are simulated, for all candidates alike, and the time is scaled up.
     """
 
-    def __init__(self, problem: Problem, target: Target, elements: int) -> None:
+    def __init__(self, problem: Problem, target: Target) -> None:
         self._problem, self._target, self._simulated = problem, target, problem
-        while self._simulated.m * problem.n > elements and self._simulated.m > FEWEST_ROWS:
+        while _is_large(self._simulated) and self._simulated.m > FEWEST_ROWS:
             self._simulated = replace(self._simulated, m=self._simulated.m // 2)
         self._machine = machine_of(target, problem.world_size)
         self.known: dict[Candidate, Weighed] = {}
@@ -205,6 +209,11 @@ class _Model:
         assert self._machine is not None
         measured = self._machine.has_measured(TORCHS.get(what.plan, ""), self._problem.world_size)
         return measured or not what.is_by_torch
+
+
+def _is_large(problem: Problem) -> bool:
+    gathered = problem.m * problem.k if problem.operator == ALL_GATHER_MATMUL else 0
+    return problem.world_size * problem.m * problem.n > MOST_ELEMENTS or gathered > MOST_GATHERED
 
 
 def _us(each: Weighed) -> float:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Assignment, Plan, Problem
 from overweave.ir.schedule import Copy, Operation, Put
 from overweave.ir.tile_order import TileRow
+from overweave.ir.verify.copies import check_copy
 from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.verdict import Findings
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_order import tile_orders
 
@@ -81,6 +83,17 @@ def test_every_change_of_a_row_is_refused(name: str, field: str):
 )
 def test_a_tile_lost_or_moved_twice_or_out_of_turn_is_refused(change: Callable[[list[TileRow]], object]):
     refused(with_rows(plan_of(PUSH), change), "lowering", "")
+
+
+def test_a_chunk_may_be_larger_than_a_tile_may_move():
+    wide = Problem(operator="all_gather_matmul", m=16384, n=128, k=131072, world_size=2, dtype="bfloat16")
+    chunks = build(PUSH, wide, {"mover": "copy_kernel", "pieces": 1}, rank=0)
+    verdict = verify_plan(chunks, H200, rank=0)
+    assert verdict.ok, [str(refusal) for refusal in verdict.refusals]
+    put = next(each for each in chunks.schedule.operations if isinstance(each, Put))
+    findings, buffers = Findings(), {buffer.name: buffer for buffer in chunks.schedule.buffers}
+    check_copy(replace(put, tiles=1), [], buffers, "bfloat16", findings)
+    assert "more than 31 bits" in str(findings.verdict("push").refusals)
 
 
 def test_rows_that_are_no_whole_words_are_refused():

@@ -34,7 +34,7 @@ def test_measurements_come_before_the_model():
 
 
 def test_a_winner_that_cannot_compute_this_problem_is_passed_over_aloud():
-    known = knowing(Time(TORCH_FUSED, {}, 8.0), Time("push", {"pieces": 1}, 9.0), Time("per_shard", {}, 10.0))
+    known = knowing(Time(TORCH_FUSED, {}, 800.0), Time("push", {"pieces": 1}, 900.0), Time("per_shard", {}, 1000.0))
     assert choose(PROBLEM, GPU, known).plan == TORCH_FUSED
     ragged = choose(replace(PROBLEM, m=4095), GPU, known)
     assert ragged.text == "push pieces=1"
@@ -42,6 +42,15 @@ def test_a_winner_that_cannot_compute_this_problem_is_passed_over_aloud():
     odd = choose(replace(PROBLEM, m=4095, n=3841), GPU, known)
     assert odd.text == "per_shard"
     assert choose(replace(PROBLEM, m=4095), GPU, knowing(Time(TORCH_FUSED, {}, 8.0))).source == "model"
+
+
+def test_what_costs_the_host_more_than_the_gpu_is_not_taken_for_the_gpus_time():
+    """Calls of torch's fused operators follow each other no quicker than the host makes them."""
+    quick = knowing(Time(TORCH_FUSED, {}, 98.0), Time("push", {"pieces": 1}, 115.0), Time("sequential", {}, 126.0))
+    choice = choose(PROBLEM, GPU, quick)
+    assert choice.text == "push pieces=1"
+    assert "but for torch.fused, 98.0 us, which costs the host more" in choice.reason
+    assert choose(PROBLEM, GPU, knowing(Time(TORCH_FUSED, {}, 98.0), Time("sequential", {}, 180.0))).plan == TORCH_FUSED
 
 
 def test_a_new_number_of_rows_costs_nothing():

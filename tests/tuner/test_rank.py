@@ -44,17 +44,36 @@ def test_a_first_call_looks_at_less():
     assert cold_choice(few, problem.operator) == cold_choice(all_of_them, problem.operator)
 
 
+def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
+    """So that `explain` tells what the choice went by."""
+    problem = replace(LARGEST, operator="all_gather_matmul")
+    few, all_of_them = (weigh(problem, GPU, is_thorough) for is_thorough in (False, True))
+    both = [pair for pair in zip(few, all_of_them, strict=True) if pair[0].predicted_us is not None]
+    assert len(both) > 4
+    assert all(one == other for one, other in both)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("operator", SPACE)
-def test_a_large_problem_is_weighed_in_time(operator: str):
+@pytest.mark.parametrize(
+    ("operator", "changes"),
+    [
+        *((operator, {}) for operator in SPACE),
+        ("matmul_reduce_scatter", {"world_size": 8}),
+        ("all_gather_matmul", {"m": 28672, "n": 2048, "k": 262144}),
+        ("all_gather_matmul", {"m": 100352, "n": 128, "k": 65536}),
+    ],
+    ids=str,
+)
+def test_a_large_problem_is_weighed_in_time(operator: str, changes: dict[str, int]):
     rank._weigh.cache_clear()
     weigh(problem_of(operator), GPU, is_thorough=False)  # machine files and tables of tile shapes are read
+    large = replace(LARGEST, **({"operator": operator} | changes))
     start_s = time.process_time()
-    weighed = weigh(replace(LARGEST, operator=operator), GPU, is_thorough=False)
+    weighed = weigh(large, GPU, is_thorough=False)
     took_s = time.process_time() - start_s
     assert len(weighed) > 4
     assert took_s < EAGER_S * 2  # twice: CPUs that are shared
-    assert weigh(replace(LARGEST, operator=operator, m=16000), GPU, is_thorough=False) is weighed  # of one bucket
+    assert weigh(replace(large, m=large.m - large.m // 100), GPU, is_thorough=False) is weighed  # of one bucket
 
 
 def test_the_library_path_wins_unless_the_gain_is_worth_it():

@@ -43,7 +43,7 @@ def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype
     elif row_bytes % COPY_WORD_BYTES:
         said = f"rows are {row_bytes} bytes; the kernel moves words of {COPY_WORD_BYTES}"
         findings.add("alignment", move, said, region)
-    elif region.shape[0] * row_bytes > LIMIT:
+    elif -(-region.shape[0] // move.instances) * row_bytes > LIMIT:  # places are of 64 bits, what a tile moves of 32
         findings.add("width", move, "a tile's words need more than 31 bits", region)
 
 
