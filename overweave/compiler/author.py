@@ -13,6 +13,7 @@ from libcst.metadata import CodePosition, MetadataWrapper, PositionProvider
 from msgspec import Struct
 
 from overweave.compiler.directives import Directive, Place, is_directive, parse_directive
+from overweave.compiler.language import Language, language_of
 from overweave.errors import InputError
 
 Statement = cst.BaseStatement
@@ -28,13 +29,14 @@ class Marked(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """A kernel's file and function, and all that is marked in it, in the order of the text."""
+    """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`."""
 
     path: Path
     module: cst.Module
     function: cst.FunctionDef
     marks: tuple[Marked, ...]
     line: int
+    language: Language
 
     @property
     def name(self) -> str:
@@ -42,8 +44,7 @@ class Source(Struct, frozen=True):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        params = self.function.params
-        return tuple(param.name.value for param in (*params.posonly_params, *params.params, *params.kwonly_params))
+        return parameter_names(self.function)
 
     @property
     def defaults(self) -> frozenset[str]:
@@ -58,6 +59,12 @@ class Source(Struct, frozen=True):
     def place(self) -> Place:
         """The function itself, for what is wrong with all of it."""
         return Place(self.path.name, self.line, f"def {self.name}")
+
+
+def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
+    """The parameters of a function, in their order."""
+    params = function.params
+    return tuple(param.name.value for param in (*params.posonly_params, *params.params, *params.kwonly_params))
 
 
 def read_source(path: Path, name: str) -> Source:
@@ -84,7 +91,8 @@ def read_source(path: Path, name: str) -> Source:
     function, body = functions[0], functions[0].body
     reader = _Reader(path.name, lines)
     marks = tuple(reader.block(body, ()))
-    return Source(path, wrapper.module, function, marks, lines[function].start.line)
+    reader.refuse_strays(function)
+    return Source(path, wrapper.module, function, marks, lines[function].start.line, language_of(wrapper.module))
 
 
 class _Reader:
@@ -92,6 +100,7 @@ class _Reader:
 
     def __init__(self, file: str, lines: object) -> None:
         self.file, self.lines = file, lines
+        self.read: list[cst.Comment] = []
 
     def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked]:
         for index, statement in enumerate(block.body):
@@ -106,6 +115,7 @@ class _Reader:
         self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
 
     def parsed(self, comment: cst.Comment) -> Directive:
+        self.read.append(comment)
         return parse_directive(comment.value, self.file, self._line(comment))
 
     def refuse(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
@@ -113,9 +123,25 @@ class _Reader:
             if is_directive(comment.value):
                 raise Place(self.file, self._line(comment), comment.value).error(found, cure)
 
+    def refuse_strays(self, function: cst.FunctionDef) -> None:
+        """Nothing that is meant for us goes unread: inside brackets, above the function, in one defined inside."""
+        found = _Comments()
+        function.visit(found)
+        strays = [one for one in found.comments if not any(one is read for read in self.read)]
+        self.refuse(strays, "it stands above no statement of the kernel", "Put it right above the whole statement")
+
     def _line(self, comment: cst.Comment) -> int:
         start: CodePosition = self.lines[comment].start  # type: ignore[index]
         return int(start.line)
+
+
+class _Comments(cst.CSTVisitor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.comments: list[cst.Comment] = []
+
+    def visit_Comment(self, node: cst.Comment) -> None:
+        self.comments.append(node)
 
 
 def _blocks(statement: Statement) -> Iterator[cst.IndentedBlock]:

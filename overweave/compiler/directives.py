@@ -28,6 +28,7 @@ MARK = "@overweave."
 RESERVED = "overweave"
 LONGEST_NAME, MOST_CHARACTERS = 24, 1000
 _COMMENT = re.compile(r"#\s*@overweave\.([A-Za-z_]*)(?:\s+(.*))?", re.ASCII)
+_UNMARKED = re.compile(r"[#\s@]*overweave\s*\.\s*(axis|tile_id|dispatch|pid_map|load|store|stream)\b", re.ASCII)
 _ACCESS = re.compile(r"([A-Za-z_]\w*)\s*=\s*([A-Za-z_]\w*)\s*\[(.*)\]", re.ASCII)
 _AXIS = re.compile(r"([A-Za-z_]\w*)\s*(?:=\s*(.*?))?(?:\s+block\s*=\s*(.*?))?(\s+streamed)?", re.ASCII)
 FORM = "; docs/directives.md shows the form"
@@ -96,8 +97,8 @@ Directive = AxisDirective | TileIdDirective | DispatchDirective | PidMapDirectiv
 
 
 def is_directive(comment: str) -> bool:
-    """Whether a comment is meant for us."""
-    return (comment.lstrip("#").strip().startswith(RESERVED) and "." in comment) or MARK in comment
+    """Whether a comment is meant for us, be it that its mark is spoiled. Prose about us is not."""
+    return MARK in comment or _UNMARKED.match(comment) is not None
 
 
 def parse_directive(comment: str, file: str, line: int) -> Directive:

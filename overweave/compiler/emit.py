@@ -8,16 +8,15 @@ its parts around the same loop, with one wait for each part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import libcst as cst
 from msgspec import Struct
 
 from overweave.compiler.author import Statement
 from overweave.compiler.expressions import Polynomial
-from overweave.compiler.kernel import Access, Kernel, Stream
+from overweave.compiler.kernel import Kernel, Stream
+from overweave.compiler.language import is_value
 from overweave.compiler.module import fused_module
-from overweave.compiler.names import called, memory_calls, receiver
+from overweave.compiler.names import accesses_in, used_names
 from overweave.ir.plan import DataPath
 
 LANG = "overweave_lang"
@@ -134,25 +133,13 @@ class _Tile:
 
     def _rewritten(self, index: int, statement: Statement) -> list[cst.CSTNode]:
         stores = [store for store in self.kernel.stores if store.index == index]
-        if stores and self.weaving.has_verdict:
-            statement = statement.visit(_Voiding(stores))  # type: ignore[assignment]
-        if any(store.directive.tensor == self.weaving.away for store in stores):
-            return self._stored_away(stores, statement)
+        if stores and (self.weaving.has_verdict or self.weaving.away):
+            made = statement.visit(_Storing(self.kernel, self.weaving))
+            return list(made.nodes) if isinstance(made, cst.FlattenSentinel) else [made]  # type: ignore[list-item]
         for stream in self.kernel.streams if self.weaving.streams else ():
             if stream.index == index:
                 return self._streamed(stream, statement)
         return [statement]
-
-    def _stored_away(self, stores: list[Access], statement: Statement) -> list[cst.CSTNode]:
-        """The store at each of the tile's places."""
-        table, rest = "overweave_table, overweave_row, overweave_places", "overweave_world_size"
-        (pointer,) = {store.directive.parameter for store in stores}
-        count = _parse(f"overweave_count = {LANG}.place_count({table}, {rest})")
-        loop = _parse("for overweave_place in range(overweave_count):\n    pass\n")
-        away = _parse(f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {rest}, {pointer}\n)")
-        assert isinstance(loop, cst.For)
-        moved = statement.visit(_Moving()).with_changes(leading_lines=())  # type: ignore[union-attr]
-        return _led([count, loop.with_changes(body=loop.body.with_changes(body=(away, moved)))], statement)
 
     def _streamed(self, stream: Stream, statement: Statement) -> list[cst.CSTNode]:
         """The loop over parts around the author's loop, which keeps to the rows of one part."""
@@ -211,22 +198,29 @@ def _parameter(kernel: Kernel, tensor: str | None) -> str | None:
 def can_choose(kernel: Kernel, tensor: str) -> bool:
     """Whether every load of a tensor is `tl.load` through a pointer that is made anew in each tile."""
     accesses = [load for load in kernel.loads if load.directive.tensor == tensor]
-    calls = [call for load in accesses for call in memory_calls(load.statement, "load")]
-    written = any(store.directive.parameter == one.directive.parameter for store in kernel.stores for one in accesses)
-    return kernel.loop is None and bool(calls) and all(receiver(call) == "tl" for call in calls) and not written
+    language, parameters = kernel.source.language, {one.directive.parameter for one in accesses}
+    calls = [call for load in accesses for call in accesses_in(load.statement, "load", language)]
+    written = any(store.directive.parameter in parameters for store in kernel.stores)
+    used = {name for statement in kernel.body[: kernel.first] for name in used_names(statement)}
+    is_late = kernel.loop is None and not written and not used & parameters
+    return is_late and bool(calls) and all(language.word(call) for call in calls)
 
 
 def can_store_away(kernel: Kernel, tensor: str) -> bool:
-    """Whether every store of a tensor is `tl.store`, one for each tile, as peers have no descriptors of their own."""
+    """Whether a tensor is stored by one `tl.store`, with a line of its own, as peers have no descriptors of theirs."""
     stores = [store for store in kernel.stores if store.directive.tensor == tensor]
-    calls = [call for store in stores for call in memory_calls(store.statement, "store")]
-    return len(calls) == 1 and receiver(calls[0]) == "tl"
+    language = kernel.source.language
+    calls = [call for store in stores for call in accesses_in(store.statement, "store", language)]
+    is_alone = all(len(getattr(store.statement, "body", ())) == 1 for store in stores)
+    return len(calls) == 1 and is_alone and bool(language.word(calls[0]))
 
 
 def stores_in_bulk(kernel: Kernel) -> bool:
     """Whether a tile is stored through a descriptor: such stores must be complete before anything is announced, be it
     only the alarm."""
-    return any(receiver(call) != "tl" for store in kernel.stores for call in memory_calls(store.statement, "store"))
+    language = kernel.source.language
+    calls = [call for store in kernel.stores for call in accesses_in(store.statement, "store", language)]
+    return any(language.method(call) for call in calls)
 
 
 def _factor(extent: Polynomial) -> str:
@@ -248,40 +242,65 @@ def _bounded(end: str, bound: cst.Arg) -> cst.CSTNode:
     return line.with_changes(body=(assigned.with_changes(value=call),))
 
 
-class _Voiding(cst.CSTTransformer):
-    """Replaces what annotated stores write by `voided(...)` of it."""
+class _Storing(cst.CSTTransformer):
+    """Lets annotated stores write NaN if a wait was void, and one of them store at each of its tile's places."""
 
-    def __init__(self, stores: Sequence[Access]) -> None:
+    def __init__(self, kernel: Kernel, weaving: Weaving) -> None:
         super().__init__()
-        self.calls = [call for store in stores for call in memory_calls(store.statement, "store")]
+        self.weaving = weaving
+        self.calls = [
+            (store, call)
+            for store in kernel.stores
+            for call in accesses_in(store.statement, "store", kernel.source.language)
+        ]
+        self.away = [store for store in kernel.stores if store.directive.tensor == weaving.away]
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        if not any(original_node is call for call in self.calls):
+        store = next((store for store, call in self.calls if call is original_node), None)
+        if store is None:
             return updated_node
         args = list(updated_node.args)
-        at = next((i for i, arg in enumerate(args) if arg.keyword and arg.keyword.value == "value"), 1)
-        voided = cst.Call(
-            func=cst.parse_expression(f"{LANG}.voided"),
-            args=(
-                cst.Arg(args[at].value, comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))),
-                cst.Arg(cst.Name("overweave_verdict")),
-            ),
-        )
-        args[at] = args[at].with_changes(value=voided)
+        if self.weaving.has_verdict:
+            at = next(at for at, arg in enumerate(args) if is_value(at, arg))
+            args[at] = args[at].with_changes(value=_voided(args[at].value))
+        if any(store is one for one in self.away):
+            at = next((at for at, arg in enumerate(args) if arg.keyword and arg.keyword.value == "pointer"), 0)
+            args[at] = args[at].with_changes(value=_moved(args[at].value))
         return updated_node.with_changes(args=args)
 
-
-class _Moving(cst.CSTTransformer):
-    """Adds how far away a tile is stored to the pointers of `tl.store`."""
-
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        if called(original_node) != "store" or receiver(original_node) != "tl":
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
+        """The store stands in a loop over the places, and nothing else does: it may stand in a loop itself."""
+        store = next((one for one in self.away if one.statement is original_node), None)
+        if store is None:
             return updated_node
-        pointers = updated_node.args[0].value
-        is_plain = isinstance(pointers, cst.Name) or bool(getattr(pointers, "lpar", ()))
-        left = pointers if is_plain else pointers.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        moved = cst.BinaryOperation(left, cst.Add(), cst.Name("overweave_away"))
-        return updated_node.with_changes(args=[updated_node.args[0].with_changes(value=moved), *updated_node.args[1:]])
+        table, rest = "overweave_table, overweave_row, overweave_places", "overweave_world_size"
+        count = _parse(f"overweave_count = {LANG}.place_count({table}, {rest})")
+        loop = _parse("for overweave_place in range(overweave_count):\n    pass\n")
+        pointer = store.directive.parameter
+        away = _parse(f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {rest}, {pointer}\n)")
+        assert isinstance(loop, cst.For)
+        stored = updated_node.with_changes(leading_lines=())
+        made = [count, loop.with_changes(body=loop.body.with_changes(body=(away, stored)))]
+        return cst.FlattenSentinel(_led(made, original_node))  # type: ignore[arg-type]
+
+
+def _voided(value: cst.BaseExpression) -> cst.Call:
+    return cst.Call(
+        func=cst.parse_expression(f"{LANG}.voided"),
+        args=(
+            cst.Arg(value, comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))),
+            cst.Arg(cst.Name("overweave_verdict")),
+        ),
+    )
+
+
+def _moved(pointers: cst.BaseExpression) -> cst.BinaryOperation:
+    """Pointers, and how far away a tile is stored."""
+    is_plain = isinstance(pointers, cst.Name) or bool(pointers.lpar)
+    left = pointers if is_plain else pointers.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    return cst.BinaryOperation(left, cst.Add(), cst.Name("overweave_away"))
 
 
 def _persistent(kernel: Kernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:

@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from overweave.errors import MachineError
+from overweave.errors import InputError, MachineError
 
 _LOADED: dict[Path, Any] = {}
 
@@ -38,13 +38,19 @@ def write_generated(folder: Path, name: str, text: str) -> Path:
 
 
 def load_generated(folder: Path, name: str, text: str) -> Any:
-    """The fused kernel `name`, imported from its file. Raises MachineError."""
+    """The fused kernel `name`, imported from its file. Raises MachineError, and InputError for names it lacks."""
     path = write_generated(folder, name, text)
     if path not in _LOADED:
         spec = spec_from_file_location(f"overweave_generated_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise MachineError(f"import {path.name}", "Python has no loader for it", "Report this")
         module = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            cure = "Let the file define or import, at its top level, all that the kernel uses"
+            raise InputError(
+                f"import the fused kernel {name}", f"{type(error).__name__}: {error}"[:200], cure
+            ) from error
         _LOADED[path] = module
     return getattr(_LOADED[path], name)

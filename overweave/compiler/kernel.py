@@ -18,6 +18,7 @@ from overweave.compiler.directives import (
     TileIdDirective,
 )
 from overweave.compiler.expressions import ExpressionError, Polynomial
+from overweave.compiler.language import Language
 from overweave.compiler.names import assigned_names, called
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 
@@ -185,7 +186,7 @@ def _tile(source: Source) -> tuple[int | None, str | None, int]:
         raise directive.place.error("it stands inside another block", "Put the tile id at the top level of the kernel")
     if directive.is_persistent:
         return mark.path[0], _loop_variable(directive.place, mark.statement), mark.path[0]
-    return None, _program_variable(directive.place, mark.statement), mark.path[0]
+    return None, _program_variable(directive.place, mark.statement, source.language), mark.path[0]
 
 
 def _loop_variable(place: Place, statement: Statement) -> str:
@@ -196,11 +197,11 @@ def _loop_variable(place: Place, statement: Statement) -> str:
     raise place.error("no loop over a range follows it", "Put it above `for NAME in tl.range(...):`")
 
 
-def _program_variable(place: Place, statement: Statement) -> str:
+def _program_variable(place: Place, statement: Statement, language: Language) -> str:
     parts = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
     part = parts[0] if len(parts) == 1 else None
     if isinstance(part, cst.Assign) and len(part.targets) == 1 and isinstance(part.targets[0].target, cst.Name):
-        if isinstance(part.value, cst.Call) and called(part.value) == "program_id":
+        if isinstance(part.value, cst.Call) and language.word(part.value) == "program_id":
             return part.targets[0].target.value
     raise place.error(
         "no `pid = tl.program_id(0)` follows it", "Put it above that statement, or above the loop over tiles"

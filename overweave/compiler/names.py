@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import libcst as cst
+
+from overweave.compiler.language import Language
+
+PROGRAM = "program_id()"  # where a variable comes from that is made from a program's number; no name can be so called
+Assignment = tuple[str, cst.BaseExpression | None]
+DESCRIBING = ("dtype", "type", "shape", "block_shape", "strides")  # of a tensor, and not where it lies
+
+
+def _nothing(_: cst.CSTNode) -> bool:
+    return False
 
 
 class _Used(cst.CSTVisitor):
     """Names that are read or written; of `a.b` only `a`, of `f(x=y)` only `f` and `y`."""
 
-    def __init__(self, skips: tuple[str, ...]) -> None:
+    def __init__(self, skips: Callable[[cst.CSTNode], bool]) -> None:
         super().__init__()
         self.names: set[str] = set()
         self._skips = skips
@@ -19,7 +29,8 @@ class _Used(cst.CSTVisitor):
         self.names.add(node.value)
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
-        node.value.visit(self)
+        if not self._skips(node):
+            node.value.visit(self)
         return False
 
     def visit_Arg(self, node: cst.Arg) -> bool:
@@ -27,15 +38,20 @@ class _Used(cst.CSTVisitor):
         return False
 
     def visit_Call(self, node: cst.Call) -> bool:
-        return called(node) not in self._skips
+        return not self._skips(node)
 
 
 class _Assigned(cst.CSTVisitor):
     def __init__(self) -> None:
         super().__init__()
-        self.pairs: list[tuple[str, cst.BaseExpression | None]] = []
+        self.pairs: list[Assignment] = []
 
     def _add(self, target: cst.CSTNode, value: cst.BaseExpression | None) -> None:
+        if isinstance(target, cst.Tuple | cst.List) and isinstance(value, cst.Tuple | cst.List):
+            if len(target.elements) == len(value.elements):
+                for part, made in zip(target.elements, value.elements, strict=True):
+                    self._add(part.value, made.value)
+                return
         for name in sorted(used_names(target)) if not isinstance(target, cst.Subscript | cst.Attribute) else ():
             self.pairs.append((name, value))
 
@@ -66,28 +82,21 @@ class _Calls(cst.CSTVisitor):
 
 
 def called(call: cst.Call) -> str:
-    """The last part of the name of what is called: `load` of `tl.load(...)` and of `descriptor.load(...)`."""
+    """The last part of the name of what is called: `range` of `tl.range(...)` and of `range(...)`."""
     function = call.func
     if isinstance(function, cst.Attribute):
         return function.attr.value
     return function.value if isinstance(function, cst.Name) else ""
 
 
-def receiver(call: cst.Call) -> str:
-    """The name before the dot of what is called, if it is a plain one."""
-    function = call.func
-    is_plain = isinstance(function, cst.Attribute) and isinstance(function.value, cst.Name)
-    return function.value.value if is_plain else ""  # type: ignore[attr-defined]
-
-
-def used_names(node: cst.CSTNode, skips: tuple[str, ...] = ()) -> set[str]:
-    """The names in a node. skips: calls whose inside does not count."""
+def used_names(node: cst.CSTNode, skips: Callable[[cst.CSTNode], bool] = _nothing) -> set[str]:
+    """The names in a node. skips: calls and attributes whose inside does not count."""
     visitor = _Used(skips)
     node.visit(visitor)
     return visitor.names
 
 
-def assignments(node: cst.CSTNode) -> list[tuple[str, cst.BaseExpression | None]]:
+def assignments(node: cst.CSTNode) -> list[Assignment]:
     """(name, value) of every assignment in a node."""
     visitor = _Assigned()
     node.visit(visitor)
@@ -106,34 +115,43 @@ def calls_in(node: cst.CSTNode) -> list[cst.Call]:
     return visitor.calls
 
 
-class Origins:
-    """From which parameters each variable of a function is made, whatever the path; what is loaded has no origin."""
+def accesses_in(node: cst.CSTNode, kind: str, language: Language) -> list[cst.Call]:
+    """`tl.load(pointer)` and `descriptor.load(...)`, or stores, anywhere in a node."""
+    return [call for call in calls_in(node) if language.is_access(call, kind)]
 
-    def __init__(self, function: cst.FunctionDef, parameters: Iterable[str]) -> None:
+
+class Origins:
+    """From which parameters each variable is made, whatever the path; what is loaded has no origin, nor has a dtype.
+
+    What is made from a program's number comes from PROGRAM, too.
+    """
+
+    def __init__(self, found: Iterable[Assignment], parameters: Iterable[str], language: Language) -> None:
+        self._language = language
         self._known = {name: frozenset((name,)) for name in parameters}
-        pairs = [
-            (name, used_names(value, ("load",))) for name, value in assignments(function.body) if value is not None
-        ]
+        pairs = [(name, self._used(value)) for name, value in found if value is not None]
         changed = True
         while changed:
             changed = False
             for name, used in pairs:
-                found = self._known.get(name, frozenset()).union(*(self._known.get(one, frozenset()) for one in used))
-                if found != self._known.get(name, frozenset()):
-                    self._known[name], changed = found, True
+                made = self._known.get(name, frozenset()) | self._all(used)
+                if made != self._known.get(name, frozenset()):
+                    self._known[name], changed = made, True
 
-    def of(self, node: cst.CSTNode) -> frozenset[str]:
-        """The parameters that a node is made from."""
-        return frozenset().union(*(self._known.get(name, frozenset()) for name in used_names(node, ("load",))))
+    def of(self, *nodes: cst.CSTNode) -> frozenset[str]:
+        """The parameters that nodes are made from."""
+        return frozenset().union(*(self._all(self._used(node)) for node in nodes))
 
+    def _used(self, node: cst.CSTNode) -> set[str]:
+        names = used_names(node, self._hides)
+        return names | {PROGRAM} if any(self._language.asks_number(call) for call in calls_in(node)) else names
 
-def memory_calls(node: cst.CSTNode, kind: str) -> list[cst.Call]:
-    """`tl.load(pointer)` and `descriptor.load(...)`, or stores, anywhere in a node."""
-    return [call for call in calls_in(node) if called(call) == kind and isinstance(call.func, cst.Attribute)]
+    def _all(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset().union(
+            *(self._known.get(one, frozenset((one,)) if one == PROGRAM else frozenset()) for one in names)
+        )
 
-
-def place_of(call: cst.Call) -> cst.CSTNode:
-    """What a load or store addresses: the first argument of `tl.load`, or the descriptor."""
-    if receiver(call) == "tl" and call.args:
-        return call.args[0].value
-    return call.func.value if isinstance(call.func, cst.Attribute) else call
+    def _hides(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.Call):
+            return self._language.kind(node) in ("load", "atomic")
+        return isinstance(node, cst.Attribute) and node.attr.value in DESCRIBING

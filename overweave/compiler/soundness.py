@@ -8,25 +8,32 @@ import libcst as cst
 import libcst.matchers as m
 
 from overweave.compiler.author import Source
+from overweave.compiler.callees import Callees, Touch
 from overweave.compiler.directives import RESERVED, AccessDirective
 from overweave.compiler.expressions import ExpressionError, parse_expression
 from overweave.compiler.kernel import Access, Kernel, check_names
+from overweave.compiler.language import dotted, is_value
 from overweave.compiler.module import jit_decorators
 from overweave.compiler.names import (
+    PROGRAM,
     Origins,
+    accesses_in,
     assigned_names,
-    called,
+    assignments,
     calls_in,
-    memory_calls,
-    place_of,
     used_names,
 )
+from overweave.compiler.turns import counted_on
+
+KEPT = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words that leave a number what it is
+OF_POINTERS = ("mask", "boundary_check", "cache_modifier", "eviction_policy")  # what no descriptor's store is given
 
 
 def check_kernel(kernel: Kernel) -> None:
     """Raises DirectiveError for the first thing that the compiler could not keep its word on."""
     source = kernel.source
-    origins = Origins(source.function, source.parameters)
+    origins = Origins(assignments(source.function.body), source.parameters, source.language)
+    callees = Callees(source)
     _check_reserved(source)
     jit_decorators(source)
     if not kernel.stores:
@@ -34,11 +41,33 @@ def check_kernel(kernel: Kernel) -> None:
     for access in (*kernel.loads, *kernel.stores):
         _check_access(kernel, access, origins)
     _check_twins((*kernel.loads, *kernel.stores))
-    _check_others(kernel, origins)
+    _check_touches(kernel, callees, origins)
     _check_dispatch(kernel)
-    _check_program_ids(kernel)
+    _check_program_ids(kernel, callees)
+    _check_addresses(kernel)
+    _check_extents(kernel)
     _check_jumps(kernel)
     _check_stream(kernel)
+
+
+def check_exchanged(kernel: Kernel, read: Iterable[str], written: Iterable[str]) -> None:
+    """What arrives from peers is only read, and what goes to them only written: both lie where the caller cannot see.
+
+    read, written: the tensors that are exchanged. Raises DirectiveError.
+    """
+    source = kernel.source
+    origins = Origins(assignments(source.function.body), source.parameters, source.language)
+    reads = {one.directive.parameter: one.directive for one in kernel.loads if one.directive.tensor in set(read)}
+    writes = {one.directive.parameter: one.directive for one in kernel.stores if one.directive.tensor in set(written)}
+    for touch in Callees(source).touches(source.function, origins):
+        if touch.kind != "load" and touch.parameter in reads:
+            said = reads[touch.parameter]
+            found = f"{said.tensor} is gathered from peers, and {said.parameter} is stored to"
+            raise said.place.error(found, "Store to a parameter of its own")
+        if touch.kind != "store" and touch.parameter in writes:
+            said = writes[touch.parameter]
+            found = f"{said.tensor} goes to peers, and {said.parameter} is loaded from, which holds nothing then"
+            raise said.place.error(found, "Load what it held from a parameter of its own")
 
 
 def _check_reserved(source: Source) -> None:
@@ -48,11 +77,12 @@ def _check_reserved(source: Source) -> None:
         raise source.place().error(
             f"it uses the name {taken[0]}", f"Names that begin with {RESERVED} are the compiler's"
         )
+    if "group" in source.parameters:
+        raise source.place().error("a parameter is called group", "Rename it: `group=` of a call names the ranks")
 
 
 def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
     said, source = access.directive, kernel.source
-    kind = "store" if said.is_store else "load"
     if said.parameter not in source.parameters:
         raise said.place.error(
             f"the kernel has no parameter {said.parameter}", f"Parameters: {', '.join(source.parameters)}"
@@ -71,17 +101,30 @@ def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
                 raise said.place.error(
                     f"it is outside of the loop that walks {axis}", "Only loads inside it can be part by part"
                 )
-    calls = memory_calls(access.statement, kind) if isinstance(access.statement, cst.SimpleStatementLine) else []
+    _check_call(kernel, access, origins)
+
+
+def _check_call(kernel: Kernel, access: Access, origins: Origins) -> None:
+    """Below a directive stands one load or store, and of its parameter."""
+    said, language = access.directive, kernel.source.language
+    kind = "store" if said.is_store else "load"
+    is_simple = isinstance(access.statement, cst.SimpleStatementLine)
+    calls = accesses_in(access.statement, kind, language) if is_simple else []
     if len(calls) != 1:
         found = f"the statement below it has {len(calls)} {kind}s"
         raise said.place.error(
             found, f"Put it right above a statement with one `tl.{kind}(...)` or `descriptor.{kind}(...)`"
         )
-    if said.parameter not in origins.of(place_of(calls[0])):
-        made = ", ".join(sorted(origins.of(place_of(calls[0])))) or "no parameter"
+    (call,) = calls
+    made = origins.of(language.place(call))
+    if said.parameter not in made:
+        listed = ", ".join(sorted(made - {PROGRAM})) or "no parameter"
         raise said.place.error(
-            f"the {kind} below it is not made from {said.parameter}, but from {made}", "Name its parameter"
+            f"the {kind} below it is not made from {said.parameter}, but from {listed}", "Name its parameter"
         )
+    words = {arg.keyword.value for arg in call.args if arg.keyword}
+    if said.is_store and language.method(call) and (len(call.args) < 2 or words.intersection(OF_POINTERS)):
+        raise said.place.error("the store below it is a method of a pointer", "Write `tl.store(pointer, value)`")
 
 
 def _check_twins(accesses: Iterable[Access]) -> None:
@@ -100,16 +143,37 @@ def _check_twins(accesses: Iterable[Access]) -> None:
             raise said.place.error(f"{said.parameter} already holds {holder}", "Give a parameter one tensor")
 
 
-def _check_others(kernel: Kernel, origins: Origins) -> None:
+def _check_touches(kernel: Kernel, callees: Callees, origins: Origins) -> None:
     """Every load and store of a parameter that a directive names has a directive itself."""
-    for kind, accesses in (("load", kernel.loads), ("store", kernel.stores)):
-        annotated = [call for access in accesses for call in memory_calls(access.statement, kind)]
-        named = {access.directive.parameter: access.directive for access in accesses}
-        for call in memory_calls(kernel.source.function, kind):
-            held = sorted(origins.of(place_of(call)) & named.keys())
-            if held and not any(call is one for one in annotated):
-                found = f"another {kind} of {held[0]} has no directive"
-                raise named[held[0]].place.error(found, "Annotate every load and store of a tensor that is annotated")
+    source = kernel.source
+    loads = {access.directive.parameter: access.directive for access in kernel.loads}
+    stores = {access.directive.parameter: access.directive for access in kernel.stores}
+    by_kind = {"load": loads, "store": stores}
+    annotated = [
+        call
+        for kind, accesses in (("load", kernel.loads), ("store", kernel.stores))
+        for access in accesses
+        for call in accesses_in(access.statement, kind, source.language)
+    ]
+    for touch in callees.touches(source.function, origins):
+        said = by_kind.get(touch.kind or "", {**loads, **stores}).get(touch.parameter)
+        if said is not None and not any(touch.call is call for call in annotated):
+            raise said.place.error(*_unseen(touch, source.module.code_for_node(touch.call).split("\n")[0][:60]))
+
+
+def _unseen(touch: Touch, text: str) -> tuple[str, str]:
+    """What is wrong with a load or store that no directive names, and the cure."""
+    if touch.kind is None:
+        found = f"`{text}` gets {touch.parameter}, and what it loads or stores stands elsewhere"
+        return found, "Define it in this file, or pass it no pointer to an annotated tensor"
+    if touch.by:
+        what = "an atomic" if touch.kind == "atomic" else f"a {touch.kind}"
+        found = f"`{text}` reaches {touch.parameter} by {what} of its own, which no directive can name"
+        return found, f"Let {touch.by} make the pointers, and load or store in the kernel itself"
+    if touch.kind == "atomic":
+        return f"`{text}` changes {touch.parameter}", "Give what atomics change a parameter without directives"
+    found = f"another {touch.kind} of {touch.parameter} has no directive: `{text}`"
+    return found, "Annotate every load and store of a tensor that is annotated"
 
 
 def _check_dispatch(kernel: Kernel) -> None:
@@ -117,6 +181,12 @@ def _check_dispatch(kernel: Kernel) -> None:
     if kernel.dispatch is None:
         return
     lo, hi = kernel.dispatch
+    for access in (*kernel.loads, *kernel.stores):
+        if lo <= access.index < hi:
+            raise access.directive.place.error("it stands in the dispatch region", "Move it behind `dispatch end`")
+    kinds = {kernel.source.language.kind(call) for one in kernel.body[lo:hi] for call in calls_in(one)}
+    if kinds & {"store", "atomic"}:
+        raise kernel.source.place().error("the dispatch region stores", "Move it out: the compiler replaces the region")
     made = assigned_names(kernel.body[lo:hi]) - set(kernel.blocks.values())
     later = {name for statement in kernel.body[hi:] for name in used_names(statement)}
     lost = sorted(made & later - {kernel.number})
@@ -125,16 +195,69 @@ def _check_dispatch(kernel: Kernel) -> None:
         raise kernel.source.place().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
 
 
-def _check_program_ids(kernel: Kernel) -> None:
+def _check_program_ids(kernel: Kernel, callees: Callees) -> None:
     if kernel.loop is not None:
         return
     lo, hi = kernel.dispatch or (0, 0)
     for index, statement in enumerate(kernel.body):
         if index == kernel.first or lo <= index < hi:
             continue
-        if any(called(call) in ("program_id", "num_programs") for call in calls_in(statement)):
-            found = "a program's number is used outside of the tile id and the dispatch region"
-            raise kernel.source.place().error(found, "Move it between `dispatch begin` and `dispatch end`")
+        for call in calls_in(statement):
+            if callees.asks_number(call):
+                by = f" by {callees.named(call)}" if callees.named(call) else ""
+                found = f"a program's number is used outside of the tile id and the dispatch region{by}"
+                raise kernel.source.place().error(found, "Move it between `dispatch begin` and `dispatch end`")
+
+
+def _check_addresses(kernel: Kernel) -> None:
+    """What is annotated lies where the tile's blocks say, and nowhere that its number says in another way.
+
+    The schedule numbers tiles as it likes, so a second reckoning beside the dispatch region would be of another tile.
+    """
+    source, blocks = kernel.source, set(kernel.blocks.values())
+    lo, hi = kernel.dispatch or (0, 0)
+    before = [*kernel.body[:lo], *(source.function.body.body[: kernel.loop] if kernel.loop is not None else ())]
+    begins = kernel.body[kernel.first] if kernel.loop is None else None
+    found = [pair for one in before if one is not begins for pair in assignments(one) if pair[0] not in blocks]
+    found += [pair for one in kernel.body[hi:] if one is not begins for pair in assignments(one)]
+    numbers = {kernel.number} - blocks if kernel.number and kernel.dispatch else set()
+    origins = Origins(
+        [pair for pair in found if pair[0] not in numbers], {*source.parameters, *numbers}, source.language
+    )
+    again = sorted(one for one in blocks if origins.of(cst.Name(one)) & {PROGRAM, *numbers})
+    if again:
+        why = f"{again[0]} is made again from the tile's number, behind the dispatch region"
+        raise source.place().error(why, "Reckon blocks in that region alone: the schedule says which tile comes when")
+    for access in (*kernel.loads, *kernel.stores):
+        said = access.directive
+        for call in accesses_in(access.statement, "store" if said.is_store else "load", source.language):
+            told = origins.of(*_addresses(call, said.is_store)) & {PROGRAM, *numbers}
+            if told:
+                by = "a program's number" if PROGRAM in told else kernel.number
+                cure = f"Reckon it from the blocks, {', '.join(sorted(blocks))}, alone"
+                raise said.place.error(f"its place is made from {by}, beside the dispatch region", cure)
+
+
+def _addresses(call: cst.Call, is_store: bool) -> list[cst.CSTNode]:
+    """What tells where a call reaches: all but what is stored."""
+    inside = call.func.value if isinstance(call.func, cst.Attribute) else call.func
+    return [inside, *(arg.value for at, arg in enumerate(call.args) if not (is_store and is_value(at, arg)))]
+
+
+def _check_extents(kernel: Kernel) -> None:
+    """The numbers that directives name are the caller's wherever they are used."""
+    said = [one for axis in kernel.axes for one in (axis.extent, axis.block)]
+    said += [dim for access in (*kernel.loads, *kernel.stores) for dim in access.directive.dims]
+    named = {name for one in said for name in one.names}
+    for name, value in assignments(kernel.source.function.body):
+        is_kept = isinstance(value, cst.Call) and _last(value) in KEPT and name in used_names(value)
+        if name in named and not is_kept:
+            found = f"{name} is assigned, and directives mean the number that the caller passes"
+            raise kernel.source.place().error(found, "Give what the kernel makes of it another name")
+
+
+def _last(call: cst.Call) -> str:
+    return dotted(call.func).split(".")[-1]
 
 
 def _check_jumps(kernel: Kernel) -> None:
@@ -174,3 +297,8 @@ def _check_stream(kernel: Kernel) -> None:
         if not is_block:
             found = f"its loop goes in steps of {step}, not of {axes[stream.directive.axis].block}"
             raise place.error(found, "Let the step be the block of the axis")
+        counted = counted_on(stream.loop, kernel.source.function, kernel.source.language)
+        if counted is not None:
+            found = f"{counted} goes on from turn to turn, and parts are walked in the order in which they arrive"
+            variable = kernel.source.module.code_for_node(stream.loop.target)
+            raise place.error(found, f"Make it from {variable} in every turn")

@@ -19,6 +19,7 @@ from overweave.compiler.emit import Weaving, can_choose, can_store_away, emit
 from overweave.compiler.fuse import kernel_of, weaving_of
 from overweave.compiler.generated import load_generated
 from overweave.compiler.kernel import Kernel
+from overweave.compiler.soundness import check_exchanged
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.dtype import Dtype
 from overweave.ir.footprint import Operand, TileSpace
@@ -70,6 +71,9 @@ class Fused:
         self.kernel = kernel
         loads = [load.directive.tensor for load in kernel.loads]
         self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
+        sides = {tensor: transport_of(words).side for tensor, words in self.wanted.items()}
+        read = {tensor for tensor, side in sides.items() if side == GATHER}
+        check_exchanged(kernel, read, sides.keys() - read)
         path_of_slices(self.wanted.values())
         self._away  # noqa: B018 - refuses what cannot be
         self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
@@ -262,6 +266,9 @@ def where_of(kernel: Any) -> tuple[Path, str]:
     if file is None or not Path(file).is_file():
         found = f"{type(kernel).__name__} has no source file"
         raise InputError("compile a kernel", found, "Pass a @triton.jit function that stands in a file")
+    if function.__qualname__ != function.__name__:
+        found = f"{function.__qualname__} stands inside another function, or a class"
+        raise InputError("compile a kernel", found, "Define it at the top level of its file")
     return Path(file), str(function.__name__)
 
 

@@ -1,0 +1,124 @@
+"""Where tiles load and store: by the blocks that the schedule gives them, and at peers once for each place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overweave.compiler.directives import is_directive
+from tests.compiler.annotated import ROWS, SCALE, fused, refusal
+
+GATHER, AWAY = "all_gather.push", "spread.push mover=tiles"
+STORE = "    # @overweave.store Y"
+PERSISTENT = (
+    ("    # @overweave.tile_id\n    pid = tl.program_id(0)\n", "    begin = tl.program_id(0)\n    other = begin - 4\n"),
+    (
+        "    # @overweave.dispatch begin",
+        "    # @overweave.tile_id persistent\n    for pid in range(begin, M, 4):\n    # @overweave.dispatch begin",
+    ),
+)
+
+
+def persistent(body_of: str = SCALE) -> str:
+    """The same kernel as a loop over tiles, with a second number beside the loop's own."""
+    for old, new in PERSISTENT:
+        body_of = body_of.replace(old, new, 1)
+    head, loop = body_of.split("range(begin, M, 4):\n")
+    lines = (f"    {line}" if line else line for line in loop.split("\n"))
+    return head + "range(begin, M, 4):\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ((STORE, f"    pid_m = pid // tl.cdiv(N, BLOCK_N)\n{STORE}"), "pid_m is made again from the tile's number"),
+        ((STORE, f"    at = at + (pid // N) * N\n{STORE}"), "its place is made from pid"),
+        (("tl.load(x_ptr + at)", "tl.load(x_ptr + at, mask=rows[:, None] < pid)"), "its place is made from pid"),
+        (
+            ("    # @overweave.dispatch end\n", "    tl.store(z_ptr, 1.0)\n    # @overweave.dispatch end\n"),
+            "region stores",
+        ),
+        (
+            ("    # @overweave.dispatch end\n", "    tl.atomic_add(z_ptr, 1)\n    # @overweave.dispatch end\n"),
+            "region stores",
+        ),
+        (
+            (
+                "    # @overweave.dispatch end\n",
+                "    # @overweave.load Z=z_ptr[M]\n    pid_m += tl.load(z_ptr)\n    # @overweave.dispatch end\n",
+            ),
+            "stands in the dispatch region",
+        ),
+        (("    rows = ", "    N = N * 2\n    rows = "), "N is assigned"),
+        (("    rows = ", "    BLOCK_M = 8\n    rows = "), "BLOCK_M is assigned"),
+        (("z_ptr, M", "group, M"), "a parameter is called group"),
+        (("tl.store(y_ptr + at, x)", "(y_ptr + at).store(x)"), "a method of a pointer"),
+        (("tl.store(y_ptr + at, x)", "(y_ptr + at).store(x, mask=x > 0)"), "a method of a pointer"),
+    ],
+)
+def test_a_place_that_no_block_tells_is_refused(tmp_path: Path, change: tuple[str, str], found: str):
+    assert found in refusal(tmp_path, SCALE, GATHER, change)
+
+
+def test_numbers_that_stay_what_they_are_are_welcome(tmp_path: Path):
+    fused(tmp_path, SCALE, GATHER, ("    rows = ", "    N = tl.multiple_of(N, 8)\n    rows = "))
+    fused(tmp_path, SCALE, GATHER, (STORE, f"    tl.store(z_ptr + pid, 1.0)\n    pid_m = pid_m * BLOCK_M\n{STORE}"))
+    fused(tmp_path, SCALE, GATHER, ("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid)"))
+
+
+def test_a_loop_over_tiles_counts_by_its_own_number_alone(tmp_path: Path):
+    """As the Triton tutorial's persistent matmul does not: it reckons the blocks of the store from a second number."""
+    text = persistent()
+    fused(tmp_path, text, GATHER)
+    again = "        other += 4\n        pid_m = other // tl.cdiv(N, BLOCK_N)\n        at = at + pid_m * BLOCK_M\n"
+    said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"{again}    {STORE}"))
+    assert "pid_m is made again from the tile's number" in said
+    said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"        at = at + other\n    {STORE}"))
+    assert "its place is made from a program's number" in said
+
+
+def test_a_pointer_that_is_made_before_the_tile_is_known_reads_one_place(tmp_path: Path):
+    early = (
+        ("    # @overweave.tile_id\n", "    base = x_ptr + 8\n    # @overweave.tile_id\n"),
+        ("tl.load(x_ptr", "tl.load(base"),
+    )
+    assert fused(tmp_path, SCALE, GATHER).chosen == "X"
+    assert fused(tmp_path, SCALE, GATHER, *early).chosen is None
+
+
+def test_only_the_annotated_store_is_repeated_and_moved(tmp_path: Path):
+    """Inside a loop that adds up: to run all of it once for every place would add up that often."""
+    text = fused(tmp_path, ROWS, AWAY).source()
+    assert text.count("total += ") == 1
+    assert "        for overweave_place in range(overweave_count):\n" in text
+    assert "            tl.store((y_ptr + at) + overweave_away, total)\n        tl.store(z_ptr + at, total)\n" in text
+    both = ("        tl.store(y_ptr + at, total)\n", "        tl.store(y_ptr + at, total); total += 1\n")
+    assert "store Y at peers" in refusal(tmp_path, ROWS, AWAY, both)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("@triton.jit\ndef scale", "# @overweave.axis Q block=BLOCK_M\n@triton.jit\ndef scale"),
+        ("@triton.jit\ndef scale", "@triton.jit\n# @overweave.axis Q block=BLOCK_M\ndef scale"),
+        ("def scale(x_ptr", "def scale(  # @overweave.axis Q block=BLOCK_M\n    x_ptr"),
+        ("BLOCK_N: tl.constexpr):", "BLOCK_N: tl.constexpr):  # @overweave.axis Q block=BLOCK_M"),
+        ("tl.load(x_ptr", "tl.load(\n        # @overweave.load X=x_ptr[M, N]\n        x_ptr"),
+        ("    rows = ", "    # @overweave.dispatch end\n    rows = "),
+    ],
+)
+def test_no_directive_goes_unread(tmp_path: Path, change: tuple[str, str]):
+    assert "@overweave." in refusal(tmp_path, SCALE, GATHER, change)
+
+
+@pytest.mark.parametrize("comment", ["# overweave claims tiles. So it goes.", "# see overweave.compile", "# overweave"])
+def test_prose_is_no_directive(comment: str):
+    assert not is_directive(comment)
+
+
+@pytest.mark.parametrize(
+    "comment", ["# overweave.axis M", "#@overweave.Axis", "#  @ overweave.load A", "# x @overweave."]
+)
+def test_what_is_nearly_a_directive_is_one(comment: str):
+    assert is_directive(comment)
