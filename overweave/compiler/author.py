@@ -53,6 +53,13 @@ class Source(Struct, frozen=True):
         listed = (*params.posonly_params, *params.params, *params.kwonly_params)
         return frozenset(param.name.value for param in listed if param.default is not None)
 
+    @property
+    def default_numbers(self) -> dict[str, int]:
+        """The defaults that are whole numbers, by parameter."""
+        params = self.function.params
+        listed = (*params.posonly_params, *params.params, *params.kwonly_params)
+        return {one.name.value: one.default.evaluated_value for one in listed if isinstance(one.default, cst.Integer)}
+
     def of_kind(self, kind: type[Struct]) -> list[Marked]:
         return [mark for mark in self.marks if isinstance(mark.directive, kind)]
 

@@ -67,10 +67,11 @@ class Kernel(Struct, frozen=True, kw_only=True):
         return tuple(axis for axis in self.axes if not axis.is_streamed)
 
     def space(self, numbers: Mapping[str, int]) -> TileSpace:
-        """The tiles of a call. numbers: the kernel's integer arguments by name.
+        """The tiles of a call. numbers: the kernel's integer arguments by name; defaults stand for those it lacks.
 
         Raises DirectiveError for an argument that is missing and for a dimension that is not affine in one axis.
         """
+        numbers = {**self.source.default_numbers, **numbers}
         axes = tuple(
             Axis(a.name, _value(a.place, a.extent, numbers), _value(a.place, a.block, numbers, 1), a.is_streamed)
             for a in self.axes

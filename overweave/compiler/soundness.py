@@ -134,7 +134,12 @@ def _check_twins(accesses: Iterable[Access]) -> None:
     for access in accesses:
         said = access.directive
         other = known.setdefault((said.is_store, said.tensor), said)
-        if (other.parameter, other.dims) != (said.parameter, said.dims):
+        if other.parameter == said.parameter and other.dims != said.dims:
+            cure = (
+                "Where a tile reads at two places, name an extent, not an axis: it then waits for all of that dimension"
+            )
+            raise said.place.error(f"{said.tensor} has other dimensions in line {other.place.line}", cure)
+        if other.parameter != said.parameter:
             raise said.place.error(
                 f"{said.tensor} is another tensor in line {other.place.line}", "Give it a name of its own"
             )

@@ -284,9 +284,9 @@ def by_name(
         if name in options:
             continue
         if name not in names or name in given:
-            raise InputError(
-                asked, f"{name} is {'given twice' if name in given else 'unknown'}", f"Options: {', '.join(OPTIONS)}"
-            )
+            is_twice = name in given
+            cure = "Pass it once, by place or by name" if is_twice else f"Options: {', '.join(OPTIONS)}, group"
+            raise InputError(asked, f"{name} is {'given twice' if is_twice else 'unknown'}", cure)
         given[name] = value
     if len(arguments) > len(names):
         raise InputError(asked, f"{len(arguments)} arguments", f"Pass at most {len(names)}")
@@ -321,12 +321,13 @@ def _check_tensors(
     dtypes = set()
     for operand, _ in operands:
         own, tensor = rows[operand.tensor], tensor_of(given.get(operand.parameter))
-        asked = f"{kernel.source.name}: {operand.parameter}, this rank's [{own}, {operand.cols}] of {operand.tensor}"
+        of_whom, cure = _passed(operand, own)
+        asked = f"{kernel.source.name}: {operand.parameter}, {of_whom} [{own}, {operand.cols}] of {operand.tensor}"
         if tensor is None:
             raise InputError(asked, f"got {type(given.get(operand.parameter)).__name__}", "Pass a tensor")
         if tensor.numel() != own * operand.cols or not tensor.is_contiguous():
             found = f"got {list(tensor.shape)} with strides {tensor.stride()}"
-            raise InputError(asked, found, "Pass its rows as torch.chunk deals them, contiguous")
+            raise InputError(asked, found, cure)
         if tensor.data_ptr() % ALIGNED_BYTES:
             found = f"it begins {tensor.data_ptr() % ALIGNED_BYTES} bytes behind a multiple of {ALIGNED_BYTES}"
             raise InputError(asked, found, "Pass a copy of it")
@@ -335,6 +336,16 @@ def _check_tensors(
         found, known = ", ".join(sorted(map(str, dtypes))), ", ".join(map(str, DTYPES))
         raise InputError(f"{kernel.source.name}: exchanged tensors of one dtype", f"got {found}", f"Use one of {known}")
     return DTYPES[dtypes.pop()]  # type: ignore[return-value]
+
+
+def _passed(operand: Operand, rows: int) -> tuple[str, str]:
+    """Whose rows of a tensor a call is given, and how they should come."""
+    if rows > operand.rows:
+        of_whom = f"every rank's {operand.rows} rows, all"
+        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
+    if rows == operand.rows:
+        return "all", "Pass all of it, contiguous"
+    return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"
 
 
 def _signature_of(value: Any) -> Any:

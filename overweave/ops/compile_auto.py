@@ -10,6 +10,7 @@ import torch
 
 from overweave.compiler.fuse import kernel_of
 from overweave.compiler.kernel import Kernel
+from overweave.compiler.soundness import check_exchanged
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
@@ -106,6 +107,8 @@ class AutoFused:
             if tensor not in known:
                 found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
                 raise InputError(f"schedule {str(how)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+        read = {tensor for tensor, how in self.asked.items() if side_of(how) == GATHER}
+        check_exchanged(kernel, read, self.asked.keys() - read)
         self._fused: dict[tuple[tuple[str, str], ...], Fused] = {}
         self._ways: dict[tuple[Any, ...], Way] = {}
 

@@ -177,6 +177,9 @@ def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
     side, word = (space.loads, "loads") if transport.side == GATHER else (space.stores, "stores")
     for operand in side:
         if operand.tensor == tensor:
+            if not operand.rows * operand.cols:
+                found = f"it has {operand.rows} rows of {operand.cols} elements"
+                raise InputError(f"exchange {tensor}", found, "There is nothing to exchange")
             return operand
     known = ", ".join(operand.tensor for operand in side) or "none"
     raise InputError(f"exchange {tensor[:40]}", f"{space.kernel} {word} {known}", f"Name a tensor that it {word}")

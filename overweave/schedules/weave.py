@@ -127,7 +127,9 @@ class _Weaver:
         """What prepares, then all tiles, which are one launch, then what they announce."""
         before = [bound.before.get(rank, []) for bound in self.bounds]
         yield from (step for steps in zip_longest(*before) for step in steps if step is not None)
-        applies = [self.apply(rank, place, group) for place, group in enumerate(groups(self.space, self.bounds, rank))]
+        found = groups(self.space, self.bounds, rank)
+        self._check_all_read(rank, found)
+        applies = [self.apply(rank, place, group) for place, group in enumerate(found)]
         ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds])
         yield from with_puts(ordered, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds])
         for bound in self.bounds:
@@ -168,20 +170,44 @@ class _Weaver:
             tiles=_runs(group.numbers),
         )
 
+    def _check_all_read(self, rank: int, found: list[Group]) -> None:
+        """What arrives is waited for by somebody, or its signal could not be used again."""
+        for at, bound in enumerate(self.tellers):
+            touched = {chunk for group in found for chunk in group.key[at]}
+            for number, chunk in enumerate(bound.chunks[rank]):
+                if chunk.waits and number not in touched:
+                    asked = f"gather {bound.operand.tensor} for {self.space.kernel}"
+                    unread = f"no tile reads its rows [{chunk.rows[0]}:{chunk.rows[1]}]"
+                    raise ScheduleError(asked, unread, "Say the dimension that tiles read, an axis or an extent")
+
     def _check_one_place(self, rank: int, group: Group) -> None:
         """A tile announces one chunk, and stores at one place, or at the same ones of every peer."""
-        told: list[Chunk] = []
+        told: list[tuple[Bound, Chunk]] = []
         for bound, touched in zip(self.tellers, group.key, strict=True):
-            chunks = [bound.chunks[rank][at] for at in touched]
-            told += [one for one in chunks if one.notifies]
-            if len(chunks) > 1 and any(one.places for one in chunks):
+            chunks = [(bound, bound.chunks[rank][at]) for at in touched]
+            told += [one for one in chunks if one[1].notifies]
+            if len(chunks) > 1 and any(chunk.places for _, chunk in chunks):
                 told = chunks
         if len(told) > 1:
-            found = f"tiles straddle the chunks {told[0].name} and {told[1].name}"
-            raise ScheduleError(f"weave {self.space.kernel}", found, "Let every shard be whole blocks of the axis")
+            raise self._straddling(*told[:2])
+
+    def _straddling(self, one: tuple[Bound, Chunk], other: tuple[Bound, Chunk]) -> ScheduleError:
+        asked = f"weave {self.space.kernel}"
+        operand, also = one[0].operand, other[0].operand
+        if operand != also:
+            found = f"a tile stores {operand.tensor} and {also.tensor}, and can announce one of them"
+            return ScheduleError(asked, found, "Let a collective exchange one of them")
+        axis = self.space.axis(str(operand.dims[0].axis))
+        chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
+        found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
+        cure = f"Let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {axis.block} rows"
+        return ScheduleError(asked, found, cure)
 
     def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:
-        first = bound.chunks[rank][group.key[self.tellers.index(bound)][0]]
+        touched = group.key[self.tellers.index(bound)]
+        if not touched:  # its blocks lie beyond the tensor's rows
+            return
+        first = bound.chunks[rank][touched[0]]
         offset = first.region.rows[0] - first.rows[0]
         for rows in self._touched(bound.operand.dims[0], group):
             region = Region(first.region.buffer, rank, shifted(rows, offset), (0, bound.operand.cols))

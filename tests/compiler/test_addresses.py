@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from overweave.compiler.directives import is_directive
+from overweave.ir.tile_order import APPLY
 from tests.compiler.annotated import ROWS, SCALE, fused, refusal
 
 GATHER, AWAY = "all_gather.push", "spread.push mover=tiles"
@@ -122,3 +123,12 @@ def test_prose_is_no_directive(comment: str):
 )
 def test_what_is_nearly_a_directive_is_one(comment: str):
     assert is_directive(comment)
+
+
+def test_tile_sizes_may_be_defaults(tmp_path: Path):
+    """What a call leaves out has the number that the kernel says."""
+    sized = ("BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr", "BLOCK_M: tl.constexpr = 16, BLOCK_N: tl.constexpr = 0x20")
+    kernel = fused(tmp_path, SCALE, GATHER, sized)
+    sizes = [axis.block for axis in kernel.kernel.space({"M": 64, "N": 64}).axes]
+    assert sizes == [16, 32]
+    assert kernel.plan({"M": 64, "N": 64, "BLOCK_M": 32}, 2).tile_orders[0].rows[0].kind == APPLY

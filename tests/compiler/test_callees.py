@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from overweave.errors import DirectiveError
+from overweave.ops.compile_auto import compile_auto
 from tests.compiler.annotated import SCALE, fused, refusal
 
 GATHER, SUM = "all_gather.push", "all_reduce.one_shot"
@@ -119,3 +121,9 @@ def test_what_goes_to_peers_is_not_read_and_what_comes_from_them_not_written(tmp
     behind = ("    tl.store(y_ptr + at, x)\n", "    tl.store(y_ptr + at, x)\n    tl.store(x_ptr + at, x)\n")
     assert "x_ptr is stored to" in refusal(tmp_path, SCALE, GATHER, behind)
     fused(tmp_path, SCALE, SUM, behind)
+
+
+def test_a_choice_is_refused_at_once_where_no_way_could_be(tmp_path: Path):
+    fused(tmp_path, SCALE, GATHER, extra("old = tl.load(y_ptr + at)"))
+    with pytest.raises(DirectiveError, match="y_ptr is loaded from"):
+        compile_auto(f"{tmp_path}/kernel.py:scale", {"Y": "all_reduce.auto"})

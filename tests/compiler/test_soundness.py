@@ -47,6 +47,12 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
         ("load A=a_ptr[M, K]", "load A=a_ptr[M, L]", "A=a_ptr[M, L]", "L is unknown"),
         ("load A=a_ptr[M, K]", "load A=a_ptr", "load A=a_ptr", "cannot read it"),
         ("load B=b_ptr[K, N]", "load A=b_ptr[K, N]", "load A=b_ptr", "A is another tensor in line"),
+        (
+            "load B=b_ptr[K, N]",
+            "load B=b_ptr[K, N]\n        # @overweave.load B=b_ptr[N, K]",
+            "load B=b_ptr[N",
+            "not an axis",
+        ),
         ("dispatch end", "dispatch ends", "dispatch ends", "'ends' says nothing"),
         ("    # @overweave.dispatch end\n", "", "dispatch begin", "0 `dispatch end`"),
         ("  # fp32, whatever a and b are", "  # @overweave.load A=a_ptr[M, K]", "load A", "stands behind a statement"),

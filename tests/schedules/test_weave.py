@@ -179,16 +179,37 @@ def test_parts_stand_behind_the_tiles_in_the_order_of_arrival():
         assert [lo // 32 for lo, _ in parts] == [rank, *[(rank + s) % 3 for s in (1, 2) for _ in range(2)]]
 
 
+def moved(scale: int, shift: int) -> TileSpace:
+    return replace(matmul(96), loads=(Operand("A", "a", (Dim(96, "M", scale, shift), Dim(32))),))
+
+
+def test_tiles_whose_rows_lie_beyond_the_tensor_wait_for_nothing():
+    plan = author_plan(moved(1, -1), {"A": PUSH}, 2, "bfloat16")
+    assert verify_plan(plan, MachineLimits()).ok
+    idle = [one for one in plan.schedule.operations if isinstance(one, Apply) and not one.needs]
+    assert idle
+    assert not any(one.waits for one in idle)
+
+
 @pytest.mark.parametrize(
     ("space", "wanted", "error", "found"),
     [
-        (matmul(100), {"C": SCATTER}, ScheduleError, "straddle the chunks"),
+        (matmul(100), {"C": SCATTER}, ScheduleError, "of the 100 rows of C"),
+        (matmul(100), {"C": SCATTER}, ScheduleError, "whole blocks of M: of 16 rows"),
+        (
+            replace(matmul(96), stores=(*matmul(96).stores, Operand("D", "d", (Dim(96, "M"), Dim(48, "N"))))),
+            {"C": SCATTER, "D": SCATTER},
+            ScheduleError,
+            "a tile stores C and D, and can announce one",
+        ),
+        (replace(matmul(96), loads=(Operand("A", "a", (Dim(0), Dim(32))),)), {"A": PUSH}, InputError, "0 rows of 32"),
         (matmul(96), {"A": "all_gather.nowhere"}, InputError, "unknown"),
         (matmul(96), {"A": "all_gather.push pieces=0"}, InputError, "pieces"),
         (matmul(96), {"A": "all_gather.push pieces"}, InputError, "no option"),
         (matmul(96), {"A": SCATTER}, InputError, "stores C"),
         (matmul(96), {"D": PUSH}, InputError, "loads A, B"),
         (matmul(100), {"A": EXCHANGED["A"]}, InputError, "no whole blocks"),
+        (moved(2, 1), {"A": PUSH}, ScheduleError, "no tile reads its rows"),
         (matmul(96), {}, InputError, "no tensor is exchanged"),
         (matmul(0), {"A": PUSH}, InputError, "no tiles"),
         (attention(72), {"K": PUSH, "V": PUSH}, ScheduleError, "begin inside a block"),
