@@ -17,13 +17,16 @@ from pathlib import Path
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.ir.schedule import LIMIT
 from overweave.tuner.caches import cache_folders
 from overweave.tuner.space import is_member
 from overweave.tuner.table import Entry, Fingerprint, Knowledge, Table, bucketed
 from overweave.tuner.target import Target
-from overweave.tuner.whole_file import write_whole
+from overweave.tuner.whole_file import by_turns, replace_whole
 
 LARGEST_BYTES = 4 << 20
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -51,14 +54,25 @@ def knowledge(target: Target, world_size: int) -> Knowledge:
 
 
 def keep(entries: tuple[Entry, ...], own: Fingerprint) -> Path:
-    """Adds entries to the user's cache, beside what other processes wrote since. Warns if it cannot be written."""
+    """Adds entries to the user's cache, beside what other processes wrote since. Warns if it cannot be written, or not
+    be read for now: what is known may be there still. What does not fit any more goes, the oldest first.
+    """
     path = path_of(own)
-    table = load(path, own) or Table(fingerprint=own)
     try:
-        write(path, table.with_entries(entries))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with by_turns(path.parent):
+            table = _read_table(path, own) or Table(fingerprint=own)
+            replace_whole(path, encode(_fitting(table.with_entries(entries))))
     except OSError as error:
         warnings.warn(f"overweave: tuner cache {path} is not written: {error}", RuntimeWarning, stacklevel=2)
     return path
+
+
+def _fitting(table: Table) -> Table:
+    """Without the oldest entries that would make it more than is read again."""
+    while len(encode(table)) > LARGEST_BYTES:
+        table = replace(table, entries=table.entries[1 + len(table.entries) // 8 :])
+    return table
 
 
 def path_of(own: Fingerprint) -> Path:
@@ -70,16 +84,23 @@ def path_of(own: Fingerprint) -> Path:
 def load(path: Path, own: Fingerprint) -> Table | None:
     """The table in a file, if there is one that this machine may use. Warns of one that it may not."""
     try:
-        data = _read(path)
-        if data is None:
-            return None
-        table = decode(data)
-        if table.fingerprint != own:
-            raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
-    except (OSError, InputError) as error:
-        found = error.found if isinstance(error, InputError) else str(error)
-        message = f"overweave: tuner cache {path} is ignored and will be written anew: {found[:300]}"
+        return _read_table(path, own)
+    except OSError as error:
+        message = f"overweave: tuner cache {path} is ignored, as it cannot be read: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
+
+
+def _read_table(path: Path, own: Fingerprint) -> Table | None:
+    """As `load`. Raises OSError where a file cannot be read, whatever it holds."""
+    try:
+        data = _read(path)
+        table = decode(data) if data is not None else None
+        if table is not None and table.fingerprint != own:
+            raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
+    except InputError as error:
+        message = f"overweave: tuner cache {path} is ignored and will be written anew: {error.found[:300]}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return None
     return table
 
@@ -91,12 +112,19 @@ def decode(data: bytes) -> Table:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InputError("tuner cache", f"it holds no table: {error}", "") from None
     for entry in table.entries:
-        if entry.problem.world_size != table.fingerprint.world_size or entry.problem != bucketed(entry.problem):
+        if not _belongs(entry.problem, table.fingerprint):
             raise InputError("tuner cache", f"{entry.problem} does not belong there", "")
         for time in entry.times:
             if not is_member(entry.problem.operator, time.candidate):
                 raise InputError("tuner cache", f"{time.candidate} of {entry.problem.operator} is none of ours", "")
     return table
+
+
+def _belongs(problem: Problem, fingerprint: Fingerprint) -> bool:
+    """Whether somebody can have measured it, and under that name."""
+    extents = problem.m, problem.n, problem.k
+    is_possible = min(extents) >= 1 and max(extents) <= LIMIT and sum(problem.columns) in (0, problem.n)
+    return is_possible and problem.world_size == fingerprint.world_size and problem == bucketed(problem)
 
 
 def encode(table: Table) -> bytes:
@@ -107,7 +135,7 @@ def encode(table: Table) -> bytes:
 def write(path: Path, table: Table) -> None:
     """All or nothing: readers see the old file or the new one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, encode(table))
+    replace_whole(path, encode(table))
 
 
 @cache

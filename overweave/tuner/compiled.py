@@ -23,6 +23,7 @@ from overweave.tuner.caches import cache_folders
 from overweave.tuner.compiled_space import Constants, Family, Way, families, is_member, neighbours
 from overweave.tuner.rank import MOST_GPUS, REACH, WITH_KERNELS, machine_of
 from overweave.tuner.target import Target
+from overweave.tuner.whole_file import replace_whole
 
 DESCRIBED = "h200x4"  # on a CPU nothing is timed: what is simulated is this machine
 LARGEST_BYTES = 1 << 20
@@ -146,7 +147,7 @@ def recall(name: str, key: str, asked: Mapping[str, Asked], configs: tuple[Const
         strange = [each.way for each in found.times if not is_member(each.way, asked, configs)]
         if found.key != key or strange or not found.times:
             raise InputError("compiled kernel", f"it names what nobody could have measured: {strange[:1]}", "")
-    except (OSError, msgspec.MsgspecError, InputError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, InputError) as error:
         message = f"overweave: {path} is ignored and will be written anew: {str(error)[:300]}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return None
@@ -158,9 +159,7 @@ def remember(name: str, measured: Measured) -> None:
     path = kept_path(name, measured.key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
-        draft.replace(path)
+        replace_whole(path, msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     except OSError as error:
         warnings.warn(f"overweave: {path} is not written: {error}", RuntimeWarning, stacklevel=2)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 import warnings
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ CPU, GPU = Target("cpu"), Target("cuda")
 PROBLEM = Problem(operator="all_gather_matmul", m=1024, n=512, k=256, world_size=4, dtype="bfloat16")
 ENTRY = Entry(PROBLEM, (Time("push", {"pieces": 2}, 8.0), Time("sequential", {}, 10.5)))
 OWN = fingerprint(CPU, 4)
+OTHER = replace(ENTRY, problem=replace(PROBLEM, n=1024))
 TABLE = Table(fingerprint=OWN, entries=(ENTRY,))
 
 
@@ -34,9 +37,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_kept_is_known_and_files_are_readable():
     keep((ENTRY,), OWN)
-    other = replace(ENTRY, problem=replace(PROBLEM, n=1024))
-    path = keep((other,), OWN)
-    assert load(path, OWN).entries == (ENTRY, other)
+    path = keep((OTHER,), OWN)
+    assert load(path, OWN).entries == (ENTRY, OTHER)
     assert knowledge(CPU, 4).find(PROBLEM).entry == ENTRY
     assert path.name.startswith("cpux4.")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -82,6 +84,11 @@ BAD = {
     "no times": with_entry(times=[]),
     "another number of ranks": with_entry(problem=msgspec.to_builtins(replace(PROBLEM, world_size=2))),
     "no bucket": with_entry(problem=msgspec.to_builtins(replace(PROBLEM, m=1000))),
+    "no columns": with_entry(problem=msgspec.to_builtins(PROBLEM) | {"n": 0}),
+    "no depth": with_entry(problem=msgspec.to_builtins(PROBLEM) | {"k": 0}),
+    "no rows": with_entry(problem=msgspec.to_builtins(PROBLEM) | {"m": 0}),
+    "endless depth": encoded().replace(b'"k":256', b'"k":' + b"9" * 400),
+    "columns of another sum": with_entry(problem=msgspec.to_builtins(PROBLEM) | {"columns": [8, 8]}),
     "negative rows": with_entry(problem=msgspec.to_builtins(PROBLEM) | {"m": -1}),
     "no such operator": with_entry(problem=msgspec.to_builtins(PROBLEM) | {"operator": "os.system"}),
     "no such plan": with_time(plan="teleport"),
@@ -113,6 +120,15 @@ def test_a_bad_file_is_ignored_aloud_and_written_anew(name: str):
         assert knowledge(CPU, 4).find(PROBLEM).entry == ENTRY
 
 
+def test_a_bad_file_misleads_no_neighbour():
+    path = path_of(OWN)
+    path.parent.mkdir(parents=True)
+    for name in ("no columns", "no depth", "endless depth"):
+        path.write_bytes(BAD[name])
+        with pytest.warns(RuntimeWarning, match="ignored"):
+            assert knowledge(CPU, 4).find(replace(PROBLEM, k=300)) is None
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "endless"])
 def test_what_is_no_file_neither_hangs_nor_counts(kind: str):
     path = path_of(OWN)
@@ -127,6 +143,98 @@ def test_what_is_no_file_neither_hangs_nor_counts(kind: str):
         path.symlink_to("/dev/zero")
     with pytest.warns(RuntimeWarning, match="ignored"):
         assert knowledge(CPU, 4).find(PROBLEM) is None
+    with pytest.warns(RuntimeWarning, match="ignored|is not written"):
+        keep((ENTRY,), OWN)
+    assert path.is_file() == (kind in ("pipe", "endless"))  # what can be told to hold no table gives way to one
+
+
+def test_a_link_stays_one(tmp_path: Path):
+    path, there = path_of(OWN), tmp_path / "there.json"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(there)
+    for entry in (ENTRY, OTHER):
+        keep((entry,), OWN)
+    assert path.is_symlink()
+    assert load(there, OWN) == load(path, OWN) == replace(TABLE, entries=(ENTRY, OTHER))
+
+
+def test_what_cannot_be_read_for_now_is_not_overwritten(monkeypatch: pytest.MonkeyPatch):
+    path = keep((ENTRY,), OWN)
+
+    def fail(*anything: object) -> int:
+        raise PermissionError("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.os, "open", fail)
+        with pytest.warns(RuntimeWarning, match="cannot be read: not today"):
+            assert knowledge(CPU, 4).find(PROBLEM) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_read", fail)
+        with pytest.warns(RuntimeWarning, match="is not written: not today"):
+            keep((OTHER,), OWN)
+    assert load(path, OWN) == TABLE
+
+
+def test_more_than_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch):
+    """Or all would be lost at the next look."""
+    many = tuple(replace(ENTRY, problem=replace(PROBLEM, n=8 * n)) for n in range(1, 41))
+    monkeypatch.setattr(cache, "LARGEST_BYTES", len(cache.encode(replace(TABLE, entries=many))) // 2)
+    for entry in many:
+        keep((entry,), OWN)
+    kept = load(path_of(OWN), OWN).entries
+    assert 10 < len(kept) < 30
+    assert kept == many[-len(kept) :]
+
+
+def test_a_full_cache_is_read_in_time():
+    pins = {"kernel": "hopper", "block_m": 128, "block_n": 256, "block_k": 64, "group_m": 16, "stages": 3, "warps": 4}
+    times = tuple(Time("push", pins | {"pieces": 2, "split_n": 2}, 8.0 + us) for us in range(12))
+    many = tuple(Entry(replace(PROBLEM, n=8 * n), times) for n in range(1, 4097))
+    path = keep(many, OWN)
+    assert cache.LARGEST_BYTES // 2 < path.stat().st_size <= cache.LARGEST_BYTES
+    start_s = time.process_time()
+    assert knowledge(CPU, 4).find(many[-1].problem) is not None
+    assert time.process_time() - start_s < 1.0
+
+
+@pytest.mark.slow
+def test_processes_that_write_at_once_lose_nothing():
+    entries = [[replace(ENTRY, problem=replace(PROBLEM, n=8 * n, k=8 * k)) for n in range(1, 9)] for k in range(1, 5)]
+    start = get_context("fork")
+    writers = [start.Process(target=_keep_one_by_one, args=(own,)) for own in entries]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    kept = load(path_of(OWN), OWN)
+    assert {entry.problem for entry in kept.entries} == {entry.problem for own in entries for entry in own}
+
+
+def _keep_one_by_one(entries: list[Entry]) -> None:
+    for entry in entries:
+        keep((entry,), OWN)
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_leaves_a_whole_file_and_nobody_waits():
+    keep((ENTRY,), OWN)
+    for wait_s in (0.001, 0.003, 0.01, 0.03):
+        writer = get_context("fork").Process(target=_keep_for_ever)
+        writer.start()
+        time.sleep(0.1 + wait_s)
+        writer.kill()
+        writer.join(10)
+        start_s = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            keep((OTHER,), OWN)
+            assert {ENTRY.problem, OTHER.problem} <= {entry.problem for entry in knowledge(CPU, 4).own.entries}
+        assert time.monotonic() - start_s < 1.0
+
+
+def _keep_for_ever() -> None:
+    while True:
+        keep((ENTRY,), OWN)
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_survived(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

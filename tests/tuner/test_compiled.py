@@ -155,7 +155,9 @@ def test_a_file_that_names_what_nobody_tried_is_ignored_aloud(cache: Path, stran
         assert recall("kernel", "key", ASKED, CONFIGS) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"key": "key", "times": []}', b"\xff" * 9])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"key": "key", "times": []}', b"\xff" * 9, b'{"key": "\xff"}']
+)
 def test_a_broken_file_is_ignored_aloud(cache: Path, content: bytes):
     path = kept_path("kernel", "key")
     path.parent.mkdir(parents=True)

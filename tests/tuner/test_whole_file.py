@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from overweave.tuner import whole_file
-from overweave.tuner.whole_file import check_writable, write_whole
+from overweave.tuner.whole_file import by_turns, check_writable, replace_whole, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path):
@@ -47,3 +49,27 @@ def test_what_cannot_be_written_is_told_before(tmp_path: Path):
     check_writable(tmp_path / "file")
     check_writable(tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_pipe_that_nobody_reads_gives_way(tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    replace_whole(path, b"data")
+    assert path.read_bytes() == b"data"
+
+
+def test_nobody_waits_longer_than_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(whole_file, "LONGEST_TURN_S", 0.05)
+    with by_turns(tmp_path):
+        start_s = time.monotonic()
+        with by_turns(tmp_path):
+            assert 0.05 <= time.monotonic() - start_s < 1.0
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*anything: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(whole_file.fcntl, "flock", fail)
+    with by_turns(tmp_path):
+        pass
