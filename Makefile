@@ -33,7 +33,7 @@ format: .venv/stamp      ## let ruff mend what it can
 gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs
 	$(PYTEST) -m gpu
 
-bench: .venv/stamp       ## both operators on every GPU at hand, shapes of mlp.json
+bench: .venv/stamp       ## both operators on every GPU at hand, shapes of mlp.*.json
 	$(BIN)/overweave bench all_gather_matmul --shapes mlp
 	$(BIN)/overweave bench matmul_reduce_scatter --shapes mlp
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
-from overweave.ir.timeline import Timeline
+from overweave.ir.timeline import COMMUNICATION, Timeline
 from overweave.schedules.catalog import build, names
 from overweave.sim.simulate import simulate
 
@@ -39,10 +39,12 @@ def main() -> None:
         timelines = compare(operator)
         slowest_us = max(timeline.total_us for timeline in timelines.values())
         print(f"{operator}, microseconds on 4 x H200")
+        width = max(map(len, timelines)) - len(operator)
         for name, timeline in timelines.items():
             bar = "#" * round(40 * timeline.total_us / slowest_us)
-            hidden = timeline.overlap_ratio()
-            print(f"  {name.split('.')[1]:12s} {timeline.total_us:7.1f}  {hidden:4.0%} hidden  {bar}")
+            moves = any(span.kind in COMMUNICATION for span in timeline.spans)  # or tiles store at peers
+            hidden = f"{timeline.overlap_ratio():4.0%} hidden" if moves else ""
+            print(f"  {name.split('.')[1]:{width}s} {timeline.total_us:7.1f}  {hidden:11s}  {bar}")
         print()
 
 

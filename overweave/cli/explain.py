@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from overweave.cli.trace import problem_of_shape
+from overweave.errors import InputError
 from overweave.ops.explain import explain as explain_choice
 from overweave.ops.scales import dtype_of
 from overweave.tuner.shapes import DTYPES, DtypeWord
@@ -29,13 +30,16 @@ def explain(
     columns = tuple(problem.n for problem in problems)
     m, k, kind = problems[0].m, problems[0].k, dtype_of(DTYPES[dtype])
     n = columns if len(columns) > 1 else columns[0]
-    after = "residual+rms_norm" if norm and not after else after
+    if norm and after:
+        raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
+    after = "residual+rms_norm" if norm else after
     typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)))
 
 
 def shapes_of(shape: str) -> list[str]:
     """`M,N1+N2,K` as a shape for each weight; what is no shape, as it is."""
     words = shape.split(",")
-    if len(words) != 3:
+    parts = words[1].split("+") if len(words) == 3 else []
+    if not all(part.strip() for part in parts):
         return [shape]
-    return [f"{words[0]},{part},{words[2]}" for part in words[1].split("+")]
+    return [f"{words[0]},{part},{words[2]}" for part in parts] or [shape]

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
@@ -85,6 +86,9 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """The console script. A process that is told to end takes its ranks and private files with it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # pictures and file names where a terminal knows no more than ASCII
     if "RANK" not in os.environ:  # a rank has none, and ends at once
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # and not ignored, as behind nohup

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.cli.destination import write_file
-from overweave.cli.pictures import print_gantt, time_text
+from overweave.cli.pictures import print_gantt, print_table, time_text
 from overweave.cli.simulate import SPLIT
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
@@ -52,7 +52,7 @@ def print_trials(console: Console, title: str, trials: Sequence[Trial]) -> None:
         error = f"{trial.error:.1e}" if trial.is_right else f"[bold red]{trial.error:.1e}[/]"
         time = time_text(trial.timeline.total_us)
         table.add_row(operator, method, global_shape(trial.case.problem), verdict, error, time)
-    console.print(table)
+    print_table(console, table)
 
 
 def global_shape(problem: Problem) -> str:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from overweave.ir.timeline import COMMUNICATION, KINDS, Kind, Span, Timeline
@@ -28,8 +30,17 @@ GLYPHS: dict[Kind, str] = {
     "begin": "▏",
 }
 MANY_US = 10_000  # from here on, milliseconds
+WIDEST = 1000  # columns of a table
 _SEEN = 0.25  # share of a cell from which on its kind is drawn
 _PROGRAM = re.compile(r"\.\d{3}$")
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Whole: a narrow terminal breaks its lines, and does not cost digits."""
+    columns = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    if columns > console.width:
+        table.width = columns
+    console.print(table, crop=False)
 
 
 def print_gantt(console: Console, *timelines: Timeline) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.cli.destination import write_file
-from overweave.cli.pictures import print_gantt
+from overweave.cli.pictures import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of
 from overweave.errors import InputError
@@ -80,7 +80,7 @@ def simulate(
         typer.echo(msgspec.json.encode(report).decode())
         return
     console = Console()
-    console.print(_table(report, where))
+    print_table(console, _table(report, where))
     print_gantt(console, timeline)
 
 
@@ -123,7 +123,7 @@ def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan
         raise InputError(
             f"simulate {name[:200]}", "neither a schedule nor a file", f"Schedules: {', '.join(TEMPLATES)}"
         )
-    if any(asked):
+    if any(each not in (None, []) for each in asked):
         raise InputError(f"simulate {name}", "--shape, --world or -o for a file", "A file says all of that itself")
     value = load_plan(Path(name))
     return realize(value, machine) if isinstance(value, Schedule) else value
@@ -184,5 +184,6 @@ def _table(report: Report, machine: Machine) -> Table:
         table.add_column(column, justify="right")
     for rank in report.ranks:
         number, *times, ratio = msgspec.structs.astuple(rank)
-        table.add_row(str(number), *(f"{time:.1f}" for time in times), f"{ratio:.2f}")
+        moves = rank.copy_us or rank.collective_us or rank.reduce_us  # by itself: tiles that store at peers compute
+        table.add_row(str(number), *(f"{time:.1f}" for time in times), f"{ratio:.2f}" if moves else "")
     return table

@@ -65,6 +65,14 @@ def read_file(path: Path) -> Schedule | Plan:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ScheduleFileError(f"open {str(path)[:200]}", str(error)[:200], "Give a file that can be read") from None
+    try:
+        return _value(data)
+    except ScheduleFileError as error:
+        raise ScheduleFileError(f"{error.asked} {str(path)[:200]}", error.found, error.cure) from None
+
+
+def _value(data: bytes) -> Schedule | Plan:
+    """What the bytes of a JSON or text file hold. Raises ScheduleFileError."""
     if data.lstrip()[:1] in (b"{", b"[", b""):
         return from_json(data)
     if len(data) > MAX_BYTES:

@@ -78,7 +78,7 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    found = torch.__version__
+    found = str(torch.__version__)  # of a type of its own, which is no text for JSON
     if _numbers(found) < OLDEST_TORCH:
         return Finding("failed", found, "pip install 'torch>=2.10'")
     if not found.startswith(TESTED_TORCH):

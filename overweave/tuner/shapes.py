@@ -22,6 +22,7 @@ from overweave.tuner.endings import compared, dressed
 
 SETS = Path("benchmarks/shapes")
 LARGEST_FILE_BYTES = 1 << 20
+_CURE = 'Give a file such as {"cases": [{"name": "a", "m": 8192, "n": 14336, "k": 4096}]}'
 SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
 # As commands and results say.
 DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -65,12 +66,15 @@ class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def read_shapes(name: str, operator: str) -> ShapeSet:
     """Reads a file, or the repository's set `name` for `operator`. Raises InputError for anything but a shape set."""
     path = _find(name, operator)
-    if path.stat().st_size > LARGEST_FILE_BYTES:
-        raise InputError(f"shapes {name}", f"{path} is larger than 1 MiB", "Give a file of the form in tuner/shapes.py")
+    asked = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
     try:
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise InputError(asked, "it is larger than 1 MiB", _CURE)
         shapes = msgspec.json.decode(path.read_bytes(), type=ShapeSet)
+    except OSError as error:
+        raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"shapes {name}", f"{path}: {error}", "Give a file of the form in tuner/shapes.py") from error
+        raise InputError(asked, str(error), _CURE) from error
     if shapes.operator not in ("", operator):
         raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
     for case in shapes.cases:
@@ -99,5 +103,6 @@ def _find(name: str, operator: str) -> Path:
     for path in (Path(name), *(folder / f"{name}.{operator}.json" for folder in _folders())):
         if path.is_file():
             return path
-    known = ", ".join(set_names(operator)) or "none found"
-    raise InputError(f"shapes {name}", "there is no such file or set", f"Give a file, or one of the sets: {known}")
+    known = ", ".join(set_names(operator))
+    sets = f"one of the sets: {known}" if known else f"work in a clone, whose {SETS} holds sets"
+    raise InputError(f"shapes {name}", "there is no such file or set", f"Give a file, or {sets}")

@@ -49,6 +49,11 @@ def test_json_is_one_object(checks):
     assert told["checks"][1] == {"name": "broken", "status": "failed", "found": "nothing there", "cure": "Plug it in"}
 
 
+def test_what_this_machine_says_fits_json():
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    assert {"packages", "python", "torch", "caches"} <= {check["name"] for check in told["checks"]}
+
+
 def test_a_probe_that_raises_has_failed():
     finding = Check("raises", raises).run()
     assert finding.status == "failed"

@@ -32,6 +32,14 @@ def test_a_call_that_ends_with_a_norm():
     run("all_gather_matmul", "--shape", "2048,8192,8192", "--norm", exit_code=2)
 
 
+def test_two_endings_are_not_one():
+    assert "behind --after" in run("matmul_all_reduce", "--shape", "8,64,64", "--norm", "--after", "bias", exit_code=2)
+
+
+def test_a_shape_that_is_none_is_told_as_it_was_given():
+    assert "'8,64+,64'" in run("all_gather_matmul", "--shape", "8,64+,64", exit_code=2)
+
+
 def test_single_precision_is_the_librarys():
     assert "fp32" in run("all_gather_matmul", "--shape", "8192,14336,4096", "--dtype", "fp32")
 

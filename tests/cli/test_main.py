@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from overweave.cli import main
 from overweave.errors import InputError, MachineError
+from tests.source_tree import ROOT
 
 RUN = CliRunner()
 
@@ -48,6 +50,15 @@ def test_reading_and_thinking_needs_no_torch():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("schedule all_gather_matmul.push world_size=2")
+
+
+def test_a_terminal_that_knows_only_ascii_gets_an_answer():
+    words = ["simulate", "all_gather_matmul.push", "--shape", "1024,512,256"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "overweave.cli.main", *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "whole call" in result.stdout
 
 
 @pytest.mark.slow  # torch is loaded

@@ -33,6 +33,22 @@ def test_numbers_for_programs(name: str):
     assert all(rank["compute_us"] > 0 for rank in report["ranks"])
 
 
+def test_a_narrow_terminal_costs_no_digits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    shown = run("all_gather_matmul.push", *SMALL)
+    assert "…" not in shown
+    assert all(word in shown for word in ("compute", "collective", "overlap"))
+
+
+def test_what_tiles_store_at_peers_has_no_overlap_of_its_own():
+    with_copies, without = (
+        next(line for line in run(name, "--shape", "8192,4096,14336").splitlines() if line.startswith("│    0"))
+        for name in ("matmul_reduce_scatter.fused_ring", "matmul_reduce_scatter.ring_stored")
+    )
+    assert float(with_copies.split("│")[-2]) > 0.5
+    assert without.split("│")[-2].strip() == ""
+
+
 def test_the_shape_is_the_global_one():
     def m_n_k(name: str, shape: str) -> float:
         return json.loads(run(name, "--shape", shape, "--world", "4", "--json"))["matmul_us"]

@@ -148,3 +148,13 @@ def test_a_changed_file_is_refused_or_read_and_never_anything_else(data: st.Data
     except ScheduleFileError:
         return
     assert from_json(to_json(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.json", b"{"), ("a.txt", b"schedule"), ("a.txt", b"\xff"), ("absent", b"")]
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_name(name: str, data: bytes, tmp_path: Path):
+    if data:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ScheduleFileError, match=name):
+        read_file(tmp_path / name)

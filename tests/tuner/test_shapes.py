@@ -5,6 +5,7 @@ import json
 import pytest
 
 from overweave.errors import InputError
+from overweave.tuner import shapes
 from overweave.tuner.shapes import Case, read_shapes, set_names
 from overweave.tuner.sides import SIDES
 from tests.source_tree import ROOT
@@ -90,3 +91,10 @@ def test_bad_files_are_refused_by_name(name, tmp_path):
 def test_an_unknown_set_lists_the_known_ones():
     with pytest.raises(InputError, match="mlp"):
         read_shapes("no_such_set", "all_gather_matmul")
+
+
+def test_where_no_clone_is_the_sets_are_said_to_lie_in_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shapes, "_folders", lambda: (shapes.SETS,))
+    with pytest.raises(InputError, match="work in a clone, whose benchmarks/shapes holds sets"):
+        read_shapes("mlp", "all_gather_matmul")
