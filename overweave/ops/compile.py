@@ -28,6 +28,7 @@ from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import LIVING, Group
+from overweave.memory.lasting import lasting
 from overweave.ops.arguments import DTYPES
 from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper, check_options, check_others, unusable
 from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
@@ -200,6 +201,7 @@ def _forget_calls() -> None:
 class _Call:
     """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
 
+    @lasting()
     def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
         self.group = group
         try:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.autograd import forward_ad
 
 from overweave.errors import GroupError, InputError, OverweaveError, ScheduleError
@@ -23,6 +24,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import LIVING, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
+from overweave.memory.lasting import lasting
 from overweave.ops.arguments import check_kinds, check_plain
 from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
@@ -132,6 +134,7 @@ def _check(
         raise refuse(group, error) from None
 
 
+@lasting()
 def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> Prepared:
     """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it. tensors: its inputs.
 
@@ -219,6 +222,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
         return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
     outputs |= {Z} if plan.problem.norm else set()
+    plan = replace(plan, tile_orders=())  # torch computes whole operations here, and the tables are large
 
     def run(moved: Tensors) -> None:
         inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}

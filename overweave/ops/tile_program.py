@@ -20,6 +20,7 @@ from overweave.errors import InputError, OverweaveError
 from overweave.lang.mapping import TileChannel
 from overweave.memory.board import Board
 from overweave.memory.group import Group
+from overweave.memory.lasting import lasting
 from overweave.ops.author_arguments import LAUNCH_OPTIONS
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
@@ -60,6 +61,7 @@ class TileProgram:
     after that `overweave.reset()`.
     """
 
+    @lasting()
     def __init__(
         self,
         buffers: Mapping[str, SymmetricBuffer],

@@ -81,6 +81,9 @@ class SlotKernels:
         self.multiply = self._bound("tile_kernel", self._multiply)
         self.reduce = self._bound("reduce_kernel", self._reduce)
         self.copy = self._bound("copy_kernel", self._copy)
+        # The caller's tensors are not ours to keep: launches know where later ones lie. Nor is a plan's table of tiles,
+        # which the device has now, and which is larger in Python.
+        del self._example, self._plan
 
     def _bound(self, engine: Engine, make: Callable[[str], Enqueue]) -> Enqueue:
         """The launch of the plan's queue for this kernel, if it has tiles there."""

@@ -95,6 +95,7 @@ class BoundSlot:
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
         self.enqueue = tuple(self._bound(action) for action in actions)
+        del self._plan  # large, and bound
 
     def prepare(self, addresses: Addresses) -> None:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""

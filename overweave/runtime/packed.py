@@ -56,6 +56,7 @@ class PackedRun(CallFrame):
         has_both = len(runs) == 2 and any(is_library and _has_rows(members) for is_library, members in runs)
         self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
         self._steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
+        del self._example, self._plan  # the caller's tensors are not ours to keep: launches know where later ones lie
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from campaigns.host_cases import Case, call_of
+from campaigns.host_path import SIZES, ready
 from overweave.runtime.processes import run_ranks
 from tests.ops.calls import Call, run
 from tests.source_tree import modules, tree
@@ -59,6 +61,17 @@ def differing(operator: str, name: str) -> list[str]:
 @pytest.mark.parametrize("operator", PLANS)
 def test_bits_are_those_without_it(operator: str, name: str):
     assert run_ranks(differing, 2, operator, name) == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["gather order=ring", "gather_pull"])
+def test_what_a_first_call_in_inference_mode_makes_serves_later_calls(plan: str):
+    """On a GPU, where it is kept: its own shard is copied into the workspace by every call."""
+    with ready() as group, torch.no_grad():
+        call = call_of(Case("all_gather_matmul", plan), group, SIZES)
+        with torch.inference_mode():
+            call()
+        call()
 
 
 def test_new_tensors_name_their_dtype():
