@@ -14,7 +14,7 @@ from overweave.tuner.cache import knowledge
 from overweave.tuner.choice import Choice, Weight, chosen
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.size_rule import by_size
-from overweave.tuner.space import SEQUENTIAL, candidate, obstacle
+from overweave.tuner.space import SEQUENTIAL, candidate, fitted, obstacle
 from overweave.tuner.table import Found, Knowledge, ranked
 from overweave.tuner.target import Target
 
@@ -53,16 +53,19 @@ def explained(problem: Problem, target: Target) -> Choice:
 
 
 def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | None:
-    """The first candidate of an entry, as `ranked`, that can compute this very problem."""
+    """The first candidate of an entry, as `ranked`, that can compute this very problem; in fewer pieces if need be."""
     entry = found.entry
-    why = {str(time.candidate): obstacle(problem, target, time.candidate) for time in entry.times}
-    able = ranked(time for time in entry.times if not why[str(time.candidate)])
+    times = [replace(time, options=dict(fitted(problem, time.candidate).options)) for time in entry.times]
+    why = {str(time.candidate): obstacle(problem, target, time.candidate) for time in times}
+    able = ranked(time for time in times if not why[str(time.candidate)])
     if not able:
         return None
     taken, least = able[0], min(able, key=lambda time: time.us)
     reason = f"it was the quickest of {len(entry.times)} at {entry.problem.extents}: {taken.us:.1f} us"
     if taken is not least:
         reason += f", but for {least.candidate}, {least.us:.1f} us, which costs the host more"
+    if taken not in entry.times:
+        reason += ", in as many pieces as those rows have"
     return chosen(problem, target, taken.candidate, (found.source, reason), tuple((n, w) for n, w in why.items() if w))
 
 

@@ -74,9 +74,10 @@ OF_MESSAGES = Margin(2.0, 0.0)
 # these margins no choice is one that was measured behind the library.
 OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(20.0, 0.06), Margin(40.0, 0.07)
 # Tiles that store at peers. MEASURED: `python -m campaigns.sim_accuracy` of stored.*.2026-11-22.json finds all-reduces
-# round a ring predicted 11 % too short to 8 % too long on two H200s; on four, before tiles left in strips, 18 % too
-# short to 15 % too long, and once 27 % too short; reduce-scatters 4 to 19 % too short on four.
-OF_SUMS_IN_A_RING, OF_STORES = Margin(25.0, 0.02), Margin(75.0, 0.04)
+# round a ring predicted 1 to 17 % too short on two H200s, and on four, before tiles left in strips, 37 % too short to
+# 13 % too long; reduce-scatters 4 to 19 % too short on four. The ring of today moves less than the one of that day, and
+# has no measurement of its own yet: with these margins none is taken where that one was measured behind.
+OF_SUMS_IN_A_RING, OF_STORES = Margin(35.0, 0.02), Margin(75.0, 0.04)
 
 
 class Weighed(Struct, frozen=True):

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import product
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
@@ -290,10 +291,21 @@ def _multiplier_obstacle(problem: Problem, target: Target, matmul: Value) -> str
     return skinny_obstacle(problem)
 
 
-def _pieces_obstacle(problem: Problem, what: Candidate) -> str:
+def fitted(problem: Problem, what: Candidate) -> Candidate:
+    """The candidate with no more pieces than a shard of the problem has rows of tiles: as it is, or in half as many."""
+    most = 1 << (_most_pieces(problem).bit_length() - 1)
+    return replace(what, options=tuple((name, min(int(v), most) if name in _CUT else v) for name, v in what.options))
+
+
+def _most_pieces(problem: Problem) -> int:
     shard = -(-problem.m // problem.world_size)
+    return max(1, -(-shard // TILE_ROWS))
+
+
+def _pieces_obstacle(problem: Problem, what: Candidate) -> str:
     for name, value in what.options:
-        if name in ("pieces", "own_pieces") and int(value) > max(1, -(-shard // TILE_ROWS)):
+        if name in _CUT and int(value) > _most_pieces(problem):
+            shard = -(-problem.m // problem.world_size)
             return f"{name}={value}: a shard of {shard} rows has fewer rows of tiles"
     return ""
 
@@ -302,6 +314,7 @@ def _pins(config: MatmulConfig) -> Options:
     return {name: getattr(config, name) for name in _PINNED}
 
 
+_CUT = ("pieces", "own_pieces")
 _PINNED = ("kernel", "block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
 _ALL_SHAPES = (*HALF_PRECISION, *HOPPER, *SINGLE_PRECISION, *FLOAT8_PORTABLE, *FLOAT8_HOPPER)
 _ALL_GATED = (each for gated in (*GATED.values(), *GATED_FLOAT8.values()) for each in gated)

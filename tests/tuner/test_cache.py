@@ -19,6 +19,7 @@ from overweave.ir.plan import Problem
 from overweave.tuner import cache
 from overweave.tuner.cache import decode, fingerprint, keep, knowledge, load, path_of, shipped, write
 from overweave.tuner.rank import MACHINES
+from overweave.tuner.space import candidate, obstacle
 from overweave.tuner.table import Entry, Table, Time
 from overweave.tuner.target import Target
 
@@ -268,6 +269,16 @@ def test_the_tables_of_the_package(world_size: int):
     assert all(any(time.plan == "sequential" for time in entry.times) for entry in table.entries)
     assert all(entry.times[0].us <= 1.01 * min(time.us for time in entry.times) for entry in table.entries)
     assert decode(msgspec.json.encode(table)) == table
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_tables_forget_what_was_measured_without_packed_messages(world_size: int):
+    """Of gathers and scatters: where they can be sent, they are quickest (tests/tuner/test_messages.py)."""
+    packed = {"all_gather_matmul": "gather_packed", "matmul_reduce_scatter": "scatter_packed"}
+    for entry in shipped(GPU.name, world_size).entries:
+        plan = packed.get(entry.problem.operator)
+        if plan is not None and not obstacle(entry.problem, GPU, candidate(plan, {})):
+            assert plan in [time.plan for time in entry.times], entry.problem
 
 
 def test_no_table_for_what_nobody_measured():

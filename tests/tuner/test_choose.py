@@ -53,6 +53,17 @@ def test_what_costs_the_host_more_than_the_gpu_is_not_taken_for_the_gpus_time():
     assert choose(PROBLEM, GPU, knowing(Time(TORCH_FUSED, {}, 98.0), Time("sequential", {}, 180.0))).plan == TORCH_FUSED
 
 
+def test_a_winner_of_more_pieces_than_the_rows_have_is_taken_in_fewer():
+    """And not passed over for what was measured far behind it."""
+    problem = Problem(operator="matmul_reduce_scatter", m=1536, n=8192, k=2048, world_size=4, dtype="bfloat16")
+    times = Time("scatter", {"own_pieces": 4, "pieces": 1}, 149.0), Time(TORCH_FUSED, {}, 196.0)
+    known = Knowledge(NOTHING.own.with_entries((Entry(replace(problem, m=2048), times),)), None)
+    assert choose(replace(problem, m=2048), GPU, known).text == "scatter own_pieces=4 pieces=1"
+    fewer = choose(problem, GPU, known)
+    assert (fewer.source, fewer.text) == ("nearest", "scatter own_pieces=2 pieces=1")
+    assert "149.0 us, in as many pieces as those rows have" in fewer.reason
+
+
 def test_a_new_number_of_rows_costs_nothing():
     known = knowing(Time("push", {"pieces": 1}, 9.0))
     assert choose(replace(PROBLEM, m=3500), GPU, known).source == "cache"
