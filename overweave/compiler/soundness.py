@@ -77,6 +77,10 @@ def _check_reserved(source: Source) -> None:
         raise source.place().error(
             f"it uses the name {taken[0]}", f"Names that begin with {RESERVED} are the compiler's"
         )
+    params = source.function.params
+    if params.kwonly_params or params.star_kwarg or isinstance(params.star_arg, cst.Param):
+        cure = "List them all without `*`: calls may name them in any case"
+        raise source.place().error("some parameters can only be named, or are any number, which no launch passes", cure)
     if "group" in source.parameters:
         raise source.place().error("a parameter is called group", "Rename it: `group=` of a call names the ranks")
 

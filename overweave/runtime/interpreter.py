@@ -11,6 +11,7 @@ What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
     a poll burns the core                       a poll that sees nothing new yields it
     sums are checked, and nobody is told        they are not checked
     scalars break with numpy 2.4                converted through `.item()`
+    only `tl.constexpr` is a constant           whatever the language is called: `T.constexpr`, too
 
 It cannot show missing barriers, fences or scopes: that is the lint's work (compiler/). A process that interprets cannot
 compile: import this module before triton, in a process of its own.
@@ -45,6 +46,7 @@ from overweave.runtime.interpreter_types import make_types_once
 _Builder = triton_interpreter.InterpreterBuilder
 _Handle = triton_interpreter.TensorHandle
 _POLL_PAUSE_S = 5e-4
+_CONSTANT = re.compile(r"\bconstexpr\b")
 
 _program = threading.local()
 _is_repaired = False
@@ -245,9 +247,9 @@ def _launch(self: Any, *arguments: Any, **options: Any) -> None:
     names = inspect.getfullargspec(self.fn).args
     options = {name: option for name, option in options.items() if name in names}
     bound = inspect.getcallargs(self.fn, *arguments, **options)
+    constants = {name for name, said in self.fn.__annotations__.items() if _CONSTANT.search(str(said))}
     bound = {
-        name: value if name in self.constexprs else triton_interpreter._implicit_cvt(value)
-        for name, value in bound.items()
+        name: value if name in constants else triton_interpreter._implicit_cvt(value) for name, value in bound.items()
     }
     grid = self.grid(bound) if callable(self.grid) else self.grid
     grid = (*grid, 1, 1)[:3]

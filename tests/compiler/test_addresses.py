@@ -54,6 +54,8 @@ def persistent(body_of: str = SCALE) -> str:
         (("    rows = ", "    N = N * 2\n    rows = "), "N is assigned"),
         (("    rows = ", "    BLOCK_M = 8\n    rows = "), "BLOCK_M is assigned"),
         (("z_ptr, M", "group, M"), "a parameter is called group"),
+        (("N, BLOCK_M", "N, *, BLOCK_M"), "can only be named"),
+        (("N, BLOCK_M", "N, *others, BLOCK_M"), "can only be named"),
         (("tl.store(y_ptr + at, x)", "(y_ptr + at).store(x)"), "a method of a pointer"),
         (("tl.store(y_ptr + at, x)", "(y_ptr + at).store(x, mask=x > 0)"), "a method of a pointer"),
     ],

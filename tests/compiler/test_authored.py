@@ -32,6 +32,7 @@ SHORT = "-3] or (matmul and not copy_kernel)"
         ("authored_chunks", ""),
         ("authored_layer_norm", "-3] and (pull or tiles or spread)"),
         ("authored_sums", ""),
+        ("authored_spelled", ""),
     ],
 )
 def test_compiled_kernels_are_right_on_ranks(file: str, chosen: str):
