@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -55,7 +56,7 @@ class Watched(Protocol):
 
 
 class Watcher:
-    """See the module. `trouble` is what it found; it stays until `forget`."""
+    """See the module. `trouble` is what it found; it stays until it is forgotten."""
 
     def __init__(self, workspace: Watched, board: Board) -> None:
         self.trouble: OverweaveError | None = None
@@ -75,9 +76,15 @@ class Watcher:
                     self._end_all_waits()
             return self.trouble
 
-    def forget(self) -> None:
-        """Trouble is over: the workspace was reset on every rank."""
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Looks at nothing inside, where the workspace is reset on every rank, and trouble is over behind it.
+
+        A peer that is behind still shows its alarm when this rank has cleared its words: to heed it now would set them
+        again, for the first call that follows.
+        """
         with self._lock:
+            yield
             self.trouble = None
 
     def _run(self) -> None:

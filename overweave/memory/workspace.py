@@ -171,8 +171,8 @@ class Workspace:
         A rank comes when its GPU is idle: what it still sent would land on words that peers have cleared.
         """
         torch.cuda.synchronize(self.device)
-        self.board.reset(self._clear)
-        self._watcher.forget()
+        with self._watcher.forgetting():
+            self.board.reset(self._clear)
 
     def reported_alarm(self) -> Alarm | None:
         """What a kernel of this GPU reported when a wait of its own was void."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
+from types import SimpleNamespace
+from typing import Any
 
-from overweave.errors import OverweaveError, PeerTimeout
+import pytest
+import torch
+
+from overweave.errors import OverweaveError, PeerError, PeerTimeout
 
 watcher = pytest.importorskip("overweave.memory.watcher", reason="needs cuda-bindings")
 
@@ -20,3 +25,52 @@ def test_no_reason_ends():
     asked = []
     assert watcher.reason_within(0.05, lambda: asked.append(1)) is None
     assert len(asked) >= 2
+
+
+class Peer:
+    """A board that shows an alarm until it is taken back."""
+
+    has_alarm = True
+
+    def check(self) -> None:
+        if self.has_alarm:
+            raise PeerError("call 3", "a peer gave up", "")
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
+    monkeypatch.setattr(watcher.Watcher, "_run", lambda self: None)
+    monkeypatch.setattr(watcher.Watcher, "_end_all_waits", lambda self: ended.append(self))
+    ended: list[Any] = []
+    idle = SimpleNamespace(
+        ended=ended, device=None, calls=0, timeout_s=1.0, reported_alarm=lambda: None, is_idle=lambda: True
+    )
+    return watcher.Watcher(idle, Peer())
+
+
+def test_trouble_stays_until_it_is_forgotten(looking: Any):
+    assert looking.look() is looking.look() is not None
+    looking._board.has_alarm = False
+    assert looking.look() is not None
+    with looking.forgetting():
+        pass
+    assert looking.look() is None
+
+
+def test_alarms_of_peers_that_are_behind_in_a_reset_are_not_heeded(looking: Any):
+    with looking.forgetting():
+        beside = threading.Thread(target=looking.look)
+        beside.start()
+        beside.join(0.1)
+        looking._board.has_alarm = False
+    beside.join()
+    assert looking.trouble is None
+    assert not looking._workspace.ended
+
+
+def test_a_reset_that_fails_forgets_nothing(looking: Any):
+    looking.look()
+    with pytest.raises(PeerTimeout), looking.forgetting():
+        raise PeerTimeout("reset", "rank 1 is late", "")
+    assert looking.trouble is not None
