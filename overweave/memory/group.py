@@ -104,12 +104,7 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
             asked = f"find process group {group[:80]!r}"
             raise GroupError(asked, "no group has this name", "Pass its group_name") from error
     if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            found = f"it has {group.ndim} dimensions {group.mesh_dim_names or ''}".rstrip()
-            raise GroupError("use a 1-D DeviceMesh", found, "Pass one dimension: mesh['name']")
-        if group.get_coordinate() is None:
-            raise _lacks_this_rank("of the DeviceMesh")
-        return group.get_group()
+        group = _group_of_mesh(group)
     if group is None:
         group = dist.group.WORLD
     outsider: object = dist.GroupMember.NON_GROUP_MEMBER  # an int, which new_group returns to outsiders
@@ -120,6 +115,24 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
         raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, "Pass one of these")
     if group not in LIVING:
         raise GroupError("compute in the group that was passed", "it was destroyed", "Make a new one")
+    return group
+
+
+def _group_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
+    if mesh.ndim != 1:
+        found = f"it has {mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
+        raise GroupError("use a 1-D DeviceMesh", found, "Pass one dimension: mesh['name']")
+    if mesh.get_coordinate() is None:
+        raise _lacks_this_rank("of the DeviceMesh")
+    try:
+        group = mesh.get_group()
+        members = dist.get_process_group_ranks(group)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise GroupError("use the group of a DeviceMesh", "it was destroyed", "Make a new mesh") from error
+    ranks = mesh.mesh.tolist()
+    if ranks != members:  # torch sorts the ranks of a group, and not those of a mesh
+        found = f"its ranks are {ranks}"[:80] + ", and its process group has them in another order"
+        raise GroupError("rows in the order of a DeviceMesh", found, "Make a mesh whose ranks ascend")
     return group
 
 

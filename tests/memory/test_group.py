@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import DeviceMesh
 
 from overweave.errors import GroupError, PeerError
 from overweave.memory.group import all_gather_bytes, resolve
@@ -47,6 +48,20 @@ def test_wrong_groups_are_refused():
         assert "int" in whole
         assert bool(outsider) == (rank == 1)
         assert all("rank 1 of the world is not in it" in text for text in outsider)
+
+
+def name_meshes() -> list[str]:
+    told = [refusal(DeviceMesh("cpu", [1, 0]))]
+    mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["b"]
+    assert resolve(mesh).world_size == 1
+    dist.destroy_process_group(mesh.get_group())
+    return [*told, refusal(mesh)]
+
+
+def test_meshes_in_another_order_than_their_groups_and_without_one_are_refused():
+    for disordered, gone in run_ranks(name_meshes, 2):
+        assert "its ranks are [1, 0]" in disordered
+        assert "it was destroyed" in gone
 
 
 def gather() -> list[str]:
