@@ -6,10 +6,11 @@ Bytes travel as fixed-width uint8 tensors. Object collectives unpickle what a pe
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,8 @@ class Group:
 
 
 GroupLike = ProcessGroup | DeviceMesh | str | None
+# To newer torch a name is of a type that older torch does not have; to Python both are text.
+_by_name: Callable[[Any], ProcessGroup] = dist.distributed_c10d._resolve_process_group
 LIVING: Collection[ProcessGroup] = dist.distributed_c10d._world.pg_map  # those that were not destroyed
 
 
@@ -99,7 +102,7 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
         raise GroupError("find the process group", found, "Call init_process_group first")
     if isinstance(group, str):
         try:
-            return dist.distributed_c10d._resolve_process_group(dist.GroupName(group))
+            return _by_name(group)
         except (RuntimeError, ValueError, KeyError) as error:
             asked = f"find process group {group[:80]!r}"
             raise GroupError(asked, "no group has this name", "Pass its group_name") from error
