@@ -29,9 +29,10 @@ class Beside:
         thread.start()
 
         def is_done() -> bool:
+            has_ended = not thread.is_alive()  # asked first: a thread may fail between the two questions
             if errors:
                 raise errors[0]
-            return not thread.is_alive()
+            return has_ended
 
         return is_done
 
