@@ -72,8 +72,12 @@ class _Tile:
     def __init__(self, kernel: Kernel, weaving: Weaving) -> None:
         self.kernel, self.weaving = kernel, weaving
         guarded = [load.index for load in kernel.loads if load.directive.tensor in weaving.waits]
-        self.wait_at = min(guarded, default=-1)
-        self.stored_at = max(store.index for store in kernel.stores)
+        parts = [stream.index for stream in kernel.streams] if weaving.streams else []
+        self.wait_at = min([*guarded, *parts]) if guarded else -1
+        begun = [self.wait_at] if guarded else parts
+        self.verdict_at = min(begun, default=len(kernel.body))  # what is stored above has waited for nothing
+        stored_at = max(store.index for store in kernel.stores)
+        self.announced_at = max([stored_at, *begun])  # as in the schedule: all waits, then the signal
         self.number = kernel.number or "overweave_tile"
 
     def statements(self) -> list[cst.CSTNode]:
@@ -88,7 +92,7 @@ class _Tile:
             if (kernel.loop is None and index == kernel.first) or lo <= index < hi:
                 continue
             made += self._rewritten(index, statement)
-            if index == self.stored_at:
+            if index == self.announced_at:
                 made += self._announced()
         return made
 
@@ -133,15 +137,17 @@ class _Tile:
 
     def _rewritten(self, index: int, statement: Statement) -> list[cst.CSTNode]:
         stores = [store for store in self.kernel.stores if store.index == index]
-        if stores and (self.weaving.has_verdict or self.weaving.away):
-            made = statement.visit(_Storing(self.kernel, self.weaving))
-            return list(made.nodes) if isinstance(made, cst.FlattenSentinel) else [made]  # type: ignore[list-item]
+        is_voided = index >= self.verdict_at
+        made: list[cst.CSTNode] = [statement]
+        if stores and (is_voided or self.weaving.away):
+            visited = statement.visit(_Storing(self.kernel, self.weaving.away, is_voided))
+            made = list(visited.nodes) if isinstance(visited, cst.FlattenSentinel) else [visited]  # type: ignore[list-item]
         for stream in self.kernel.streams if self.weaving.streams else ():
             if stream.index == index:
-                return self._streamed(stream, statement)
-        return [statement]
+                return self._streamed(stream, made[0])
+        return made
 
-    def _streamed(self, stream: Stream, statement: Statement) -> list[cst.CSTNode]:
+    def _streamed(self, stream: Stream, statement: cst.CSTNode) -> list[cst.CSTNode]:
         """The loop over parts around the author's loop, which keeps to the rows of one part."""
         assert isinstance(statement, cst.For)
         outer = _parse("for overweave_part in range(overweave_parts):\n    pass\n")
@@ -243,24 +249,24 @@ def _bounded(end: str, bound: cst.Arg) -> cst.CSTNode:
 
 
 class _Storing(cst.CSTTransformer):
-    """Lets annotated stores write NaN if a wait was void, and one of them store at each of its tile's places."""
+    """Lets annotated stores write NaN if a wait was void, and those of one tensor store at all of the tile's places."""
 
-    def __init__(self, kernel: Kernel, weaving: Weaving) -> None:
+    def __init__(self, kernel: Kernel, away: str | None, is_voided: bool) -> None:
         super().__init__()
-        self.weaving = weaving
+        self.is_voided = is_voided
         self.calls = [
             (store, call)
             for store in kernel.stores
             for call in accesses_in(store.statement, "store", kernel.source.language)
         ]
-        self.away = [store for store in kernel.stores if store.directive.tensor == weaving.away]
+        self.away = [store for store in kernel.stores if store.directive.tensor == away]
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         store = next((store for store, call in self.calls if call is original_node), None)
         if store is None:
             return updated_node
         args = list(updated_node.args)
-        if self.weaving.has_verdict:
+        if self.is_voided:
             at = next(at for at, arg in enumerate(args) if is_value(at, arg))
             args[at] = args[at].with_changes(value=_voided(args[at].value))
         if any(store is one for one in self.away):

@@ -91,6 +91,8 @@ def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
         raise said.place.error(
             f"the kernel has no parameter {said.parameter}", f"Parameters: {', '.join(source.parameters)}"
         )
+    if kernel.loop is None and access.index < kernel.first:
+        raise said.place.error("it stands above the tile's number", "Put the tile id, or the dispatch region, above it")
     axes = {axis.name: axis for axis in kernel.axes}
     for dim in said.dims:
         check_names(said.place, dim, source, frozenset(axes))

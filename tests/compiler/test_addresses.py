@@ -8,10 +8,10 @@ import pytest
 
 from overweave.compiler.directives import is_directive
 from overweave.ir.tile_order import APPLY
-from tests.compiler.annotated import ROWS, SCALE, fused, refusal
+from tests.compiler.annotated import ROWS, SCALE, STREAMED, fused, refusal
 
 GATHER, AWAY = "all_gather.push", "spread.push mover=tiles"
-STORE = "    # @overweave.store Y"
+STORE, ABOVE = "    # @overweave.store Y", "    # @overweave.load X"
 PERSISTENT = (
     ("    # @overweave.tile_id\n    pid = tl.program_id(0)\n", "    begin = tl.program_id(0)\n    other = begin - 4\n"),
     (
@@ -134,3 +134,47 @@ def test_tile_sizes_may_be_defaults(tmp_path: Path):
     sizes = [axis.block for axis in kernel.kernel.space({"M": 64, "N": 64}).axes]
     assert sizes == [16, 32]
     assert kernel.plan({"M": 64, "N": 64, "BLOCK_M": 32}, 2).tile_orders[0].rows[0].kind == APPLY
+
+
+def test_what_is_stored_in_a_streamed_loop_does_not_keep_it_from_waiting(tmp_path: Path):
+    inside = ("        turns += 1\n", "        # @overweave.store O=o_ptr[Q]\n        tl.store(o_ptr + rows, total)\n")
+    behind = ("    # @overweave.store O=o_ptr[Q]\n    tl.store(o_ptr + rows, total / turns)\n", "")
+    text = fused(tmp_path, STREAMED, GATHER, inside, behind).source()
+    assert "overweave_arrived = overweave_lang.wait_for_tile(" in text
+    assert "            tl.store(o_ptr + rows, overweave_lang.voided(total, overweave_verdict))\n" in text
+
+
+def test_what_is_stored_above_a_wait_has_no_verdict(tmp_path: Path):
+    early = (ABOVE, f"    # @overweave.store Z=z_ptr[M, N]\n    tl.store(z_ptr + at, 1.0)\n{ABOVE}")
+    text = fused(tmp_path, SCALE, GATHER, early).source()
+    assert "tl.store(z_ptr + at, 1.0)" in text
+    assert "tl.store(y_ptr + at, overweave_lang.voided(x, overweave_verdict))" in text
+    assert text.index("overweave_verdict = ") < text.index("overweave_lang.voided")
+    last = (f"{STORE}=y_ptr[M, N]\n", "")
+    both = fused(tmp_path, SCALE, {"X": GATHER, "Z": "spread.push"}, early, last).source()
+    assert "tl.store(z_ptr + at, 1.0)" in both
+    assert both.index("x = tl.load(") < both.index("finish_tile(")  # as it is proven: all waits, then the signal
+
+
+def test_nothing_is_loaded_or_stored_above_the_tile(tmp_path: Path):
+    whole = (
+        "    # @overweave.tile_id\n",
+        "    # @overweave.load Z=z_ptr[N]\n    z = tl.load(z_ptr)\n    # @overweave.tile_id\n",
+    )
+    assert "stands above the tile's number" in refusal(tmp_path, SCALE, GATHER, whole)
+
+
+def test_one_wait_stands_above_all_that_is_waited_for(tmp_path: Path):
+    """Also where a part is read before the whole: the loop over parts goes on with the verdict."""
+    behind = (
+        "    # @overweave.store O=o_ptr[Q]\n",
+        "    # @overweave.load Q=q_ptr[Q, D]\n    total += tl.load(q_ptr + rows * D)\n    # @overweave.store O=o_ptr[Q]\n",
+    )
+    alone = ("    q = tl.load(q_ptr + rows[:, None] * D + tl.arange(0, D)[None, :])\n", "    q = 1.0\n")
+    text = fused(tmp_path, STREAMED, {"K": GATHER, "Q": GATHER}, alone, behind).source()
+    first, part = (
+        text.index("overweave_verdict = overweave_lang.wait"),
+        text.index("overweave_verdict & overweave_arrived"),
+    )
+    assert first < part
+    assert "overweave_verdict = 1" not in text
