@@ -136,19 +136,21 @@ def _check_call(kernel: Kernel, access: Access, origins: Origins) -> None:
 def _check_twins(accesses: Iterable[Access]) -> None:
     """A tensor that is read in several places is the same one everywhere, and no parameter holds two."""
     known: dict[tuple[bool, str], AccessDirective] = {}
+    names: dict[str, AccessDirective] = {}
     holders: dict[str, str] = {}
     for access in accesses:
         said = access.directive
+        named = names.setdefault(said.tensor, said)
+        if named.parameter != said.parameter:
+            raise said.place.error(
+                f"{said.tensor} is another tensor in line {named.place.line}", "Give it a name of its own"
+            )
         other = known.setdefault((said.is_store, said.tensor), said)
-        if other.parameter == said.parameter and other.dims != said.dims:
+        if other.dims != said.dims:
             cure = (
                 "Where a tile reads at two places, name an extent, not an axis: it then waits for all of that dimension"
             )
             raise said.place.error(f"{said.tensor} has other dimensions in line {other.place.line}", cure)
-        if other.parameter != said.parameter:
-            raise said.place.error(
-                f"{said.tensor} is another tensor in line {other.place.line}", "Give it a name of its own"
-            )
         holder = holders.setdefault(said.parameter, said.tensor)
         if holder != said.tensor:
             raise said.place.error(f"{said.parameter} already holds {holder}", "Give a parameter one tensor")

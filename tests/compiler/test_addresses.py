@@ -166,10 +166,8 @@ def test_nothing_is_loaded_or_stored_above_the_tile(tmp_path: Path):
 
 def test_one_wait_stands_above_all_that_is_waited_for(tmp_path: Path):
     """Also where a part is read before the whole: the loop over parts goes on with the verdict."""
-    behind = (
-        "    # @overweave.store O=o_ptr[Q]\n",
-        "    # @overweave.load Q=q_ptr[Q, D]\n    total += tl.load(q_ptr + rows * D)\n    # @overweave.store O=o_ptr[Q]\n",
-    )
+    store = "    # @overweave.store O=o_ptr[Q]\n"
+    behind = (store, f"    # @overweave.load Q=q_ptr[Q, D]\n    total += tl.load(q_ptr + rows * D)\n{store}")
     alone = ("    q = tl.load(q_ptr + rows[:, None] * D + tl.arange(0, D)[None, :])\n", "    q = 1.0\n")
     text = fused(tmp_path, STREAMED, {"K": GATHER, "Q": GATHER}, alone, behind).source()
     first, part = (

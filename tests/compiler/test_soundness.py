@@ -47,6 +47,7 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
         ("load A=a_ptr[M, K]", "load A=a_ptr[M, L]", "A=a_ptr[M, L]", "L is unknown"),
         ("load A=a_ptr[M, K]", "load A=a_ptr", "load A=a_ptr", "cannot read it"),
         ("load B=b_ptr[K, N]", "load A=b_ptr[K, N]", "load A=b_ptr", "A is another tensor in line"),
+        ("store C=c_ptr[M, N]", "store A=c_ptr[M, N]", "store A=c_ptr", "A is another tensor in line"),
         (
             "load B=b_ptr[K, N]",
             "load B=b_ptr[K, N]\n        # @overweave.load B=b_ptr[N, K]",
