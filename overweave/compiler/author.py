@@ -74,8 +74,8 @@ def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
     return tuple(param.name.value for param in (*params.posonly_params, *params.params, *params.kwonly_params))
 
 
-def read_source(path: Path, name: str) -> Source:
-    """The kernel `name` of a file, with its directives.
+def read_source(path: Path, name: str, line: int | None = None) -> Source:
+    """The kernel `name` of a file, with its directives. line: where Python saw the function that is meant begin.
 
     Raises InputError for a file that cannot be read or parsed or has no such function, DirectiveError for a directive
     that cannot be read or stands where it speaks of nothing.
@@ -96,6 +96,10 @@ def read_source(path: Path, name: str) -> Source:
         raise InputError(asked, "its body stands on one line", "Give each statement a line")
     lines = wrapper.resolve(PositionProvider)
     function, body = functions[0], functions[0].body
+    first = min(lines[one].start.line for one in (function, *function.decorators))
+    if line is not None and not first <= line <= lines[function].end.line:
+        found = f"the one that is meant began in line {line}, and this one in line {first}"
+        raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
     reader = _Reader(path.name, lines)
     marks = tuple(reader.block(body, ()))
     reader.refuse_strays(function)

@@ -154,6 +154,8 @@ def _pid_map(place: Place, rest: str) -> PidMapDirective:
         pairs.append((axis, variable))
     if not pairs or len({axis for axis, _ in pairs}) != len(pairs):
         raise place.error("every axis should stand there once", "Write `pid_map AXIS=variable`")
+    if len({variable for _, variable in pairs}) != len(pairs):
+        raise place.error("two axes have one variable", "Give the block of each axis a variable of its own")
     return PidMapDirective(place, tuple(pairs))
 
 

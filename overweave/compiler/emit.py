@@ -125,9 +125,12 @@ class _Tile:
     def _blocks(self) -> list[cst.CSTNode]:
         """The tile's block along each axis, from its number: row-major over the grid."""
         counts = [f"{LANG}.blocks({axis.extent}, {axis.block})" for axis in self.kernel.grid]
-        made: list[cst.CSTNode] = []
+        number, made = self.number, list[cst.CSTNode]()
+        if number in self.kernel.blocks.values():  # the author's number becomes a block: keep it for the others
+            number = "overweave_tile"
+            made.append(_parse(f"{number} = {self.number}"))
         for place, axis in enumerate(self.kernel.grid):
-            text = self.number + "".join(f" // {count}" for count in reversed(counts[place + 1 :]))
+            text = number + "".join(f" // {count}" for count in reversed(counts[place + 1 :]))
             text += f" % {counts[place]}" if place else ""
             made.append(_parse(f"{self.kernel.blocks[axis.name]} = {text}"))
         return made

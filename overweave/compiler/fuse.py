@@ -15,9 +15,10 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
 
 
-def kernel_of(path: Path, name: str) -> Kernel:
-    """The annotated kernel of a file. Raises InputError for the file, DirectiveError for what stands in it."""
-    kernel = read_kernel(read_source(path, name))
+def kernel_of(path: Path, name: str, line: int | None = None) -> Kernel:
+    """The annotated kernel of a file, in which Python saw it at a line. Raises InputError for the file, DirectiveError
+    for what stands in it."""
+    kernel = read_kernel(read_source(path, name, line))
     check_kernel(kernel)
     return kernel
 

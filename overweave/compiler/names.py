@@ -123,11 +123,18 @@ def accesses_in(node: cst.CSTNode, kind: str, language: Language) -> list[cst.Ca
 class Origins:
     """From which parameters each variable is made, whatever the path; what is loaded has no origin, nor has a dtype.
 
-    What is made from a program's number comes from PROGRAM, too.
+    What is made from a program's number comes from PROGRAM, too. asks: the calls that ask for it, if others do than the
+    language's own.
     """
 
-    def __init__(self, found: Iterable[Assignment], parameters: Iterable[str], language: Language) -> None:
-        self._language = language
+    def __init__(
+        self,
+        found: Iterable[Assignment],
+        parameters: Iterable[str],
+        language: Language,
+        asks: Callable[[cst.Call], bool] | None = None,
+    ) -> None:
+        self._language, self._asks = language, asks or language.asks_number
         self._known = {name: frozenset((name,)) for name in parameters}
         pairs = [(name, self._used(value)) for name, value in found if value is not None]
         changed = True
@@ -144,7 +151,7 @@ class Origins:
 
     def _used(self, node: cst.CSTNode) -> set[str]:
         names = used_names(node, self._hides)
-        return names | {PROGRAM} if any(self._language.asks_number(call) for call in calls_in(node)) else names
+        return names | {PROGRAM} if any(map(self._asks, calls_in(node))) else names
 
     def _all(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset().union(

@@ -44,7 +44,7 @@ def check_kernel(kernel: Kernel) -> None:
     _check_touches(kernel, callees, origins)
     _check_dispatch(kernel)
     _check_program_ids(kernel, callees)
-    _check_addresses(kernel)
+    _check_addresses(kernel, callees)
     _check_extents(kernel)
     _check_jumps(kernel)
     _check_stream(kernel)
@@ -222,7 +222,7 @@ def _check_program_ids(kernel: Kernel, callees: Callees) -> None:
                 raise kernel.source.place().error(found, "Move it between `dispatch begin` and `dispatch end`")
 
 
-def _check_addresses(kernel: Kernel) -> None:
+def _check_addresses(kernel: Kernel, callees: Callees) -> None:
     """What is annotated lies where the tile's blocks say, and nowhere that its number says in another way.
 
     The schedule numbers tiles as it likes, so a second reckoning beside the dispatch region would be of another tile.
@@ -234,9 +234,8 @@ def _check_addresses(kernel: Kernel) -> None:
     found = [pair for one in before if one is not begins for pair in assignments(one) if pair[0] not in blocks]
     found += [pair for one in kernel.body[hi:] if one is not begins for pair in assignments(one)]
     numbers = {kernel.number} - blocks if kernel.number and kernel.dispatch else set()
-    origins = Origins(
-        [pair for pair in found if pair[0] not in numbers], {*source.parameters, *numbers}, source.language
-    )
+    told_elsewhere = [pair for pair in found if pair[0] not in numbers]
+    origins = Origins(told_elsewhere, {*source.parameters, *numbers}, source.language, callees.asks_number)
     again = sorted(one for one in blocks if origins.of(cst.Name(one)) & {PROGRAM, *numbers})
     if again:
         why = f"{again[0]} is made again from the tile's number, behind the dispatch region"

@@ -61,8 +61,7 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
     SOURCE: AutoOverlap, sections 4 and 5.
     """
-    path, name = where_of(kernel)
-    return Fused(kernel_of(path, name), schedule)
+    return Fused(kernel_of(*where_of(kernel)), schedule)
 
 
 class Fused:
@@ -251,27 +250,24 @@ def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str
     return f"compiled {space.kernel} {words} {sizes} {plan.realization.dtype} #{digest}".encode()
 
 
-def where_of(kernel: Any) -> tuple[Path, str]:
-    """File and name of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
+def where_of(kernel: Any) -> tuple[Path, str, int | None]:
+    """File, name and line of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
     if isinstance(kernel, str):
         path, colon, name = kernel.rpartition(":")
         if not colon or not name.isidentifier():
             raise InputError(f"compile {kernel[:80]!r}", "it names no kernel", "Write FILE.py:NAME")
-        return Path(path), name
+        return Path(path), name, None
     function = kernel
     while hasattr(function, "fn"):
         function = function.fn
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
-        file = None
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
     if file is None or not Path(file).is_file():
         found = f"{type(kernel).__name__} has no source file"
         raise InputError("compile a kernel", found, "Pass a @triton.jit function that stands in a file")
     if function.__qualname__ != function.__name__:
         found = f"{function.__qualname__} stands inside another function, or a class"
         raise InputError("compile a kernel", found, "Define it at the top level of its file")
-    return Path(file), str(function.__name__)
+    return Path(file), str(function.__name__), int(function.__code__.co_firstlineno)
 
 
 def by_name(

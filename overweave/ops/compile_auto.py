@@ -69,8 +69,7 @@ def compile_auto(
     cannot be compiled, and InputError for schedules and configs that are none.
     SOURCE: AutoOverlap 5.3.
     """
-    path, name = where_of(kernel)
-    read = kernel_of(path, name)
+    read = kernel_of(*where_of(kernel))
     named = schedule.values() if isinstance(schedule, Mapping) else (schedule,)
     if not all(isinstance(how, str | Gather | Reduction | AllToAll) for how in named):
         cure = "Pass names, such as all_gather.auto, or lists of moves"

@@ -48,6 +48,12 @@ SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tl.load(x_ptr + at)", "tl.load(mask=at >= 0, pointer=x_ptr + at)"),
         ("tl.store(y_ptr + at, x)", "tl.store(value=x, pointer=y_ptr + at)"),
     ),
+    "its number becomes a block": (
+        ("M=pid_m N=pid_n", "M=pid N=pid_n"),
+        ("    pid_m = pid // tl.cdiv(N, BLOCK_N)\n", ""),
+        ("    # @overweave.dispatch end\n", "    pid = pid // tl.cdiv(N, BLOCK_N)\n    # @overweave.dispatch end\n"),
+        ("pid_m *", "pid *"),
+    ),
     "a later place": (
         ("    # @overweave.store", "    place = y_ptr + at\n    # @overweave.store"),
         ("tl.store(y_ptr + at, x)", "tl.store(place, x)"),

@@ -77,6 +77,9 @@ def test_a_loop_over_tiles_counts_by_its_own_number_alone(tmp_path: Path):
     again = "        other += 4\n        pid_m = other // tl.cdiv(N, BLOCK_N)\n        at = at + pid_m * BLOCK_M\n"
     said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"{again}    {STORE}"))
     assert "pid_m is made again from the tile's number" in said
+    asked = ("    return x\n", "    return x * tl.num_programs(0)\n")
+    said = refusal(tmp_path, text, GATHER, asked, (f"    {STORE}", f"        at = at + helper(1)\n    {STORE}"))
+    assert "its place is made from a program's number" in said
     said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"        at = at + other\n    {STORE}"))
     assert "its place is made from a program's number" in said
 

@@ -39,6 +39,7 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
         ("axis N block=BLOCK_N", "axis N=open('x') block=1", "axis N=open('x')", "no integer expression"),
         ("pid_map M=pid_m N=pid_n", "pid_map M=pid_m", "pid_map M=pid_m", "it maps M"),
         ("pid_map M=pid_m N=pid_n", "pid_map M=pid_m N=pid//2", "N=pid//2", "not be affine"),
+        ("pid_map M=pid_m N=pid_n", "pid_map M=pid_m N=pid_m", "N=pid_m", "two axes have one variable"),
         ("pid_map M=pid_m N=pid_n", "pid_map M=pid_m N=row", "N=row", "row, the block of N, is not assigned"),
         ("load A=a_ptr[M, K]", "load A=a_ptr[M * M, K]", "A=a_ptr[M * M, K]", "not affine"),
         ("load A=a_ptr[M, K]", "load A=a_ptr[M * N, K]", "A=a_ptr[M * N, K]", "not affine"),
