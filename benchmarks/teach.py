@@ -8,6 +8,7 @@ several runs timed the last one stands; where ours was what a baseline is, ours 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,9 +83,13 @@ def _known(operator: str, text: str) -> Candidate | None:
 
 
 def main(arguments: list[str]) -> None:
-    path, *results = map(Path, arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path, metavar="TABLE")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS")
+    asked = parser.parse_args(arguments)
+    path: Path = asked.table
     table = cache.decode(path.read_bytes())
-    for result in results:
+    for result in asked.results:
         data = result.read_bytes()
         found = tuple(entries(data))
         table = table.with_entries(found)

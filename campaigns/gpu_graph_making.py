@@ -14,6 +14,8 @@ import time
 
 import torch
 
+from campaigns.gpu_ranks import need_gpus
+
 NODES = (8, 40, 200)  # kernels of a graph
 SLEEP_CYCLES, WATCHED_S, MOST = 2_000_000_000, 0.8, 400
 STOOD_STILL_S = 0.05
@@ -78,6 +80,7 @@ def beside_a_kernel(maker: Maker, nodes: int) -> tuple[int, float]:
 
 
 def main() -> None:
+    need_gpus()
     maker = Maker()
     for nodes in NODES:
         launcher = Launcher()

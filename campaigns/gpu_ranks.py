@@ -22,8 +22,17 @@ def spread_over(items: Sequence[_T], count: int) -> list[_T]:
     return [items[(2 * index + 1) * len(items) // (2 * chosen)] for index in range(chosen)]
 
 
+def need_gpus() -> None:
+    """Ends the process where there are none: at once, and not behind minutes of compiling."""
+    if not torch.cuda.device_count():
+        sys.exit("this campaign runs on NVIDIA GPUs, and torch sees none")
+
+
 def join(timeout: timedelta) -> torch.device:
     """Joins the world that torchrun started, one rank a GPU; every wait of the group ends after `timeout`."""
+    need_gpus()
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("this campaign needs ranks: python -m torch.distributed.run --standalone --nproc-per-node 2 -m ...")
     os.environ.update(NO_MULTICAST)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
+from campaigns.gpu_ranks import need_gpus
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, Problem, split_obstacle
 from overweave.ir.tile_order import TileRow
@@ -198,6 +199,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("MATMUL", "EPILOGUES", "ELEMENTS"), help="one part")
     parser.add_argument("--portable", action="store_true", help="the portable kernel too, not only the hopper one")
     asked = parser.parse_args()
+    need_gpus()
     kernels: tuple[Kernel, ...] = ("hopper", "portable") if asked.portable else ("hopper",)
     if asked.only in (None, "EPILOGUES"):
         check_epilogues()

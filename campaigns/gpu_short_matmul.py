@@ -13,6 +13,7 @@ import argparse
 
 import torch
 
+from campaigns.gpu_ranks import need_gpus
 from campaigns.gpu_rates import made, medians_us, operands, product, rows_of
 from overweave.ir.plan import MatmulConfig
 from overweave.memory.device import CLAIMED, READY, STORED
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--cols", type=int, default=4096)
     asked = parser.parse_args()
+    need_gpus()
     m, n = asked.rows, asked.cols
     for k in LENGTHS:
         library_us, nothing_us, *ours = times_us(m, n, k)

@@ -22,6 +22,7 @@ from typing import TypeVar
 import torch
 from msgspec.structs import replace
 
+from campaigns.gpu_ranks import need_gpus
 from campaigns.gpu_rates import operands, product
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 from overweave.memory.shares import SharedShares
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=48.0, help="after which no further shape is begun")
     parser.add_argument("--told", type=int, default=10, help="how many of the quickest to print for each shape")
     asked = parser.parse_args()
+    need_gpus()
     started, told = time.monotonic(), Told(asked.told)
     found = check_all()
     print(f"exact: {len(found)} wrong {found[:6]}, after {time.monotonic() - started:.0f} s", flush=True)

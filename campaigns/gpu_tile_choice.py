@@ -24,6 +24,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from campaigns.gpu_ranks import need_gpus
 from campaigns.gpu_rates import made, make_normal, medians_us, operands, product
 from campaigns.tile_times import Candidate, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
     parser.add_argument("--times", type=Path, help="where to write every time")
     asked = parser.parse_args()
+    need_gpus()
     compile_all(not asked.plain)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}

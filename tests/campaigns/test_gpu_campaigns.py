@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from campaigns import gpu_ranks
 from tests.gpu.test_campaigns import CAMPAIGNS
 from tests.source_tree import ROOT
 
@@ -22,3 +25,17 @@ def test_its_options_are_there(name):
     module, *options = CAMPAIGNS[name]
     missing = [word for word in options if word.startswith("--") and f'"{word}"' not in SOURCES[module]]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if '__name__ == "__main__"' in source])
+def test_without_gpus_each_says_so_at_once(name):
+    main = SOURCES[name].partition("\ndef main(")[2].split("\n\n\n")[0]
+    assert "need_gpus()" in main or "join(" in main
+
+
+def test_what_they_say(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for count, told in ((0, "torch sees none"), (1, "--nproc-per-node 2")):
+        monkeypatch.setattr(gpu_ranks.torch.cuda, "device_count", lambda count=count: count)
+        with pytest.raises(SystemExit, match=told):
+            gpu_ranks.join(timedelta(seconds=1))
