@@ -85,10 +85,13 @@ def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> Non
         typer.echo(f"    {code(tuned.entry.problem, str(tuned.winner))}")
         for text, why in tuned.left_out.items():
             typer.echo(f"    left out: {text}: {why}")
-    typer.echo(f"kept in {path_of(own)}")
+    entries = tuple(tuned.entry for tuned in results.values())
+    kept = load(path_of(own), own)
+    is_kept = kept is not None and all(entry in kept.entries for entry in entries)
+    typer.echo(f"kept in {path_of(own)}" if is_kept else f"not kept: {path_of(own)} could not be written")
     if json is not None:
         table = load(json, own) or Table(fingerprint=own)
-        write_file(json, encode(table.with_entries(tuple(tuned.entry for tuned in results.values()))))
+        write_file(json, encode(table.with_entries(entries)))
         typer.echo(f"added to {json}")
 
 

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from overweave.cli import tune as command
 from overweave.cli.main import app
 from overweave.ir.plan import Problem
-from overweave.tuner.cache import decode, fingerprint, path_of
+from overweave.tuner.cache import decode, fingerprint, path_of, write
 from overweave.tuner.search import Tuned
 from overweave.tuner.shapes import Case
 from overweave.tuner.space import Candidate, candidate
-from overweave.tuner.table import Entry, Time
+from overweave.tuner.table import Entry, Table, Time
 from overweave.tuner.target import Target
 
 OWN = fingerprint(Target("cpu"), 2)
@@ -84,6 +84,10 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert 'ow.all_gather_matmul(x, w, group, plan="push pieces=2")' in told
     assert "left out: torch.fused: RuntimeError: no" in told
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
+    assert f"not kept: {path_of(OWN)}" in told
+    write(path_of(OWN), Table(fingerprint=OWN, entries=(tuned.entry,)))
+    command._tell({"a case": tuned}, OWN, None)
+    assert f"\nkept in {path_of(OWN)}" in capsys.readouterr().out
     assert tuned.winner == candidate("push", {"pieces": 2})
 
 
