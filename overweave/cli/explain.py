@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from overweave.cli.trace import problem_of_shape
+from overweave.cli.shape import SHAPE_HELP, problem_of_shape, shapes_of
 from overweave.errors import InputError
 from overweave.ops.explain import explain as explain_choice
 from overweave.ops.scales import dtype_of
 from overweave.tuner.shapes import DTYPES, DtypeWord
 
 AFTER_HELP = "What happens to the product: bias+silu+residual, gate+silu, residual+rms_norm, ..."
-SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
 
 
 def explain(
@@ -34,12 +33,3 @@ def explain(
         raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
     after = "residual+rms_norm" if norm else after
     typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)))
-
-
-def shapes_of(shape: str) -> list[str]:
-    """`M,N1+N2,K` as a shape for each weight; what is no shape, as it is."""
-    words = shape.split(",")
-    parts = words[1].split("+") if len(words) == 3 else []
-    if not all(part.strip() for part in parts):
-        return [shape]
-    return [f"{words[0]},{part},{words[2]}" for part in parts] or [shape]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, print_table, time_text
-from overweave.cli.simulate import SPLIT
+from overweave.cli.shape import SPLIT
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
 from overweave.ir.timeline import Timeline

@@ -15,10 +15,11 @@ from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of
+from overweave.cli.shape import local_shape
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
-from overweave.ir.schedule import LIMIT, Compute, Schedule
+from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
 from overweave.ir.trace import to_chrome
 from overweave.schedules.catalog import build
@@ -27,8 +28,6 @@ from overweave.sim.cost import library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run
 
-# What tensor parallelism divides among the ranks.
-SPLIT = {"all_gather_matmul": "n", "matmul_reduce_scatter": "k", "matmul_all_reduce": "k"}
 _COLUMNS = ("rank", "compute", "copy", "collective", "reduce", "wait", "exposed", "overlap")
 
 
@@ -94,27 +93,6 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
     return build(name, problem, rest)
-
-
-def local_shape(operator: str, shape: str, world_size: int) -> dict[str, int]:
-    """`m`, `n` and `k` of one rank's matmul from `M,N,K` of the global one. Raises InputError."""
-    sizes = dict(zip("mnk", three_numbers(shape), strict=True))
-    split = SPLIT[operator]
-    if world_size < 1 or sizes[split] % world_size:
-        found = f"{split} = {sizes[split]} does not divide by {world_size} ranks"
-        raise InputError(f"shape {shape} for {operator}", found, f"{split} is what tensor parallelism splits")
-    return sizes | {split: sizes[split] // world_size}
-
-
-def three_numbers(shape: str, least: int = 0) -> tuple[int, int, int]:
-    """`M,N,K`, each `least` or more and of 31 bits. Raises InputError."""
-    words = [word.strip() for word in shape.split(",")]
-    are_numbers = all(word.isascii() and word.isdecimal() and len(word) < 11 for word in words)
-    if len(words) != 3 or not are_numbers or not all(least <= int(word) <= LIMIT for word in words):
-        found = f"not three numbers, each {least} to {LIMIT}"
-        raise InputError(f"shape {shape[:60]!r}", found, "Write for example --shape 8192,14336,4096")
-    m, n, k = map(int, words)
-    return m, n, k
 
 
 def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:

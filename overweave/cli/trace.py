@@ -20,7 +20,7 @@ from overweave.cli.ranks import (
     try_emulated,
     where,
 )
-from overweave.cli.simulate import SPLIT, local_shape
+from overweave.cli.shape import SPLIT, problem_of_shape
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
@@ -67,14 +67,6 @@ def trace(
     save(console, out, f"trace.{name}", trials[0].timeline, predicted)
     if not trials[0].is_right:
         raise typer.Exit(FAILED)
-
-
-def problem_of_shape(operator: str, shape: str, world_size: int) -> Problem:
-    """One rank's problem for the global `M,N,K`, in bf16. Raises InputError."""
-    if operator not in SPLIT:
-        raise InputError(f"operator {operator[:60]}", "there is no such operator", f"Operators: {', '.join(SPLIT)}")
-    sizes = local_shape(operator, shape, world_size)
-    return Problem(operator=operator, world_size=world_size, dtype="bfloat16", m=sizes["m"], n=sizes["n"], k=sizes["k"])
 
 
 def _schedule(

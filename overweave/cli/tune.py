@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.destination import check_file, write_file
-from overweave.cli.explain import AFTER_HELP, SHAPE_HELP, shapes_of
+from overweave.cli.explain import AFTER_HELP
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
-from overweave.cli.simulate import three_numbers
+from overweave.cli.shape import SHAPE_HELP, shapes_of, three_numbers
 from overweave.errors import InputError
 from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.plan import Problem

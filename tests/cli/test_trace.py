@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
-from overweave.cli.trace import problem_of_shape
+from overweave.cli.shape import problem_of_shape
 from overweave.ir.trace import from_chrome
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog import names

@@ -1,0 +1,49 @@
+"""A shape as command lines give it: `M,N,K` of the global matmul, before tensor parallelism splits it."""
+
+from __future__ import annotations
+
+from overweave.errors import InputError
+from overweave.ir.plan import Problem
+from overweave.ir.schedule import LIMIT
+
+# What tensor parallelism divides among the ranks.
+SPLIT = {"all_gather_matmul": "n", "matmul_reduce_scatter": "k", "matmul_all_reduce": "k"}
+SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
+
+
+def problem_of_shape(operator: str, shape: str, world_size: int) -> Problem:
+    """One rank's problem for the global `M,N,K`, in bf16. Raises InputError."""
+    if operator not in SPLIT:
+        raise InputError(f"operator {operator[:60]}", "there is no such operator", f"Operators: {', '.join(SPLIT)}")
+    sizes = local_shape(operator, shape, world_size)
+    return Problem(operator=operator, world_size=world_size, dtype="bfloat16", m=sizes["m"], n=sizes["n"], k=sizes["k"])
+
+
+def local_shape(operator: str, shape: str, world_size: int) -> dict[str, int]:
+    """`m`, `n` and `k` of one rank's matmul from `M,N,K` of the global one. Raises InputError."""
+    sizes = dict(zip("mnk", three_numbers(shape), strict=True))
+    split = SPLIT[operator]
+    if world_size < 1 or sizes[split] % world_size:
+        found = f"{split} = {sizes[split]} does not divide by {world_size} ranks"
+        raise InputError(f"shape {shape} for {operator}", found, f"{split} is what tensor parallelism splits")
+    return sizes | {split: sizes[split] // world_size}
+
+
+def three_numbers(shape: str, least: int = 0) -> tuple[int, int, int]:
+    """`M,N,K`, each `least` or more and of 31 bits. Raises InputError."""
+    words = [word.strip() for word in shape.split(",")]
+    are_numbers = all(word.isascii() and word.isdecimal() and len(word) < 11 for word in words)
+    if len(words) != 3 or not are_numbers or not all(least <= int(word) <= LIMIT for word in words):
+        found = f"not three numbers, each {least} to {LIMIT}"
+        raise InputError(f"shape {shape[:60]!r}", found, "Write for example --shape 8192,14336,4096")
+    m, n, k = map(int, words)
+    return m, n, k
+
+
+def shapes_of(shape: str) -> list[str]:
+    """`M,N1+N2,K` as a shape for each weight; what is no shape, as it is."""
+    words = shape.split(",")
+    parts = words[1].split("+") if len(words) == 3 else []
+    if not all(part.strip() for part in parts):
+        return [shape]
+    return [f"{words[0]},{part},{words[2]}" for part in parts] or [shape]
