@@ -32,7 +32,6 @@ from overweave.tuner.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OU
 from overweave.tuner.bench import CaseRows, MethodRow, Run
 from overweave.tuner.shapes import Case
 from overweave.tuner.statistics import Ratio, geometric_mean
-from overweave.tuner.target import Target
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 FEWEST_ROUNDS, NOT_SLOWER, JUDGED_RANKS = 5, 0.98, 4
@@ -274,15 +273,15 @@ def of_fp8(rows: list[Row]) -> list[Verdict]:
 
 def of_table(path: Path) -> list[Verdict]:
     """How quick what the model chooses unmeasured is, beside what tuning found. Raises InputError."""
-    table = cold_choice.read(path)
-    name, ranks = path.name, table.fingerprint.world_size
-    speeds = [share.share for share in cold_choice.shares(table, Target("cuda", name=table.fingerprint.device))]
+    known = cold_choice.read(path)
+    name, ranks = path.name, max((entry.problem.world_size for entry in known), default=0)
+    speeds = [share.share for share in cold_choice.shares(known)]
     promise = f"{name} W={ranks}: the model's choice, of the tuned speed"
     if not speeds:
         return [Verdict(promise, "none of its choices was measured", False)]
     mean = sum(speeds) / len(speeds)
     told = f"mean {mean:.3f} (at least {cold_choice.LEAST_MEAN}), worst {min(speeds):.3f}, {len(speeds)} problems"
-    return [Verdict(promise, f"{told} of {len(table.entries)}", mean >= cold_choice.LEAST_MEAN)]
+    return [Verdict(promise, f"{told} of {len(known)}", mean >= cold_choice.LEAST_MEAN)]
 
 
 def read(path: Path) -> list[Row]:

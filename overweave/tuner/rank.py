@@ -41,9 +41,9 @@ from overweave.tuner.target import Target
 MACHINES = {"NVIDIA H200": "h200x4"}
 # What torch's own all-reduces are in a machine's description; its fused operators have no prediction.
 TORCHS = {TORCH_ONE_SHOT: "one_shot_all_reduce", TORCH_TWO_SHOT: "two_shot_all_reduce"}
-# What is simulated, since a first call must not wait long: elements of the products of all ranks, of what one gathers,
-# which has tiles where a kernel pulls it, and rows, no fewer than these.
-MOST_ELEMENTS, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 30, 2048
+# What is simulated, since a first call must not wait long: elements of the products of all ranks, and of what all
+# gather, which has tiles where a kernel pulls it; and no fewer rows.
+MOST_ELEMENTS, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 32, 2048
 REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
 MOST_GPUS = 8  # of one host, all on one switch: a described machine of fewer stands for it
 
@@ -213,8 +213,9 @@ class _Model:
 
 
 def _is_large(problem: Problem) -> bool:
-    gathered = problem.m * problem.k if problem.operator == ALL_GATHER_MATMUL else 0
-    return problem.world_size * problem.m * problem.n > MOST_ELEMENTS or gathered > MOST_GATHERED
+    rows_of_all = problem.world_size * problem.m
+    gathered = rows_of_all * problem.k if problem.operator == ALL_GATHER_MATMUL else 0
+    return rows_of_all * problem.n > MOST_ELEMENTS or gathered > MOST_GATHERED
 
 
 def _us(each: Weighed) -> float:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from campaigns.cold_choice import main, read, shares
+from campaigns.cold_choice import read, shares
 from overweave.ir.plan import Problem
 from overweave.tuner import rank
 from overweave.tuner.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
@@ -119,13 +118,6 @@ def test_which_machines_are_described():
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_cold_is_nearly_as_fast_as_tuned(path):
     """The issue's line: at least 0.97 of the tuned speed in the mean."""
-    found = [share.share for share in shares(read(path), GPU)]
+    found = [share.share for share in shares(read(path))]
     assert len(found) >= 16
     assert math.fsum(found) / len(found) >= 0.97
-
-
-@pytest.mark.slow
-def test_the_campaign_tells(capsys: pytest.CaptureFixture[str]):
-    assert main([str(TABLES[0])]) == 0
-    assert "mean" in capsys.readouterr().out
-    assert msgspec.json.decode(TABLES[0].read_bytes())["format"] == 1
