@@ -127,9 +127,9 @@ def produce(
 @gluon.jit
 def store(
     results, ring, out, out_1, out_2, total_tiles, at_peers, sums_at_peers, peers, everyone, sums, shares, table,
-    signals, words, limits, trace, tiles, k, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
+    signals, words, limits, trace, tiles, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
     IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
-    PEERS: gl.constexpr, ITEM_BYTES: gl.constexpr,
+    PEERS: gl.constexpr,
 ):  # fmt: skip
     c_tiles, c_full, c_empty = results
     addends, addend_tiles, verdicts, received = sums
@@ -163,7 +163,7 @@ def store(
                 target = total_tiles
         to, rest_ns = 0, 0
         if PEERS > 0:
-            to, rest_ns = read_column(table, tile, TO), rest_between(k * ITEM_BYTES, tile, tiles)
+            to, rest_ns = read_column(table, tile, TO), rest_between(peers, world_size, tile, tiles)
         ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
@@ -276,8 +276,7 @@ def matmul_hopper_kernel(
                 (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
                 (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7), peers, everyone,
                 (addends, addend_tiles, verdicts, received), (partials, arrivals, told_of), table, signals, words,
-                limits, trace, tiles, k, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS,
-                DTYPE.primitive_bitwidth // 8)),
+                limits, trace, tiles, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
         ],
         [4, 1, 1],
         [240, 24, 24],

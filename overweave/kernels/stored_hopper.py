@@ -11,9 +11,6 @@ from overweave.memory.ptx import REST
 AT_ALL = gl.constexpr(EVERYWHERE)
 REST_ASSEMBLY = gl.constexpr(REST)
 UNREAD = gl.constexpr(1)  # strips that a store may leave behind
-# For each 128 bytes of k: half of what a tile takes for such a step, by its strips, of which 128 x 256 columns are 32.
-# MEASURED: 0.66 us (STEP_US in schedules/tile_shape.py).
-REST_NS = gl.constexpr(10)
 
 
 @gluon.jit
@@ -64,15 +61,10 @@ def store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.
 
 
 @gluon.jit
-def rest_between(depth_bytes, tile, tiles):
-    """How long to rest after each of a tile's strips: all SMs end their first tiles together, and so their stores are
-    spread over half of the time that the next ones take. Behind the last ones there is no rest.
-    depth_bytes: of a row of an operand.
-
-    It is not measured, as a tile that waits for a peer would rest all the longer, and let the next rank wait.
-    """
+def rest_between(peers, world_size, tile, tiles):
+    """How long to rest after each of a tile's strips (runtime/rests.py); behind the last tiles not at all."""
     is_last = tile + gl.num_programs(0) >= tiles
-    return gl.where(is_last, 0, depth_bytes // 128 * REST_NS)
+    return gl.where(is_last, 0, gl.load(peers + 2 * world_size + 1)).to(gl.int32)
 
 
 @gluon.jit
@@ -96,7 +88,7 @@ def store_parts_at_peers(
 ):  # fmt: skip
     """The same at every peer."""
     for steps in gl.static_range(1, PEERS + 1):
-        store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, rest_ns // PEERS, SPLIT_N)
+        store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, rest_ns, SPLIT_N)
 
 
 @gluon.jit

@@ -42,6 +42,7 @@ from overweave.runtime.kernels import (
 )
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
 from overweave.runtime.peers import Peers
+from overweave.runtime.rests import rest_ns
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
@@ -132,7 +133,7 @@ class SlotKernels:
         columns = {self._buffer(part.buffer) for compute in computes for part in compute.scales}
         gathered_scales = next((buffer for buffer in columns if buffer.home != INPUT), None)
         movers |= {buffer.name: buffer.name for buffer in columns if buffer.home == INPUT}
-        bases = {side: moving(self._example[name]) for side, name in movers.items()}
+        bases, protocol = {side: moving(self._example[name]) for side, name in movers.items()}, self._protocol(queue, 0)
         operands = Operands(
             a_shard=self._example[shard.name] if shard else None,
             a_workspace=self._own(gathered) if gathered else None,
@@ -151,11 +152,11 @@ class SlotKernels:
             total=self._instance(total) if total else None,
             addends=self._addends(queue),
             addend_rows=self._addend_rows(queue),
-            peers=self._peers(queue, computes),
+            peers=self._peers(queue, computes, protocol.table.shape[0] / protocol.programs()),
         )
         places, numbers = share_places(self._plan.tile_order(self._rank, queue).rows), share_numbers(config, epilogue)
         shares = self._workspace.shares.get(places, numbers) if places else None
-        launch = matmul_launch(config, operands, replace(self._protocol(queue, 0), shares=shares))
+        launch = matmul_launch(config, operands, replace(protocol, shares=shares))
         followed = [(bases[side], name) for side, name in movers.items()]
 
         def enqueue(stream: int, addresses: dict[str, int]) -> None:
@@ -237,15 +238,17 @@ class SlotKernels:
         rows = addend_addresses(self._addresses, self._rank, queue)
         return torch.tensor(rows, dtype=torch.int64, device=self._workspace.device) if any(rows) else None
 
-    def _peers(self, queue: str, computes: list[Compute]) -> Peers | None:
-        """Where tiles store at other ranks, if any do."""
+    def _peers(self, queue: str, computes: list[Compute], waves: float) -> Peers | None:
+        """Where tiles store at other ranks, if any do. waves: in which they run."""
         rows = peer_places(self._addresses, self._rank, queue)
         if not rows:
             return None
+        ranks = self._workspace.group.world_size
+        rows[ranks][1] = rest_ns(self._plan.problem, computes, waves / ranks)
         places = torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)
         spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
         own = self._own(self._buffer(spread)) if spread else None
-        return Peers(places, tuple(distance for _, distance in rows[1 : self._workspace.group.world_size]), own)
+        return Peers(places, tuple(distance for _, distance in rows[1:ranks]), own)
 
     def _addend_rows(self, queue: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does."""

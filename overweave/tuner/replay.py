@@ -54,17 +54,16 @@ def replayed(call: Callable[[int], _R]) -> Callable[[int], _R]:
     same place in all graphs, as in one graph of many layers: else it would come from memory, not from the L2 cache.
     """
     torch.cuda.synchronize()
-    graphs: list[torch.cuda.CUDAGraph] = []
-    results: list[_R] = []
+    kept: list[tuple[torch.cuda.CUDAGraph, _R, Callable[[int], _R]]] = []  # the call owns what its graphs address
     for turn in range(MOST_INPUT_SETS):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
-            results.append(call(turn))
-        graphs.append(graph)
+        with torch.cuda.graph(graph, pool=kept[0][0].pool() if kept else None):
+            kept.append((graph, call(turn), call))
     torch.cuda.synchronize()
 
     def replay(turn: int) -> _R:
-        graphs[turn % MOST_INPUT_SETS].replay()
-        return results[turn % MOST_INPUT_SETS]
+        graph, result, _ = kept[turn % MOST_INPUT_SETS]
+        graph.replay()
+        return result
 
     return replay

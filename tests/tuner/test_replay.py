@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
 from overweave.memory.workspace import SLOTS
-from overweave.tuner.replay import REPLAYED_ROWS, SIGHTS, is_replayed, settled
+from overweave.tuner.replay import REPLAYED_ROWS, SIGHTS, is_replayed, replayed, settled
 from overweave.tuner.sides import CACHE_BYTES, Setting, _input_sets
 from overweave.tuner.timer import Effort
 
@@ -35,3 +39,21 @@ def test_a_longer_warm_up_and_a_cpu_stay_as_asked():
     for effort, device in ((long, "cuda"), (long, "cpu"), (short, "cpu")):
         setting = Setting(None, torch.device(device), torch.bfloat16, None)  # type: ignore[arg-type]
         assert settled(effort, setting) == effort
+
+
+def test_what_a_call_owns_lives_as_long_as_its_graphs(monkeypatch: pytest.MonkeyPatch):
+    """Graphs hold addresses only. One campaign's buffers were gone by the time that its graphs ran."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
+    monkeypatch.setattr(torch.cuda, "graph", MagicMock())
+
+    class Owner:
+        def __call__(self, turn: int) -> torch.Tensor:
+            return torch.tensor(turn)
+
+    owner = Owner()
+    alive, replay = weakref.ref(owner), replayed(owner)
+    del owner
+    gc.collect()
+    assert alive() is not None
+    assert int(replay(1)) == 1
