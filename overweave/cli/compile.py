@@ -10,6 +10,7 @@ import typer
 from overweave.cli.destination import write_file
 from overweave.errors import InputError
 from overweave.ops.compile import compile as fuse
+from overweave.ops.compile import where_of
 
 
 def compile(
@@ -21,6 +22,8 @@ def compile(
 ) -> None:
     """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
     text = fuse(kernel, _schedules(schedule)).source()
+    if out is not None and out.resolve() == where_of(kernel)[0].resolve():
+        raise InputError(f"write {out}", "it holds the kernel that was compiled", "Name another file")
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -16,8 +16,8 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
-from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper
-from overweave.ops.compile import Fused, by_name, where_of
+from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper, check_options
+from overweave.ops.compile import OPTIONS, Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.author_plan import TILE_GROUP, author_plan
@@ -79,7 +79,9 @@ def compile_auto(
         schedule = dict.fromkeys((loads if side_of(schedule) == GATHER else stores)[:1], schedule)
     if tile_us is not None and not (isinstance(tile_us, int | float) and 0 < tile_us < inf):
         raise InputError("compile_auto: tile_us", f"got {str(tile_us)[:40]!r}", "Pass microseconds above 0, or None")
-    return AutoFused(read, schedule, configs_of(kernel, configs), tile_us)
+    chosen = configs_of(kernel, configs)
+    _check_constants(read, chosen)
+    return AutoFused(read, schedule, chosen, tile_us)
 
 
 class AutoFused:
@@ -289,6 +291,17 @@ def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Const
         listed = "; ".join(" ".join(f"{name}={value}" for name, value in config) for config in known[:3])
         raise InputError("compile with configs", listed, "Give whole numbers for the same names in each")
     return known
+
+
+def _check_constants(kernel: Kernel, configs: tuple[Constants, ...]) -> None:
+    """Raises InputError for a config that no call could have."""
+    for config in configs:
+        options = {name: value for name, value in config if name not in kernel.source.parameters}
+        unknown = sorted(options.keys() - set(OPTIONS))
+        if unknown:
+            asked = f"compile {kernel.source.name} with a config"
+            raise InputError(asked, f"{unknown[0][:40]} is unknown", f"Name its parameters, or {', '.join(OPTIONS)}")
+        check_options(kernel.source.name, options)
 
 
 def _of_autotuner(config: Any) -> dict[str, int]:

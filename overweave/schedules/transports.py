@@ -196,8 +196,8 @@ def transport_of(words: object) -> Transport:
     name = words.split(maxsplit=1)[0] if words.strip() else ""
     if name not in TRANSPORTS:
         known = f"Schedules: {', '.join(TRANSPORTS)}"
-        cure = "Leave the choice to overweave.compile_auto" if name.endswith(".auto") else known
-        raise InputError(f"schedule {name[:40]!r}", "unknown", cure)
+        cure = "Leave the choice to overweave.compile_auto, by this word alone" if name.endswith(".auto") else known
+        raise InputError(f"schedule {words.strip()[:40]!r}", "unknown", cure)
     return TRANSPORTS[name]
 
 

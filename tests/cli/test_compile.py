@@ -32,6 +32,15 @@ def test_it_prints_or_writes_the_source(tmp_path: Path):
     assert "lines" in said
 
 
+def test_it_does_not_write_over_the_kernel(tmp_path: Path):
+    path = tmp_path / "matmul.py"
+    path.write_text(Path(MATMUL.partition(":")[0]).read_text())
+    code, _, said = run(f"{path}:matmul_kernel", "--schedule", "all_gather.push", "-o", f"{tmp_path}/./matmul.py")
+    assert code != 0 or "holds the kernel" in said
+    assert "@overweave.tile_id" in path.read_text()
+    assert "overweave_lang" not in path.read_text()
+
+
 @pytest.mark.slow
 def test_what_is_written_runs_by_itself(tmp_path: Path):
     """A fresh process imports the file and runs its kernel on ranks; a kernel that was changed there is found out."""

@@ -115,6 +115,7 @@ def test_a_way_that_is_predicted_can_be_called():
         ({"C": "all_gather.auto"}, "reads A, B"),
         ("nothing.auto", "no such collective"),
         ("all_to_all.auto", "different things"),
+        ({"A": "all_gather.auto pieces=2"}, "by this word alone"),
         ({"A": "all_gather.auto", "C": "reduce_scatter.sideways"}, "unknown"),
     ],
 )
@@ -135,6 +136,15 @@ def test_configs_are_given_or_the_autotuners():
     assert configs_of(object(), ()) == ((),)
     with pytest.raises(InputError, match="same names"):
         configs_of(None, [{"BLOCK_M": 64}, {"BLOCK_N": 64}])
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [({"BLOCK_X": 64}, "BLOCK_X is unknown"), ({"num_warps": 3}, "got 3"), ({"tile_group": 0}, "got 0")],
+)
+def test_a_config_that_no_call_could_have_is_refused_at_once(config: dict[str, int], found: str):
+    with pytest.raises(InputError, match=found):
+        ow.compile_auto(MATMUL, "all_gather.auto", configs=[config])
 
 
 def auto() -> AutoFused:
