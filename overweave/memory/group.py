@@ -55,12 +55,16 @@ def resolve(group: GroupLike) -> Group:
     rank = dist.get_rank(process_group)
     if rank < 0:
         raise _lacks_this_rank(process_group.group_name)
+    device = _byte_device(process_group)
+    if getattr(process_group._get_backend(device), "options", None) is None:
+        found = f"its backend {dist.get_backend(process_group)} has no time-out: it moves nothing, or is not known here"
+        raise GroupError(f"compute in the group {process_group.group_name}", found, "Use gloo on CPUs, NCCL on GPUs")
     return Group(
         name=process_group.group_name,
         rank=rank,
         world_size=dist.get_world_size(process_group),
         process_group=process_group,
-        device=_byte_device(process_group),
+        device=device,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 from torch.distributed import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.errors import GroupError, PeerError
 from overweave.memory.group import all_gather_bytes, resolve
@@ -50,6 +51,16 @@ def test_wrong_groups_are_refused():
         assert "int" in whole
         assert bool(outsider) == (rank == 1)
         assert all("rank 1 of the world is not in it" in text for text in outsider)
+
+
+def name_one_that_moves_nothing() -> str:
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    return refusal(None)
+
+
+def test_a_backend_that_moves_nothing_is_refused():
+    assert "its backend fake has no time-out" in run_ranks(name_one_that_moves_nothing, 1)[0]
 
 
 def name_meshes() -> list[str]:
