@@ -23,3 +23,14 @@ def test_it_rests_meanwhile_and_is_then_as_before(was_enabled: bool) -> None:
         assert gc.isenabled() == was_enabled
     finally:
         gc.enable()
+
+
+def test_it_rests_as_long_as_any_thread_wants() -> None:
+    gc.enable()
+    first, second = without_collection(), without_collection()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)  # of another thread, which is done sooner
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
