@@ -80,10 +80,11 @@ class TileProgram:
             raise refuse(self._group, error) from None
         digest = blake2b(repr(self.declared).encode(), digest_size=6).hexdigest()
         self._signature = f"tile program {' '.join((*buffers, *channels))} #{digest}".encode()
-        Board.of(self._group).agree(self._signature)
-        self._run = load("gpu handwritten" if where.type == "cuda" else "host handwritten")(
-            self.declared, self._group, where
-        )
+        with self._group.turn:
+            Board.of(self._group).agree(self._signature)
+            self._run = load("gpu handwritten" if where.type == "cuda" else "host handwritten")(
+                self.declared, self._group, where
+            )
 
     @contextmanager
     def call(self) -> Iterator[TileCall]:
