@@ -22,6 +22,7 @@ from overweave.cli.ranks import (
 )
 from overweave.cli.shape import SPLIT, problem_of_shape
 from overweave.errors import InputError
+from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog import template_of
@@ -29,7 +30,7 @@ from overweave.tuner.choose import choose
 from overweave.tuner.space import BY_TORCH
 from overweave.tuner.target import Target
 
-FAILED = 1
+FAILED, MACHINE = 1, "h200x4"
 
 
 def trace(
@@ -39,7 +40,7 @@ def trace(
     device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
     plan: Annotated[str | None, typer.Option(help="A schedule of the operator; by default the one it takes")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
-    machine: Annotated[str, typer.Option(help="The described machine to simulate")] = "h200x4",
+    machine: Annotated[str | None, typer.Option(help="What to simulate; h200x4 if large enough")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trace and the picture")] = Path(),
 ) -> None:
     """Record when each tile and chunk ran, and draw it beside what was simulated."""
@@ -47,11 +48,16 @@ def trace(
     world_size = how_many(place, world)
     problem = problem_of_shape(operator, shape, world_size)
     name, options = _schedule(problem, place, plan, options_of(option or []))
-    predicted = simulated(name, problem, options, machine)
+    is_large_enough = world_size <= load(MACHINE).gpus
+    predicted = [simulated(name, problem, options, machine or MACHINE)] if machine or is_large_enough else []
     make_folder(out)
     if place == "cuda" and not is_one_of_the_ranks():
         words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
-        words += [f"--option={word}" for word in option or []] + [f"--machine={machine}", f"--out={out}"]
+        words += (
+            [f"--option={word}" for word in option or []]
+            + [f"--out={out}"]
+            + ([f"--machine={machine}"] if machine else [])
+        )
         start_ranks(words, world_size)
         return
     if place == "cuda":
@@ -63,8 +69,10 @@ def trace(
     console = Console()
     depth = "GPUs" if place == "cuda" else f"emulated ranks, depth {trials[0].case.depth}"
     print_trials(console, f"{world_size} {depth}", trials)
-    print_charts(console, trials[0].timeline, predicted)
-    save(console, out, f"trace.{name}", trials[0].timeline, predicted)
+    print_charts(console, trials[0].timeline, *predicted)
+    if not predicted:
+        console.print(f"nothing simulated: {world_size} ranks are more than the GPUs of {MACHINE}")
+    save(console, out, f"trace.{name}", trials[0].timeline, *predicted)
     if not trials[0].is_right:
         raise typer.Exit(FAILED)
 

@@ -40,6 +40,15 @@ def test_options_reach_both_timelines(tmp_path: Path):
         assert len([span for span in timeline.spans if span.kind == "copy" and span.rank == 0]) == 4
 
 
+@pytest.mark.slow
+def test_more_ranks_than_a_described_machine_has_are_traced_without_it(tmp_path: Path):
+    ended = run("all_gather_matmul", "--shape", "40,40,32", "-w", "5", "--plan", "sequential", "--out", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing simulated: 5 ranks are more than the GPUs of h200x4" in ended.stdout
+    (measured,) = from_chrome((tmp_path / "trace.all_gather_matmul.sequential.json").read_bytes())
+    assert (measured.source, measured.world_size) == ("measured", 5)
+
+
 def test_what_the_interpreter_cannot_end_in_time_torch_computes():
     small, large = (problem_of_shape("all_gather_matmul", shape, 2) for shape in ("256,256,64", "8192,8192,4096"))
     odd = problem_of_shape("all_gather_matmul", "256,256,63", 2)
@@ -54,7 +63,7 @@ def test_what_the_interpreter_cannot_end_in_time_torch_computes():
         (("all_gather_matmul", "--shape", "8,8"), "three numbers"),
         (("all_gather_matmul", "--shape", "64,64,64", "--plan", "scatter"), "unknown"),
         (("all_gather_matmul", "--shape", "64,64,64", "-o", "magic=1", "--plan", "push"), "magic"),
-        (("all_gather_matmul", "--shape", "64,64,64", "--world", "8"), "8 ranks on 4 GPUs"),
+        (("all_gather_matmul", "--shape", "64,64,64", "--world", "8", "--machine", "h200x4"), "8 ranks on 4 GPUs"),
         (("all_gather_matmul", "--shape", "64,64,64", "--out", "/proc/no/such"), "Name a folder that can be made"),
     ],
 )
