@@ -42,6 +42,8 @@ def bench(
     if operator not in OPERATORS:
         raise InputError(f"bench {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
     shape_set = read_shapes(shapes, operator)
+    for case in shape_set.cases:
+        case.problem(operator, 2, dtype)  # what cannot be is refused before any rank is started
     for words in plan or ():
         candidate_of(operator, words)
     where = device if device != "auto" else "cuda" if device_count() else "cpu"

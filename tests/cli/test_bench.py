@@ -176,6 +176,15 @@ def test_bad_input_is_one_typed_error(options, word, monkeypatch):
     assert "Traceback" not in result.output
 
 
+def test_a_case_that_cannot_be_is_refused_before_the_others_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "torchrun", lambda *words: pytest.fail("nothing may be started"))
+    path, case = tmp_path / "shapes.json", {"name": "a", "m": 64, "n": 64, "k": 64}
+    path.write_text(json.dumps({"cases": [case, case | {"name": "b", "after": "tanh"}]}))
+    result = CliRunner().invoke(app, ["bench", OPERATORS[0], "--shapes", str(path), "--device=cpu"])
+    assert result.exit_code == 2
+    assert "'tanh' is none" in result.output
+
+
 def test_whole_runs_are_no_matter_of_one_of_torchruns_ranks(monkeypatch, shapes):
     monkeypatch.setenv("RANK", "0")
     result = CliRunner().invoke(app, ["bench", OPERATORS[0], "--shapes", str(shapes), "--device=cpu", "--repeat=2"])
