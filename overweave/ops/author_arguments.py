@@ -8,7 +8,7 @@ from typing import Any
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
 from overweave.ir.footprint import Operand
-from overweave.ops.arguments import DTYPES
+from overweave.ops.arguments import DTYPES, check_plain
 from overweave.runtime.authored import tensor_of
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments
@@ -33,6 +33,14 @@ def unusable(kernel: str, given: Mapping[str, Any]) -> InputError:
         except TypeError:
             return InputError(f"call {kernel}: {name}", f"got {type(value).__name__}", "Pass a tensor, or a constant")
     return InputError(f"call {kernel}", "an argument is no constant", "Pass tensors, numbers and constants")
+
+
+def check_memory(kernel: str, given: Mapping[str, Any]) -> None:
+    """Every tensor among the arguments lies where it says. Raises InputError."""
+    for name, value in given.items():
+        tensor = tensor_of(value)
+        if tensor is not None:
+            check_plain(f"call {kernel}: {name}", tensor)
 
 
 def check_on_paper(kernel: str, numbers: object, world_size: object, dtype: Dtype) -> None:

@@ -30,7 +30,14 @@ from overweave.memory.board import Board
 from overweave.memory.group import LIVING, Group
 from overweave.memory.lasting import lasting
 from overweave.ops.arguments import DTYPES
-from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper, check_options, check_others, unusable
+from overweave.ops.author_arguments import (
+    LAUNCH_OPTIONS,
+    check_memory,
+    check_on_paper,
+    check_options,
+    check_others,
+    unusable,
+)
 from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
@@ -91,9 +98,13 @@ class Fused:
     def _call(self, resolved: Group, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         try:
             given, options = by_name(self.kernel, arguments, named)
-            key = (*(_signature_of(value) for value in given.values()), *options.items())
         except InputError as error:
             raise refuse(resolved, error) from None
+        try:
+            key = (*(_signature_of(value) for value in given.values()), *options.items())
+        except RuntimeError:  # a tensor that lies nowhere
+            _Call(self, resolved, given, options)  # says which
+            raise
         calls = self._calls_of(resolved)
         try:
             call = calls.get(key)
@@ -205,6 +216,7 @@ class _Call:
         self.group = group
         try:
             check_options(fused.kernel.source.name, options)
+            check_memory(fused.kernel.source.name, given)
             numbers = {name: value for name, value in given.items() if type(value) is int}
             space = fused.kernel.space(numbers)
             wanted = fused.wanted
@@ -352,7 +364,15 @@ def _signature_of(value: Any) -> Any:
     if tensor is None:
         return type(value), value
     described = [tuple(getattr(value, name, ())) for name in ("shape", "strides", "block_shape", "padding")]
-    return (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0, *described)
+    return (
+        tensor.__class__,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.data_ptr() % 16 == 0,
+        *described,
+    )
 
 
 def _device(given: Mapping[str, Any]) -> torch.device:

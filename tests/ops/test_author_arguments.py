@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import overweave as ow
 from overweave.errors import InputError
 from overweave.ir.footprint import Dim, Operand
 from overweave.ops.author_arguments import check_on_paper, check_options, check_others, unusable
 from overweave.runtime.authored import tensor_of
+from overweave.runtime.processes import run_ranks
 from tests.source_tree import ROOT
 
 MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
@@ -105,3 +107,26 @@ def test_a_fused_kernel_has_no_grid():
 )
 def test_what_is_no_kernel_or_schedule(kernel: Any, schedule: Any, found: str):
     assert found in refusal(ow.compile, kernel, schedule)
+
+
+def call_with_what_lies_elsewhere() -> list[str]:
+    fused = ow.compile(MATMUL, "all_gather.push pieces=1")
+    strides = dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"), 1)
+    tensors = {name: torch.zeros(64, 64) for name in ("a_ptr", "b_ptr", "c_ptr")}
+
+    def call(a: torch.Tensor) -> None:
+        fused(**(tensors | {"a_ptr": a}), **NUMBERS, **strides)
+
+    a = tensors["a_ptr"]
+    fake = FakeTensorMode().from_tensor(a)
+    return [
+        refusal(act) for act in (lambda: call(fake), lambda: call(a.to_sparse()), lambda: torch.vmap(call)(a[None]))
+    ]
+
+
+@pytest.mark.slow
+def test_tensors_that_lie_elsewhere_are_refused():
+    fake, sparse, wrapped = run_ranks(call_with_what_lies_elsewhere, 1)[0]
+    assert "matmul_kernel: a_ptr: got FakeTensor" in fake
+    assert "a_ptr: its layout is torch.sparse_coo" in sparse
+    assert "a_ptr: it has no memory of its own" in wrapped
