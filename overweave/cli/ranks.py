@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 import typer
+from rich.console import Console
 
 from overweave.errors import MachineError
 from overweave.ir.plan import Problem
@@ -102,6 +103,8 @@ def torchrun(
             except subprocess.TimeoutExpired:
                 started.kill()
             raise
+        finally:
+            Console(stderr=True).show_cursor()  # a rank that was ended has left it hidden, behind its progress bar
 
 
 def try_as_rank(schedules: Sequence[tuple[str, Problem, dict[str, str | int]]]) -> list[Trial]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +52,19 @@ def test_what_ends_us_ends_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         torchrun(["waiting"], 1, {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))})
     assert started[0].returncode == 128 + signal.SIGTERM  # its own end, behind that of its rank
+
+
+def test_a_cursor_that_an_ended_rank_has_hidden_is_shown(tmp_path: Path):
+    (tmp_path / "hiding.py").write_text("import os\nos.write(2, b'\\x1b[?25l')\nos.kill(os.getpid(), 9)\n")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", "from overweave.cli.ranks import torchrun; torchrun(['hiding'], 1)"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path))), "TERM": "xterm"}
+    with subprocess.Popen(command, stderr=slave, env=environment) as started:
+        os.close(slave)
+        told = b""
+        with contextlib.suppress(OSError):  # what a terminal raises when nobody has it any more
+            while part := os.read(master, 1 << 16):
+                told += part
+    os.close(master)
+    assert started.returncode == 0
+    assert -1 < told.rfind(b"\x1b[?25l") < told.rfind(b"\x1b[?25h")
