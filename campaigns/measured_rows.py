@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import hypot, sqrt
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -14,7 +13,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.plan import Problem
 from overweave.schedules.catalog import template_of
 from overweave.tuner.baselines import NAMED, OURS
-from overweave.tuner.shapes import Case
+from overweave.tuner.shapes import Case, DtypeWord
 from overweave.tuner.space import BY_TORCH, Options, candidate, full_options
 from overweave.tuner.target import Target
 
@@ -56,7 +55,7 @@ class RunTimes(Struct):
     operator: str
     world_size: int
     device: str
-    dtype: Literal["bf16", "fp16", "fp32"]
+    dtype: DtypeWord
     effort: Effort
     cases: tuple[CaseTimes, ...]
 

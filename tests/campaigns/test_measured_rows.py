@@ -10,6 +10,7 @@ import pytest
 from campaigns.measured_rows import read
 from overweave.errors import InputError
 from overweave.hardware.machine import load
+from overweave.tuner.shapes import DTYPES
 
 CASE = {"name": "c", "m": 4096, "n": 2048, "k": 1024}
 
@@ -36,6 +37,15 @@ def test_a_row_is_one_ranks_part_of_the_problem(tmp_path: Path):
     assert (row.problem.m, row.problem.n, row.problem.k, row.problem.world_size) == (4096, 512, 1024, 4)
     assert (row.schedule, row.options) == ("all_gather_matmul.sequential", {})
     assert row.exposed_us == 50
+
+
+def test_every_dtype_that_a_bench_has_is_read(tmp_path: Path):
+    path = written(tmp_path / "a.json", {"matmul": (100.0, 100.0), "sequential": (150.0, 150.0)})
+    for word, dtype in DTYPES.items():
+        path.write_text(path.read_text().replace('"bf16"', f'"{word}"'))
+        (row,) = read(path, load("h200x4"))
+        assert row.problem.dtype == dtype
+        path.write_text(path.read_text().replace(f'"{word}"', '"bf16"'))
 
 
 def test_noise_is_the_scatter_of_samples_or_the_spread_of_runs(tmp_path: Path):
