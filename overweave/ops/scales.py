@@ -12,6 +12,7 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import SCALE_W, SCALE_X, Scaling
 from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
+from overweave.schedules.catalog import check_problem
 from overweave.tuner.endings import compared
 
 FP8 = torch.float8_e4m3fn
@@ -51,7 +52,9 @@ def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dt
     m, n, k = extents
     if dtype == FP8 and (k % STEP or n % STEP):
         raise _unaligned(operator, n, k)
-    return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype)))
+    problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype))
+    check_problem(f"{operator} on [{m}, {k}] @ [{k}, {n}]", problem)
+    return compared(problem)
 
 
 def checked_scaling(

@@ -97,10 +97,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
 
-def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
-    asked = f"build {name}"
-    if problem.operator != template.operator:
-        raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {_names_for(problem.operator)}")
+def check_problem(asked: str, problem: Problem) -> None:
+    """Raises InputError for a problem of which no schedule at all is built."""
     if problem.dtype not in ITEMSIZE_BYTES:
         raise InputError(asked, f"dtype {problem.dtype}", f"Use one of {', '.join(ITEMSIZE_BYTES)}")
     if not 1 <= problem.world_size <= MAX_WORLD_SIZE:
@@ -110,6 +108,13 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
         raise InputError(asked, found, "m must be at least 0, n and k at least 1: there is nothing to compute without")
     if problem.world_size * max(-(-problem.m // problem.world_size), problem.n, problem.k) > LIMIT:
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
+
+
+def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
+    asked = f"build {name}"
+    if problem.operator != template.operator:
+        raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {_names_for(problem.operator)}")
+    check_problem(asked, problem)
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     if template.has_messages:

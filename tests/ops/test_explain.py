@@ -79,6 +79,10 @@ def test_it_says_why_a_kernel_is_not_taken():
         ({"n": 40, "dtype": torch.float8_e4m3fn}, "n=40"),
         ({"k": 0}, "k=0"),
         ({"world_size": 0}, "world_size=0"),
+        ({"world_size": 5000}, "world_size 5000"),
+        ({"m": 1 << 31}, "more than 31 bits"),
+        ({"n": 1 << 40}, "more than 31 bits"),
+        ({"k": 1 << 62}, "more than 31 bits"),
     ],
 )
 def test_what_is_no_problem_is_refused(changes: dict[str, object], found: str):
