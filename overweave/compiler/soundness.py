@@ -12,7 +12,7 @@ from overweave.compiler.callees import Callees, Touch
 from overweave.compiler.directives import RESERVED, AccessDirective
 from overweave.compiler.expressions import ExpressionError, parse_expression
 from overweave.compiler.kernel import Access, Kernel, check_names
-from overweave.compiler.language import dotted, is_value
+from overweave.compiler.language import dotted
 from overweave.compiler.module import jit_decorators
 from overweave.compiler.names import (
     PROGRAM,
@@ -23,6 +23,7 @@ from overweave.compiler.names import (
     calls_in,
     used_names,
 )
+from overweave.compiler.places import check_places
 from overweave.compiler.turns import counted_on
 
 KEPT = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words that leave a number what it is
@@ -44,10 +45,10 @@ def check_kernel(kernel: Kernel) -> None:
     _check_touches(kernel, callees, origins)
     _check_dispatch(kernel)
     _check_program_ids(kernel, callees)
-    _check_addresses(kernel, callees)
     _check_extents(kernel)
     _check_jumps(kernel)
     _check_stream(kernel)
+    check_places(kernel, callees)
 
 
 def check_exchanged(kernel: Kernel, read: Iterable[str], written: Iterable[str]) -> None:
@@ -220,40 +221,6 @@ def _check_program_ids(kernel: Kernel, callees: Callees) -> None:
                 by = f" by {callees.named(call)}" if callees.named(call) else ""
                 found = f"a program's number is used outside of the tile id and the dispatch region{by}"
                 raise kernel.source.place().error(found, "Move it between `dispatch begin` and `dispatch end`")
-
-
-def _check_addresses(kernel: Kernel, callees: Callees) -> None:
-    """What is annotated lies where the tile's blocks say, and nowhere that its number says in another way.
-
-    The schedule numbers tiles as it likes, so a second reckoning beside the dispatch region would be of another tile.
-    """
-    source, blocks = kernel.source, set(kernel.blocks.values())
-    lo, hi = kernel.dispatch or (0, 0)
-    before = [*kernel.body[:lo], *(source.function.body.body[: kernel.loop] if kernel.loop is not None else ())]
-    begins = kernel.body[kernel.first] if kernel.loop is None else None
-    found = [pair for one in before if one is not begins for pair in assignments(one) if pair[0] not in blocks]
-    found += [pair for one in kernel.body[hi:] if one is not begins for pair in assignments(one)]
-    numbers = {kernel.number} - blocks if kernel.number and kernel.dispatch else set()
-    told_elsewhere = [pair for pair in found if pair[0] not in numbers]
-    origins = Origins(told_elsewhere, {*source.parameters, *numbers}, source.language, callees.asks_number)
-    again = sorted(one for one in blocks if origins.of(cst.Name(one)) & {PROGRAM, *numbers})
-    if again:
-        why = f"{again[0]} is made again from the tile's number, behind the dispatch region"
-        raise source.place().error(why, "Reckon blocks in that region alone: the schedule says which tile comes when")
-    for access in (*kernel.loads, *kernel.stores):
-        said = access.directive
-        for call in accesses_in(access.statement, "store" if said.is_store else "load", source.language):
-            told = origins.of(*_addresses(call, said.is_store)) & {PROGRAM, *numbers}
-            if told:
-                by = "a program's number" if PROGRAM in told else kernel.number
-                cure = f"Reckon it from the blocks, {', '.join(sorted(blocks))}, alone"
-                raise said.place.error(f"its place is made from {by}, beside the dispatch region", cure)
-
-
-def _addresses(call: cst.Call, is_store: bool) -> list[cst.CSTNode]:
-    """What tells where a call reaches: all but what is stored."""
-    inside = call.func.value if isinstance(call.func, cst.Attribute) else call.func
-    return [inside, *(arg.value for at, arg in enumerate(call.args) if not (is_store and is_value(at, arg)))]
 
 
 def _check_extents(kernel: Kernel) -> None:
