@@ -2,19 +2,21 @@
 
     python -m benchmarks.teach overweave/tuner/tables/h200x4.json RESULTS.json ...
 
-For runs of `overweave bench --json`, with or without `--plan`, where tuning anew would cost GPU time. Of a case that
-several runs timed the last one stands; where ours was what a baseline is, ours stands, as the operator runs it.
+For runs of `overweave bench --json`, with or without `--plan`, where tuning anew would cost GPU time. They take the
+place of what the table knew about their cases. Of a plan that several of them timed the last one stands; where ours was
+what a baseline is, ours stands, as the operator runs it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from overweave.ir.plan import Problem
 from overweave.schedules.templates import TEMPLATES
 from overweave.tuner import baselines, cache
 from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL
@@ -53,6 +55,16 @@ def entries(data: bytes) -> Iterator[Entry]:
             yield Entry(bucketed(problem), tuple(sorted(times.values(), key=lambda time: time.us)))
 
 
+def together(found: Iterable[Entry]) -> tuple[Entry, ...]:
+    """One entry for each problem, with the last time of each candidate."""
+    times: dict[Problem, dict[Candidate, Time]] = {}
+    for entry in found:
+        times.setdefault(entry.problem, {}).update({time.candidate: time for time in entry.times})
+    return tuple(
+        Entry(problem, tuple(sorted(of_each.values(), key=lambda time: time.us))) for problem, of_each in times.items()
+    )
+
+
 def unfinished(data: bytes) -> str:
     """What is to be said of a file whose bench did not come to its end. The cases that it holds are whole."""
     so_far = msgspec.json.decode(data).get("unfinished")
@@ -89,13 +101,14 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     path: Path = asked.table
     table = cache.decode(path.read_bytes())
+    learned: list[Entry] = []
     for result in asked.results:
         data = result.read_bytes()
         found = tuple(entries(data))
-        table = table.with_entries(found)
+        learned += found
         winners = ", ".join(str(entry.times[0].candidate) for entry in found)
         print(f"{result.name}{unfinished(data)}: {len(found)} problems, winners {winners}")
-    cache.write(path, table)
+    cache.write(path, table.with_entries(together(learned)))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def read(path: Path) -> tuple[Entry, ...]:
 
 def by_model(problem: Problem) -> str:
     """What a first call takes where nothing is known."""
-    return str(cold_choice(weigh(problem, GPU, is_thorough=False), problem.operator).candidate)
+    return str(cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate)
 
 
 def by_tables(problem: Problem) -> str:

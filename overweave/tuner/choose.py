@@ -71,7 +71,7 @@ def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | 
 
 def _by_model(problem: Problem, target: Target) -> Choice:
     weighed = weigh(problem, target, is_thorough=False)
-    taken = cold_choice(weighed, problem.operator)
+    taken = cold_choice(weighed, problem)
     rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
     return chosen(problem, target, taken.candidate, ("model", _reason(taken, weighed)), rejected)
 

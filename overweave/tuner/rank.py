@@ -14,7 +14,9 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import Problem
+from overweave.ir.verify.plan import MachineLimits
 from overweave.memory.collector import without_collection
+from overweave.runtime.rests import LEAST_WAVES
 from overweave.schedules.catalog import build
 from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.templates import MATMUL_ALL_REDUCE
@@ -45,6 +47,7 @@ TORCHS = {TORCH_ONE_SHOT: "one_shot_all_reduce", TORCH_TWO_SHOT: "two_shot_all_r
 # gather, which has tiles where a kernel pulls it; and no fewer rows.
 MOST_ELEMENTS, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 32, 2048
 REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
+LARGEST_TILE = 128 * 256  # elements of what most tiles store
 MOST_GPUS = 8  # of one host, all on one switch: a described machine of fewer stands for it
 
 
@@ -68,16 +71,16 @@ WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Mar
 # other operators in packed_gather_scatter.*; of 4 ranks on 57 of the 60 of packed.h200x4.*, within 4.3 % on the others
 # (captured; tests/tuner/test_messages.py).
 OF_MESSAGES = Margin(2.0, 0.0)
-# All-reduces whose own tiles add what arrived. MEASURED: on layers of 1,024 to 8,192 rows those of `two_shot` take 6 to
-# 23 % more than predicted, those whose sums are a kernel's 0 to 7 %, and two_shot_beside 33 to 79 us, 7 to 21 % (4 x
-# H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With
-# these margins no choice is one that was measured behind the library.
-OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(20.0, 0.06), Margin(40.0, 0.07)
-# Tiles that store at peers. MEASURED: `python -m campaigns.sim_accuracy` of stored.*.2026-11-22.json finds all-reduces
-# round a ring predicted 1 to 17 % too short on two H200s, and on four, before tiles left in strips, 37 % too short to
-# 13 % too long; reduce-scatters 4 to 19 % too short on four. The ring of today moves less than the one of that day, and
-# has no measurement of its own yet: with these margins none is taken where that one was measured behind.
-OF_SUMS_IN_A_RING, OF_STORES = Margin(35.0, 0.02), Margin(75.0, 0.04)
+# All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
+# 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 %, and two_shot_beside 33 to 79 us, 7 to 21 %
+# (4 x H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day).
+# With these margins no choice is one that was measured behind the library.
+OF_SUMMING_KERNELS, OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(10.0, 0.035), Margin(20.0, 0.06), Margin(40.0, 0.07)
+# Tiles that store at peers. MEASURED: `python -m campaigns.sim_accuracy` of own_sums.* finds all-reduces round a ring
+# whose shards have a second wave of tiles predicted 8 % too short to 2 % too long, on two H200s and on four, and no
+# more than 31 us too short; those with one wave 31 % too short to 12 % too long, and up to 91 us too short, for there
+# each hop waits for the one before. Reduce-scatters of stored.* are predicted 4 to 19 % too short on four.
+OF_SUMS_IN_A_RING, OF_STORES = Margin(25.0, 0.02), Margin(75.0, 0.04)
 
 
 class Weighed(Struct, frozen=True):
@@ -106,34 +109,41 @@ def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[W
     return _weigh(bucketed(problem), target, is_thorough)
 
 
-def cold_choice(weighed: tuple[Weighed, ...], operator: str) -> Weighed:
+def cold_choice(weighed: tuple[Weighed, ...], problem: Problem) -> Weighed:
     """The quickest by prediction, less what the library path is given ahead."""
     predicted = [each for each in weighed if each.predicted_us is not None]
     base_us = next(_us(each) for each in predicted if each.candidate.plan == SEQUENTIAL)
 
-    return min(predicted, key=lambda each: _handicapped_us(each, operator, base_us))
+    return min(predicted, key=lambda each: _handicapped_us(each, problem, base_us))
 
 
-def _handicapped_us(each: Weighed, operator: str, base_us: float) -> float:
+def _handicapped_us(each: Weighed, problem: Problem, base_us: float) -> float:
     """The prediction, and what the library path, which takes base_us, is given ahead."""
     if each.candidate.plan == SEQUENTIAL:
         return _us(each)
-    margin = _margin(each.candidate, operator)
+    margin = _margin(each.candidate, problem)
     return _us(each) + margin.us + margin.share * base_us
 
 
-def _margin(what: Candidate, operator: str) -> Margin:
+def _margin(what: Candidate, problem: Problem) -> Margin:
+    operator = problem.operator
     if what.plan in STORED:
-        return OF_SUMS_IN_A_RING if (operator, what.plan) == (MATMUL_ALL_REDUCE, RING_STORED) else OF_STORES
+        is_known = (operator, what.plan) == (MATMUL_ALL_REDUCE, RING_STORED) and _has_second_wave(problem)
+        return OF_SUMS_IN_A_RING if is_known else OF_STORES
     if what.plan == TWO_SHOT_BESIDE:
         return OF_PUSHES_BESIDE
-    if operator == MATMUL_ALL_REDUCE and dict(what.options).get("sums") == "epilogue":
-        return OF_ADDING_TILES
+    if operator == MATMUL_ALL_REDUCE and "sums" in dict(what.options):
+        return OF_ADDING_TILES if dict(what.options)["sums"] == "epilogue" else OF_SUMMING_KERNELS
     if what.has_messages:
         return OF_MESSAGES
     if what.is_by_torch:
         return BY_TORCH
     return WITH_KERNELS if what.has_kernels(operator) else OF_LIBRARY
+
+
+def _has_second_wave(problem: Problem) -> bool:
+    """Whether the tiles of a shard are more than the SMs compute at once."""
+    return problem.m * problem.n > LEAST_WAVES * problem.world_size * MachineLimits().sms * LARGEST_TILE
 
 
 def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machine) -> float:
@@ -185,7 +195,7 @@ class _Model:
     def judged_us(self, each: Weighed) -> float:
         """As the choice judges it."""
         base_us = self.weighed(candidate(SEQUENTIAL, {})).predicted_us or 0.0
-        return _handicapped_us(each, self._problem.operator, base_us)
+        return _handicapped_us(each, self._problem, base_us)
 
     def descend(self, family: Family) -> None:
         """From the first member, one option after the other, to the value that is best with the others as they are."""

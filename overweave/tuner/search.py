@@ -92,7 +92,7 @@ def _cold(problem: Problem, target: Target) -> Candidate | None:
     """What a first call would take without any measurement; None where no machine is described."""
     if machine_of(target, problem.world_size) is None:
         return None
-    return cold_choice(weigh(problem, target, is_thorough=False), problem.operator).candidate
+    return cold_choice(weigh(problem, target, is_thorough=False), problem).candidate
 
 
 class _Trial:

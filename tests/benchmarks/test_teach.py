@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from benchmarks.teach import entries
+from benchmarks.teach import entries, together
 from overweave.tuner.shapes import Case
 from overweave.tuner.space import candidate, variations
+from overweave.tuner.table import Entry, Time
 from overweave.tuner.target import Target
 
 CASE = {"name": "c", "m": 4096, "n": 2048, "k": 1024}
@@ -43,6 +44,14 @@ def test_plans_asked_for_have_the_defaults_of_their_options():
 
 def test_a_candidate_stands_once_as_the_operator_runs_it():
     assert taught(("sequential", "", 120.0), ("overweave", "sequential", 125.0)) == [("sequential", 125.0)]
+
+
+def test_of_a_plan_that_two_files_timed_the_last_one_stands():
+    problem = Case(**CASE).problem("all_gather_matmul", 4, "bf16")
+    before = Entry(problem, (Time("push", {"pieces": 2}, 100.0), Time("sequential", {}, 120.0)))
+    after = Entry(problem, (Time("push", {"pieces": 2}, 130.0),))
+    (found,) = together((before, after))
+    assert [(str(time.candidate), time.us) for time in found.times] == [("sequential", 120.0), ("push pieces=2", 130.0)]
 
 
 def test_a_tile_shape_is_part_of_what_ran():

@@ -74,7 +74,7 @@ def shares(world_size: int, operator: str) -> list[float]:
     """Of the quickest plan's speed, what an unmeasured choice has, row by row."""
     found = []
     for row in rows(world_size, operator):
-        taken = cold_choice(weigh(row.problem, GPU, is_thorough=False), operator).candidate.plan
+        taken = cold_choice(weigh(row.problem, GPU, is_thorough=False), row.problem).candidate.plan
         found.append(min(row.us.values()) / row.us[taken])
     return found
 
@@ -118,5 +118,5 @@ def test_who_multiplies_is_the_quickest_or_nearly_so():
     for (m, n, k), us in measured().items():
         operator = GATHER if "gather_packed" in us else REDUCE
         problem = Problem(operator=operator, m=m, n=n, k=k, world_size=4, dtype="bfloat16")
-        taken = str(cold_choice(weigh(problem, GPU, is_thorough=False), operator).candidate)
+        taken = str(cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate)
         assert us[taken] <= 1.03 * min(us.values()), (m, n, k, taken)

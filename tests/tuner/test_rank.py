@@ -12,7 +12,16 @@ from campaigns.cold_choice import read, shares
 from overweave.ir.plan import Problem
 from overweave.tuner import rank
 from overweave.tuner.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
-from overweave.tuner.space import SEQUENTIAL, SPACE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT, Candidate, candidate
+from overweave.tuner.space import (
+    RING_STORED,
+    SEQUENTIAL,
+    SPACE,
+    TORCH_FUSED,
+    TORCH_ONE_SHOT,
+    TORCH_TWO_SHOT,
+    Candidate,
+    candidate,
+)
 from overweave.tuner.target import Target
 from tests.source_tree import ROOT
 
@@ -40,7 +49,7 @@ def test_a_first_call_looks_at_less():
     assert [each.candidate for each in few] == [each.candidate for each in all_of_them]
     predicted = [sum(each.predicted_us is not None for each in weighed) for weighed in (few, all_of_them)]
     assert predicted[0] < predicted[1]
-    assert cold_choice(few, problem.operator) == cold_choice(all_of_them, problem.operator)
+    assert cold_choice(few, problem) == cold_choice(all_of_them, problem)
 
 
 def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
@@ -79,7 +88,9 @@ def test_the_library_path_wins_unless_the_gain_is_worth_it():
     library, rival = Candidate(SEQUENTIAL), candidate("push", {})
 
     def taken(library_us: float, rival_us: float) -> Candidate:
-        return cold_choice((Weighed(library, library_us), Weighed(rival, rival_us)), "all_gather_matmul").candidate
+        return cold_choice(
+            (Weighed(library, library_us), Weighed(rival, rival_us)), problem_of("all_gather_matmul")
+        ).candidate
 
     assert taken(100, 99) == library
     assert taken(100, 100 - rank.WITH_KERNELS.us - 100 * rank.WITH_KERNELS.share + 0.1) == library
@@ -93,7 +104,15 @@ def test_what_has_no_prediction_is_not_taken_cold():
         Weighed(Candidate(TORCH_FUSED)),
         Weighed(Candidate("push"), None, "no"),
     )
-    assert cold_choice(weighed, "all_gather_matmul").candidate.plan == SEQUENTIAL
+    assert cold_choice(weighed, problem_of("all_gather_matmul")).candidate.plan == SEQUENTIAL
+
+
+@pytest.mark.parametrize(("m", "wanted"), [(4096, SEQUENTIAL), (8192, RING_STORED)])
+def test_a_ring_needs_more_of_a_lead_where_a_shard_has_one_wave(m: int, wanted: str):
+    weighed = (Weighed(Candidate(SEQUENTIAL), 300.0), Weighed(candidate(RING_STORED, {"pieces": 2}), 250.0))
+    problem = problem_of("matmul_all_reduce", m=m, n=4096)
+    assert problem.world_size == 4
+    assert cold_choice(weighed, problem).candidate.plan == wanted
 
 
 def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
@@ -101,7 +120,7 @@ def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
     four, two, three = (weigh(replace(small, world_size=size), GPU, is_thorough=False) for size in (4, 2, 3))
     times = {each.candidate.plan: each.predicted_us for each in four}
     assert times[TORCH_TWO_SHOT] < times[SEQUENTIAL] < times[TORCH_ONE_SHOT]
-    assert cold_choice(four, small.operator).candidate.plan == TORCH_TWO_SHOT
+    assert cold_choice(four, small).candidate.plan == TORCH_TWO_SHOT
     assert None not in [each.predicted_us for each in two if each.candidate.is_by_torch]
     assert [each.predicted_us for each in three if each.candidate.is_by_torch] == [None, None]
 
