@@ -14,7 +14,7 @@ from overweave.tuner.cache import knowledge
 from overweave.tuner.choice import Choice, Weight, chosen
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.size_rule import by_size
-from overweave.tuner.space import SEQUENTIAL, candidate, fitted, obstacle
+from overweave.tuner.space import SEQUENTIAL, Candidate, candidate, fitted, obstacle
 from overweave.tuner.table import Found, Knowledge, ranked
 from overweave.tuner.target import Target
 
@@ -39,17 +39,28 @@ def explained(problem: Problem, target: Target) -> Choice:
     found = known.find(problem)
     times = {str(time.candidate): time.us for time in found.entry.times} if found else {}
     weights: dict[str, Weight] = {}
+    kept_back: dict[str, list[Candidate]] = {}
     for each in weigh(problem, target):
         text = str(each.candidate)
         us = times.pop(text, None)
         if each.obstacle:  # what keeps a schedule back mostly keeps back all of its candidates: told once
-            weights[f"{each.candidate.plan}: {each.obstacle}"] = Weight(each.candidate.plan, obstacle=each.obstacle)
+            why = f"{each.candidate.plan}: {each.obstacle}"
+            kept_back.setdefault(why, []).append(each.candidate)
+            weights[why] = Weight(_together(kept_back[why]), obstacle=each.obstacle)
         else:
             weights[text] = Weight(text, each.predicted_us, us)
     others = [Weight(text, measured_us=us) for text, us in times.items()]
     choice = choose(problem, target, known)
     rejected = choice.rejected if choice.source == "rule" else ()  # the weights tell
     return replace(choice, rejected=rejected, weights=(*weights.values(), *others))
+
+
+def _together(those: list[Candidate]) -> str:
+    """Candidates of one schedule as one: with the options that all of them have, and every value of each."""
+    each = [dict(one.options) for one in those]
+    shared = [name for name in each[0] if all(name in options for options in each)]
+    values = [f"{name}={'|'.join(dict.fromkeys(str(options[name]) for options in each))}" for name in shared]
+    return " ".join([those[0].plan, *values])
 
 
 def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | None:

@@ -43,6 +43,14 @@ def test_what_cannot_be_is_not_marked_as_taken():
     assert not [line for line in kept_back if "->" in line]
 
 
+def test_what_keeps_some_of_a_schedules_options_back_is_told_of_these():
+    """Both ways of gather_packed are there for few rows, for more the one without a matmul of its own."""
+    lines = str(ow.explain("all_gather_matmul", m=128, n=4096, k=4096, world_size=4)).splitlines()
+    told = {line.strip(" ->").partition("  ")[0]: line for line in lines if "gather_packed" in line}
+    assert "predicted" in told["gather_packed"]
+    assert "not: the matmul of few rows" in told["gather_packed matmul=skinny|early"]
+
+
 @pytest.mark.slow
 def test_it_says_which_plans_norm():
     sizes = {**SIZES, "m": 2048}
