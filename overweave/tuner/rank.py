@@ -20,7 +20,8 @@ from overweave.runtime.rests import LEAST_WAVES
 from overweave.schedules.catalog import build
 from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.templates import MATMUL_ALL_REDUCE
-from overweave.sim.cost import library_matmul_us
+from overweave.schedules.tile_shape import reduction_shape
+from overweave.sim.cost import library_matmul_us, tiles_of
 from overweave.sim.simulate import total_us
 from overweave.tuner.space import (
     RING_STORED,
@@ -43,9 +44,9 @@ from overweave.tuner.target import Target
 MACHINES = {"NVIDIA H200": "h200x4"}
 # What torch's own all-reduces are in a machine's description; its fused operators have no prediction.
 TORCHS = {TORCH_ONE_SHOT: "one_shot_all_reduce", TORCH_TWO_SHOT: "two_shot_all_reduce"}
-# What is simulated, since a first call must not wait long: elements of the products of all ranks, and of what all
-# gather, which has tiles where a kernel pulls it; and no fewer rows.
-MOST_ELEMENTS, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 32, 2048
+# What is simulated, since a first call must not wait long: elements of the products of all ranks, tiles of what kernels
+# sum, or gather, which fewer candidates do; and no fewer rows.
+MOST_ELEMENTS, MOST_SUMMED, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 16, 1 << 19, 2048
 REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
 LARGEST_TILE = 128 * 256  # elements of what most tiles store
 MOST_GPUS = 8  # of one host, all on one switch: a described machine of fewer stands for it
@@ -110,10 +111,12 @@ def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[W
 
 
 def cold_choice(weighed: tuple[Weighed, ...], problem: Problem) -> Weighed:
-    """The quickest by prediction, less what the library path is given ahead."""
+    """The quickest by prediction, less what the library path is given ahead. Raises InputError if not even that can."""
     predicted = [each for each in weighed if each.predicted_us is not None]
-    base_us = next(_us(each) for each in predicted if each.candidate.plan == SEQUENTIAL)
-
+    library = next(each for each in weighed if each.candidate.plan == SEQUENTIAL)
+    if library.predicted_us is None:
+        raise InputError(f"choose a plan of {problem.operator}", library.obstacle, "Split the problem, or name a plan")
+    base_us = library.predicted_us
     return min(predicted, key=lambda each: _handicapped_us(each, problem, base_us))
 
 
@@ -178,7 +181,7 @@ class _Model:
 
     def __init__(self, problem: Problem, target: Target) -> None:
         self._problem, self._target, self._simulated = problem, target, problem
-        while _is_large(self._simulated) and self._simulated.m > FEWEST_ROWS:
+        while _is_large(self._simulated, target.sms) and self._simulated.m > FEWEST_ROWS:
             self._simulated = replace(self._simulated, m=self._simulated.m // 2)
         self._machine = machine_of(target, problem.world_size)
         self.known: dict[Candidate, Weighed] = {}
@@ -222,10 +225,12 @@ class _Model:
         return measured or not what.is_by_torch
 
 
-def _is_large(problem: Problem) -> bool:
-    rows_of_all = problem.world_size * problem.m
-    gathered = rows_of_all * problem.k if problem.operator == ALL_GATHER_MATMUL else 0
-    return rows_of_all * problem.n > MOST_ELEMENTS or gathered > MOST_GATHERED
+def _is_large(problem: Problem, sms: int) -> bool:
+    gathers = problem.operator == ALL_GATHER_MATMUL
+    cols, most = (problem.k, MOST_GATHERED) if gathers else (problem.n, MOST_SUMMED)
+    tile = reduction_shape(problem.m, cols, sms)
+    tiles = problem.world_size * tiles_of(problem.m, cols, tile.block_m, tile.block_n)
+    return problem.world_size * problem.m * problem.n > MOST_ELEMENTS or tiles > most
 
 
 def _us(each: Weighed) -> float:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.cold_choice import read, shares
+from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.tuner import rank
 from overweave.tuner.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
@@ -67,6 +68,8 @@ def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
     [
         *((operator, {}) for operator in SPACE),
         ("matmul_reduce_scatter", {"world_size": 8}),
+        ("matmul_all_reduce", {"m": 1 << 31, "n": 64, "k": 64}),
+        ("matmul_all_reduce", {"m": 65536, "n": 1000, "k": 1024}),
         ("all_gather_matmul", {"m": 28672, "n": 2048, "k": 262144}),
         ("all_gather_matmul", {"m": 100352, "n": 128, "k": 65536}),
     ],
@@ -113,6 +116,12 @@ def test_a_ring_needs_more_of_a_lead_where_a_shard_has_one_wave(m: int, wanted: 
     problem = problem_of("matmul_all_reduce", m=m, n=4096)
     assert problem.world_size == 4
     assert cold_choice(weighed, problem).candidate.plan == wanted
+
+
+def test_what_not_even_the_library_can_compute_is_refused():
+    weighed = Weighed(Candidate(SEQUENTIAL), None, "an extent needs more than 31 bits"), Weighed(Candidate("push"), 1.0)
+    with pytest.raises(InputError, match="more than 31 bits"):
+        cold_choice(weighed, problem_of("all_gather_matmul"))
 
 
 def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
