@@ -7,12 +7,14 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import pytest
 import triton
 from msgspec.structs import replace
 
+from campaigns.authored_cases import Author, authored_case
 from campaigns.lint_all import main
 from campaigns.lint_case import SCALED, SUM, Case, Variant
 from campaigns.lint_cases import FINISHED, add_case, copy_case, matmul_case, norm_case, reduction_case
@@ -26,6 +28,7 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, ReduceConfig
 from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS, SUMS_FINISHED, TileShape, row_shape
+from tests.compiler.annotated import ROWS
 from tests.compiler.cases import (
     KEPT,
     NOTIFIES,
@@ -102,6 +105,16 @@ def test_our_kernels_pass(case: Case) -> None:
 
 def test_the_specialised_kernel_passes() -> None:
     assert lint(*hopper()) == ()
+
+
+@pytest.mark.parametrize("way", ["spread.push", "spread.push mover=tiles"])
+def test_a_store_in_a_loop_passes(tmp_path: Path, way: str) -> None:
+    """Told of once, behind the loop; what goes to peers is stored at each of them in every turn."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    numbers, types = {"ROWS": 1024, "N": 4096}, dict.fromkeys(("x_ptr", "y_ptr", "z_ptr"), "*fp32")
+    author = Author("running", numbers, {"BLOCK": 256}, types, ({"Y": way},), 0, {"num_warps": 4})
+    case = authored_case(tmp_path, str(tmp_path / "rows"), author, {"Y": way})
+    assert lint(compile_kernel(case.source), case.contract) == ()
 
 
 def test_pushes_move_16_bytes_at_once_and_several_are_under_way() -> None:
