@@ -53,11 +53,8 @@ def trace(
     make_folder(out)
     if place == "cuda" and not is_one_of_the_ranks():
         words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
-        words += (
-            [f"--option={word}" for word in option or []]
-            + [f"--out={out}"]
-            + ([f"--machine={machine}"] if machine else [])
-        )
+        words += [f"--out={out}", *(f"--option={word}" for word in option or [])]
+        words += [f"--machine={machine}"] if machine else []
         start_ranks(words, world_size)
         return
     if place == "cuda":

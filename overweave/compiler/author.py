@@ -49,16 +49,13 @@ class Source(Struct, frozen=True):
     @property
     def defaults(self) -> frozenset[str]:
         """The parameters that have a default."""
-        params = self.function.params
-        listed = (*params.posonly_params, *params.params, *params.kwonly_params)
-        return frozenset(param.name.value for param in listed if param.default is not None)
+        return frozenset(one.name.value for one in listed(self.function) if one.default is not None)
 
     @property
     def default_numbers(self) -> dict[str, int]:
         """The defaults that are whole numbers, by parameter."""
-        params = self.function.params
-        listed = (*params.posonly_params, *params.params, *params.kwonly_params)
-        return {one.name.value: one.default.evaluated_value for one in listed if isinstance(one.default, cst.Integer)}
+        numbers = ((one.name.value, one.default) for one in listed(self.function))
+        return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
 
     def of_kind(self, kind: type[Struct]) -> list[Marked]:
         return [mark for mark in self.marks if isinstance(mark.directive, kind)]
@@ -68,10 +65,15 @@ class Source(Struct, frozen=True):
         return Place(self.path.name, self.line, f"def {self.name}")
 
 
-def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
+def listed(function: cst.FunctionDef) -> tuple[cst.Param, ...]:
     """The parameters of a function, in their order."""
     params = function.params
-    return tuple(param.name.value for param in (*params.posonly_params, *params.params, *params.kwonly_params))
+    return (*params.posonly_params, *params.params, *params.kwonly_params)
+
+
+def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(one.name.value for one in listed(function))
 
 
 def read_source(path: Path, name: str, line: int | None = None) -> Source:

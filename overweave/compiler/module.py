@@ -8,7 +8,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from overweave.compiler.author import Source, parameter_names
+from overweave.compiler.author import Source, listed, parameter_names
 from overweave.compiler.language import dotted
 from overweave.compiler.names import assigned_names, used_names
 from overweave.errors import InputError
@@ -63,8 +63,7 @@ def _free(node: cst.CSTNode) -> set[str]:
     """The names that a top-level statement takes from the file: of a function, not its own variables."""
     if not isinstance(node, cst.FunctionDef):
         return used_names(node)
-    params = (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)
-    said: list[cst.CSTNode | None] = [part for param in params for part in (param.annotation, param.default)]
+    said: list[cst.CSTNode | None] = [part for one in listed(node) for part in (one.annotation, one.default)]
     said += [*node.decorators, node.returns]
     own = {*parameter_names(node), *assigned_names([node.body])}
     return (used_names(node.body) - own).union(*(used_names(part) for part in said if part))

@@ -87,12 +87,7 @@ def _loaded(function: cst.FunctionDef, language: Language) -> set[str]:
     """The variables into which something loaded goes, on whatever path."""
     pairs = [(name, value) for name, value in assignments(function.body) if value is not None]
     found = {name for name, value in pairs if any(language.kind(call) for call in calls_in(value))}
-    grows = True
-    while grows:
-        more = {name for name, value in pairs if used_names(value) & found} - found
-        grows = bool(more)
-        found |= more
-    return found
+    return _reached(found, [(one, name) for name, value in pairs for one in used_names(value)])
 
 
 def _addressing(loop: cst.For, language: Language) -> set[str]:
@@ -107,13 +102,16 @@ def _addressing(loop: cst.For, language: Language) -> set[str]:
 
 def _made_from(names: set[str], loop: cst.For) -> set[str]:
     """The names, and all that they are made from inside a loop."""
-    pairs = [(name, used_names(value)) for name, value in assignments(loop.body) if value is not None]
-    found = set(names)
-    grows = True
-    while grows:
-        more = set().union(*(used for name, used in pairs if name in found)) - found
-        grows = bool(more)
+    pairs = [(name, value) for name, value in assignments(loop.body) if value is not None]
+    return _reached(names, [(name, one) for name, value in pairs for one in used_names(value)])
+
+
+def _reached(names: set[str], steps: Sequence[tuple[str, str]]) -> set[str]:
+    """The names, and all to which steps lead from them."""
+    found, more = set[str](), set(names)
+    while more:
         found |= more
+        more = {to for by, to in steps if by in found} - found
     return found
 
 

@@ -137,16 +137,13 @@ def addend_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, list[
 
 def peer_places(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
     """For each rank, the own one first and the others as they follow it: where its signals lie, and how many bytes
-    behind the own slot its slot does. Behind them: where sums of peers lie here, if sums are stored at every rank, and
-    room for one more number. Nothing if no Compute of the queue stores at a peer.
+    behind the own slot its slot does. Nothing if no Compute of the queue stores at a peer.
     """
-    computes = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
+    computes = (op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute))
     if all(compute.stored_at == {rank} for compute in computes):
         return []
     bases = addresses.bases[rank:] + addresses.bases[:rank]
-    spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
-    sums = bases[0] + addresses.layout.buffers[spread] if spread else 0
-    return [[base, base - bases[0]] for base in bases] + [[sums, 0]]
+    return [[base, base - bases[0]] for base in bases]
 
 
 def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[int]:

@@ -243,12 +243,12 @@ class SlotKernels:
         rows = peer_places(self._addresses, self._rank, queue)
         if not rows:
             return None
-        ranks = self._workspace.group.world_size
-        rows[ranks][1] = rest_ns(self._plan.problem, computes, waves / ranks)
-        places = torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)
         spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
         own = self._own(self._buffer(spread)) if spread else None
-        return Peers(places, tuple(distance for _, distance in rows[1:ranks]), own)
+        rest = rest_ns(self._plan.problem, computes, waves / len(rows))
+        behind = [own.data_ptr() if own is not None else 0, rest]
+        places = torch.tensor([*rows, behind], dtype=torch.int64, device=self._workspace.device)
+        return Peers(places, tuple(distance for _, distance in rows[1:]), own)
 
     def _addend_rows(self, queue: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Where single addends lie, if all lie in one own buffer, and how much further in that than the result does."""

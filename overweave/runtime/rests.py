@@ -21,7 +21,7 @@ def rest_ns(problem: Problem, computes: Iterable[Compute], waves: float) -> int:
 
     The time follows from k. It is not measured, as a tile that waits for a peer would rest all the longer, and let the
     next rank wait. And there is none where it costs more than it saves. MEASURED: on four H200s, in turns
-    (benchmarks/results/rests.h200x4.2026-11-22.txt):
+    (benchmarks/results/rests.h200x4.2026-11-22.txt; `campaigns.gpu_rests` times them again):
 
     - a shard has no second wave: the next rank of a ring waits for each tile. 286 us, and 219 without.
     - a sum goes to several peers: the link is the bound by then. 1,503 us, and 1,427 without; 788 and 717.
@@ -29,4 +29,9 @@ def rest_ns(problem: Problem, computes: Iterable[Compute], waves: float) -> int:
     spreads = any(len(compute.copies) > 1 for compute in computes)
     if spreads or waves < LEAST_WAVES:
         return 0
-    return problem.k * ITEMSIZE_BYTES[problem.dtype] // STEP_BYTES * REST_NS
+    return rest_of(problem, REST_NS)
+
+
+def rest_of(problem: Problem, step_ns: int) -> int:
+    """Behind a strip, by what it is for each step of k."""
+    return problem.k * ITEMSIZE_BYTES[problem.dtype] // STEP_BYTES * step_ns

@@ -24,8 +24,8 @@ FORMAT = 1
 MOST_ENTRIES = 4096
 TIE = 0.02  # medians of one plan differ by so much from run to run
 MOST_PIECES = 64
-# What an eager call of them costs the host, and so takes, however quick the GPU is. MEASURED: the least of 224 rows of
-# benchmarks/results/*.json up to 2026-11-22, whose median is 320 us. One that took 98 us in small_plans.* took 411 in
+# What an eager call of them costs the host, and so takes, however quick the GPU is. MEASURED: the least that any row of
+# benchmarks/results says (tests/tuner/test_table.py). One that took 98 us in small_plans.* took 411 in
 # small.all_gather_matmul.h200x2.2026-11-20.json (8B-qkv-2048).
 LEAST_HOST_US = {TORCH_FUSED: 141.0}
 # How far a neighbour may be away, in factors of two over all extents; beyond that the model knows better.

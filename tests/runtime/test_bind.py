@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 
+from campaigns.gpu_rests import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
 from overweave.ir.plan import LIBRARY, Plan, Problem
-from overweave.ir.schedule import INPUT, OUTPUT
+from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.runtime import launch
 from overweave.runtime.order import launch_order
@@ -311,6 +313,22 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
         kind = kinds.get(assignment.engine)
         if kind and plan.tile_order(case.rank, assignment.queue).rows:
             assert any(kind in each for each in launched), launched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in stored_cases() if "ring_stored kernel=hopper" in case.plan], ids=str)
+def test_rings_know_where_sums_of_peers_lie_and_how_long_to_rest(case: Case, launched: list[Launched]) -> None:
+    plan = case.build()
+    layout = lay_out(plan.schedule, plan.realization.dtype)
+    slot: Any = HostSlot(layout.size_bytes, case.world_size)
+    order, tensors = launch_order(plan, case.rank), tensors_of(plan, case.rank)
+    with noted_peers() as made, mock.patch("overweave.runtime.bind.rest_ns", return_value=77):
+        launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, order, tensors, False)
+    computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
+    spread = {copy.buffer for each in computes for copy in each.copies}
+    sums = [slot.bases[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]
+    assert [peers.places[-1].tolist() for peers in made] == [[*sums, 77]]
+    assert len(made[0].places) == case.world_size + 1
 
 
 class HostSpace:

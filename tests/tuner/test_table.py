@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,8 +12,10 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Problem
+from overweave.tuner.space import TORCH_FUSED
 from overweave.tuner.table import (
     FARTHEST,
+    LEAST_HOST_US,
     MOST_ENTRIES,
     Entry,
     Fingerprint,
@@ -24,6 +27,7 @@ from overweave.tuner.table import (
     distance,
     ranked,
 )
+from tests.source_tree import ROOT
 
 OWN = Fingerprint(device="d", world_size=4, driver="1", torch="2", triton="3", overweave="4")
 PROBLEM = Problem(operator="all_gather_matmul", m=1024, n=512, k=256, world_size=4, dtype="bfloat16")
@@ -121,3 +125,14 @@ def test_the_quickest_wins_and_the_least_host_work_takes_ties():
     assert order(("sequential", 102.1), ("push", 100)) == ["push", "sequential"]
     assert order(("torch.fused", 100), ("push2", 101), ("push", 101.9)) == ["push", "push2", "torch.fused"]
     assert ranked([]) == ()
+
+
+def test_torchs_fused_operators_cost_the_host_no_less_than_was_ever_measured():
+    found: list[float] = []
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        for run in json.loads(path.read_text()).get("runs", ()):
+            eager = [case for case in run["cases"] if not case.get("is_replayed")]
+            found += [row["host_us"] for case in eager for row in case["methods"] if row["name"] == "torch_fused"]
+    measured = [us for us in found if us]
+    assert len(measured) > 200
+    assert min(measured) == pytest.approx(LEAST_HOST_US[TORCH_FUSED], abs=1.0)
