@@ -40,8 +40,12 @@ def _requeued(step: Operation) -> Operation:
     return replace(step, queue=TILES)
 
 
-def from_workspace(put: Put, own: Chunk, buffer: str) -> Put:
-    """The same push, from where the kernel's own rows are copied before it. own: the caller's rows of the tensor."""
+def from_workspace(put: Put, own: Chunk | None, buffer: str) -> Put:
+    """The same push, from where the kernel's own rows are copied before it. own: the caller's rows of the tensor; None
+    where the schedule itself copies them, for peers that come for them, or where the rank has none.
+    """
+    if own is None:
+        return replace(put, sources=tuple(Region(buffer, put.rank, to.rows, to.cols) for to in put.destinations))
     (lo, hi), by = own.region.rows, own.rows[0] - own.region.rows[0]
     for source in put.sources:
         if not source.is_empty and not lo <= source.rows[0] <= source.rows[1] <= hi:

@@ -276,8 +276,9 @@ def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
         if isinstance(step, Chunk):
             made.chunks.setdefault(step.rank, []).append(step if stays else _in_place(step, made))
         elif isinstance(step, Put) and step.queue == TILES:
-            own = None if stays else next((one for one in chunks if one.rank == step.rank and one not in moved), None)
-            made.puts.setdefault(step.rank, []).append(from_workspace(step, own, target) if own else step)
+            own = next((one for one in chunks if one.rank == step.rank and one not in moved), None)
+            put = step if stays and own else from_workspace(step, own, target)
+            made.puts.setdefault(step.rank, []).append(put)
         else:
             side = made.behind if step.rank in made.chunks or exchange.side != GATHER else made.before
             side.setdefault(step.rank, []).append(step)

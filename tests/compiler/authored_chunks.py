@@ -99,6 +99,22 @@ def test_a_part_is_the_librarys():
     assert run_ranks(with_the_library, 2, 64) == [[0.0] * CALLS] * 2
 
 
+def carried_and_pulled(m: int, by_library: bool) -> list[float]:
+    """Tiles push a part of rank 0's shard, of which peers come for the rest, or the library takes it."""
+    half, whole = m // 4, m // 2
+    own = ow.Chunk((half, whole))
+    rest = (ow.Collective((own, ow.Chunk((whole, m)))),)
+    pulled = (ow.Get(1, 0, own), ow.Get(0, 1, ow.Chunk((whole, m))))
+    first = ow.Put(0, 1, ow.Chunk((0, half)), mover="tiles")
+    return gathered_matmul(ow.Gather(2, (*(rest if by_library else pulled), first)), m)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by_library", [False, True])
+@pytest.mark.parametrize("m", [52, 64])
+def test_tiles_carry_what_was_copied_for_peers(m: int, by_library: bool):
+    assert run_ranks(carried_and_pulled, 2, m, by_library) == [[0.0] * CALLS] * 2
+
+
 def differing() -> str:
     """Ranks whose lists differ hear of it before anything is launched."""
     group = resolve(None)

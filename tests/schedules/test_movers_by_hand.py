@@ -69,6 +69,31 @@ def test_moves_of_a_reduction_may_be_carried_by_different_back_ends(other: str):
     assert (config.programs if config else 8) == 8
 
 
+def staged(m: int) -> ow.Gather:
+    """Tiles push one half of rank 0's rows, the other half is pulled, so that its shard is copied where peers reach."""
+    half, whole = m // 4, m // 2
+    moves = (
+        ow.Put(0, 1, rows(0, half), mover="tiles"),
+        ow.Get(1, 0, rows(half, whole)),
+        ow.Get(0, 1, rows(whole, m)),
+    )
+    return ow.Gather(2, moves)
+
+
+@pytest.mark.parametrize(("m", "chosen"), [(100, "A"), (4 * BLOCK, "A"), (4 * BLOCK, None)])
+def test_tiles_carry_from_where_a_shard_was_copied_for_peers(m: int, chosen: str | None):
+    """The kernel has no pointer to the caller's shard, as no tile reads it there."""
+    plan = author_plan(matmul(m, n=COLS, k=COLS), {"A": staged(m)}, 2, "bfloat16", chosen=chosen)
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+    (put,) = (one for one in plan.schedule.operations if isinstance(one, Put))
+    assert [(one.buffer, one.rows) for one in put.sources] == [("A.gathered", (0, m // 4))]
+    astray = replace(put, sources=tuple(replace(one, buffer="A") for one in put.sources))
+    operations = tuple(astray if one is put else one for one in plan.schedule.operations)
+    broken = replace(plan, schedule=replace(plan.schedule, operations=operations))
+    refusals = verify_plan(broken, MachineLimits()).refusals
+    assert any("which none of them reads there" in refusal.message for refusal in refusals)
+
+
 def test_sums_of_what_counts_differently_run_behind_the_tiles():
     """A row of their table can tell one range and one signal: with the own tiles', two kinds of arrivals are more."""
     for movers, after in ((("copy_engine", "tiles", "tiles"), ("tiles",)), (("tiles", "tiles", "tiles"), ())):

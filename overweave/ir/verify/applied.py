@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from overweave.ir.schedule import INPUT, Apply, Buffer, Region
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Put, Region
 from overweave.ir.tile_order import APPLY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.graphs import Graph
 from overweave.ir.verify.races import overlap
@@ -19,6 +19,18 @@ def source_of(apply: Apply, homes: Mapping[str, str]) -> tuple[int, int]:
     """(OWN_SHARD or WORKSPACE, by how many rows the caller's shard is shifted in its tensor) of what the tiles read."""
     own = [need for need in apply.needs if homes[need.region.buffer] == INPUT]
     return (OWN_SHARD, own[0].row - own[0].region.rows[0]) if own else (WORKSPACE, 0)
+
+
+def check_carried(put: Put, applies: Iterable[Apply], homes: Mapping[str, str], findings: Findings) -> None:
+    """A kernel whose tiles carry what the caller holds has a pointer to it only if some tile also reads it there.
+
+    applies: of all ranks, which run one kernel.
+    """
+    read = {need.region.buffer for apply in applies for need in apply.needs}
+    for source in put.sources:
+        if homes[source.buffer] in (INPUT, OUTPUT) and not source.is_empty and source.buffer not in read:
+            said = f"tiles carry it from {source.buffer} of the caller's, which none of them reads there"
+            findings.add("lowering", put, said, source)
 
 
 def check_places(apply: Apply, homes: Mapping[str, str], findings: Findings) -> None:

@@ -34,7 +34,7 @@ from overweave.ir.tile_order import (
     told_of_result,
 )
 from overweave.ir.verify.addends import check_addends
-from overweave.ir.verify.applied import check_applied, check_parts, check_slices, note_places
+from overweave.ir.verify.applied import check_applied, check_carried, check_parts, check_slices, note_places
 from overweave.ir.verify.copies import check_copy
 from overweave.ir.verify.finished import finishes
 from overweave.ir.verify.graphs import Graph, Key
@@ -71,6 +71,7 @@ class _Table:
     def __init__(self, plan: Plan, graph: Graph, order: TileOrder, findings: Findings) -> None:
         self.plan, self.graph, self.order, self.findings = plan, graph, order, findings
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
+        self.homes = {name: buffer.home for name, buffer in self.buffers.items()}
         self.weights = plan.schedule.weights
         self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
@@ -115,7 +116,7 @@ class _Table:
                 self._check_compute(operation, rows)
                 check_places(operation, self.buffers, self.plan.realization.dtype, self.findings)
             elif isinstance(operation, Apply):
-                check_applied(operation, rows, {name: one.home for name, one in self.buffers.items()}, self.findings)
+                check_applied(operation, rows, self.homes, self.findings)
                 note_places(operation, self.buffers, operands)
                 check_parts(operation, parts, self.graph, self.findings)
             elif isinstance(operation, Reduce):
@@ -133,6 +134,9 @@ class _Table:
                     name for name in known if not homes or self.buffers[name].home in homes
                 )
                 check_copy(operation, rows, self.buffers, self.plan.realization.dtype, self.findings)
+                if self.is_author and isinstance(operation, Put):
+                    applies = (one for one in self.graph.operations if isinstance(one, Apply))
+                    check_carried(operation, applies, self.homes, self.findings)
         self._check_weights(positions)
         for role, names in operands.items():
             most = 2 if role.startswith(OUT) and len(self.weights) == 1 else 1
