@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+import overweave as ow
 from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.files import from_json, to_json
@@ -76,6 +77,18 @@ def test_parts_wait_for_all_tiles_of_a_push():
     moved, wide = "all_gather.push mover=copy_kernel pieces=2", attention(8 * BLOCK, width=4096)
     plan = author_plan(wide, {"K": moved, "V": "all_gather.push pieces=2"}, 4, "bfloat16")
     assert any(operation.instances > 1 for operation in plan.schedule.operations if operation.queue != "tiles")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+
+
+def test_parts_need_not_hear_of_what_the_library_has_brought():
+    """It ends before the kernel starts; its signal is for the move behind it."""
+    moves = (
+        ow.Collective((ow.Chunk((0, BLOCK)), ow.Chunk((2 * BLOCK, 3 * BLOCK)))),
+        ow.Put(0, 1, ow.Chunk((BLOCK, 2 * BLOCK)), after=((0, 0),)),
+        ow.Put(1, 0, ow.Chunk((3 * BLOCK, 4 * BLOCK))),
+    )
+    plan = author_plan(attention(4 * BLOCK), {"K": ow.Gather(2, moves), "V": LIBRARY}, 2, "bfloat16")
+    assert any(step.queue == "main" and step.notifies for step in plan.schedule.of_rank(0))
     verify_plan(plan, MachineLimits()).raise_if_refused()
 
 

@@ -94,8 +94,14 @@ def note_places(apply: Apply, buffers: Mapping[str, Buffer], places: dict[str, s
         places.setdefault(f"place of {made.tensor}", set()).add(made.region.buffer)
 
 
-def check_parts(apply: Apply, parts: Iterable[TileRow], graph: Graph, findings: Findings) -> None:
-    """The parts' waits are the late ones, and each part waits for all that write its rows of what is read late."""
+def check_parts(
+    apply: Apply, parts: Iterable[TileRow], placed: tuple[Graph, tuple[str, ...]], findings: Findings
+) -> None:
+    """The parts' waits are the late ones, and each part waits for all that write its rows of what is read late.
+
+    placed: the graph, and the queues whose operations, launched before the kernel, end before it starts.
+    """
+    graph, after = placed
     position = graph.operations.index(apply)
     base = apply.rank * graph.signals_per_rank
     late = {key - base: graph.full[key] for key in graph.late.get(position, ())}
@@ -118,7 +124,7 @@ def check_parts(apply: Apply, parts: Iterable[TileRow], graph: Graph, findings: 
             findings.add(
                 "lowering", apply, f"its parts do not cover rows [{lo}:{lo + need.region.shape[0]}] once", need.region
             )
-        needed = _announced(need.region, graph, base)
+        needed = _announced(need.region, graph, base, after)
         for part in inside:
             if not needed <= waits_of(part).keys():
                 missing = sorted(needed - waits_of(part).keys())[:8]
@@ -132,10 +138,14 @@ def waits_of(row: TileRow) -> Mapping[int, int]:
     return waits | ({row.also: row.also_count} if row.also >= 0 else {})
 
 
-def _announced(region: Region, graph: Graph, base: int) -> set[int]:
-    """The own signals by which those who write the region, or a part of it, say so to its rank."""
+def _announced(region: Region, graph: Graph, base: int, after: tuple[str, ...]) -> set[int]:
+    """The own signals by which those who write the region, or a part of it, say so to its rank.
+
+    after: the rank's queues whose writers need not say so to a kernel that starts when they have ended.
+    """
     keys: set[int] = set()
     for operation, notified in zip(graph.operations, graph.notified, strict=True):
-        if any(overlap(region, written) for written in operation.writes):
+        has_ended = operation.rank == region.rank and operation.queue in after
+        if not has_ended and any(overlap(region, written) for written in operation.writes):
             keys |= {key - base for key in notified if 0 <= key - base < graph.signals_per_rank}
     return keys

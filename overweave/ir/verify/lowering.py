@@ -118,7 +118,7 @@ class _Table:
             elif isinstance(operation, Apply):
                 check_applied(operation, rows, self.homes, self.findings)
                 note_places(operation, self.buffers, operands)
-                check_parts(operation, parts, self.graph, self.findings)
+                check_parts(operation, parts, (self.graph, self.after), self.findings)
             elif isinstance(operation, Reduce):
                 first, *rest = operation.operands
                 self._note_summed(operands, (*rest, operation.out))
@@ -126,23 +126,26 @@ class _Table:
                 operands.setdefault("dtype of the first operand", set()).add(kept)
                 self._check_reduce(operation, rows)
             elif isinstance(operation, Put | Copy):
-                way = "adds" if isinstance(operation, ReducePut) else "moves"
-                operands.setdefault("way to push", set()).update((way,) if isinstance(operation, Put) else ())
-                role, homes = "source", () if not self.is_author else (INPUT, OUTPUT)  # elsewhere a table says where
-                known = (part.buffer for part in operation.sources)
-                operands.setdefault(role, set()).update(
-                    name for name in known if not homes or self.buffers[name].home in homes
-                )
-                check_copy(operation, rows, self.buffers, self.plan.realization.dtype, self.findings)
-                if self.is_author and isinstance(operation, Put):
-                    applies = (one for one in self.graph.operations if isinstance(one, Apply))
-                    check_carried(operation, applies, self.homes, self.findings)
+                self._check_moved(operation, rows, operands)
         self._check_weights(positions)
         for role, names in operands.items():
             most = 2 if role.startswith(OUT) and len(self.weights) == 1 else 1
             if len(names) > most:
                 said = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
                 self.findings.add("lowering", None, f"{said}; a kernel has {'two' if most == 2 else 'one'}")
+
+    def _check_moved(self, move: Put | Copy, rows: list[TileRow], operands: dict[str, set[str]]) -> None:
+        way = "adds" if isinstance(move, ReducePut) else "moves"
+        operands.setdefault("way to push", set()).update((way,) if isinstance(move, Put) else ())
+        homes = () if not self.is_author else (INPUT, OUTPUT)  # elsewhere a table says where
+        known = (part.buffer for part in move.sources)
+        operands.setdefault("source", set()).update(
+            name for name in known if not homes or self.buffers[name].home in homes
+        )
+        check_copy(move, rows, self.buffers, self.plan.realization.dtype, self.findings)
+        if self.is_author and isinstance(move, Put):
+            applies = (one for one in self.graph.operations if isinstance(one, Apply))
+            check_carried(move, applies, self.homes, self.findings)
 
     def _into(self, compute: Compute) -> int:
         """Which of its weight's outputs a Compute writes."""
