@@ -22,7 +22,6 @@ from overweave.tuner import baselines, cache
 from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL
 from overweave.tuner.shapes import Case
 from overweave.tuner.space import (
-    BY_TORCH,
     TORCH_FUSED,
     TORCH_ONE_SHOT,
     TORCH_TWO_SHOT,
@@ -86,9 +85,10 @@ def _known(operator: str, text: str) -> Candidate | None:
     asked = {key: int(value) if value.isdigit() else value for key, value in (pair.split("=") for pair in pairs)}
     if is_member(operator, candidate(plan, asked)):
         return candidate(plan, asked)
-    if plan in BY_TORCH:
+    template = TEMPLATES.get(f"{operator}.{plan}")
+    if template is None:  # one of torch's, or a plan that is no more
         return None
-    defaults = {option.name: option.default for option in TEMPLATES[f"{operator}.{plan}"].options}
+    defaults = {option.name: option.default for option in template.options}
     runs_as = {**defaults, **DEFAULTS, **asked}
     same = (each for each in candidates(operator) if each.plan == plan and set(asked) <= dict(each.options).keys())
     return next((each for each in same if all(runs_as[name] == value for name, value in each.options)), None)

@@ -45,7 +45,6 @@ PLANS = (
     (REDUCE, "two_shot sums=epilogue kernel=hopper sharing=get"),
     (REDUCE, "two_shot sums=epilogue kernel=portable sharing=put"),
     (REDUCE, "two_shot_pull"),
-    (REDUCE, "two_shot_beside kernel=hopper"),
     (REDUCE, "two_shot_stored kernel=hopper"),
     (REDUCE, "two_shot_stored kernel=portable"),
     (REDUCE, "ring_stored kernel=hopper"),

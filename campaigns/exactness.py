@@ -56,7 +56,6 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     (f"{ALL_GATHER}.gather_packed", {}),
     ("matmul_reduce_scatter.scatter_packed", {}),
     (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
-    (f"{ALL_REDUCE}.two_shot_beside", {"pieces": 2, "copy_programs": 2}),
     (f"{ALL_REDUCE}.two_shot_stored", {"pieces": 2}),
     (f"{ALL_REDUCE}.ring_stored", {"pieces": 2}),
 )

@@ -114,9 +114,6 @@ PLANS = {
         "two_shot_packed",
         "two_shot_pull",
         "two_shot_pull pieces=1",
-        "two_shot_beside",
-        "two_shot_beside pieces=4 copy_programs=4",
-        "two_shot_beside pieces=1 kernel=portable",
         "two_shot_stored",
         "two_shot_stored pieces=1 kernel=portable",
         "two_shot_stored pieces=4 order=all_peers kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
@@ -150,7 +147,6 @@ LONG_RUNS = (
     (ALL_REDUCE, "one_shot_packed"),
     (ALL_REDUCE, "two_shot_packed"),
     (ALL_REDUCE, "two_shot_pull"),
-    (ALL_REDUCE, "two_shot_beside pieces=3"),
     (ALL_REDUCE, "two_shot_stored"),
     (ALL_REDUCE, "ring_stored"),
 )

@@ -48,7 +48,6 @@ from overweave.kernels.reduction import reduction_kernel
 from overweave.runtime.kernels import reduction_options
 from overweave.runtime.matmul import hopper_parts
 from overweave.schedules.finished import shapes_of_tiles
-from overweave.schedules.mover import CROWDED_WARPS
 from overweave.schedules.tile_shape import SUMS, SUMS_FINISHED, Kernel, row_shape, shapes
 
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
@@ -93,7 +92,6 @@ def cases() -> Iterator[Case]:
     yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
-        yield copy_case(traced, ragged, is_crowded=True)
     yield from packed_cases()
     yield from skinny_cases()
     for kernel, dtypes in TILE_KERNELS.items():
@@ -266,14 +264,13 @@ def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
     return Case(source_of(copy_kernel, signature, constexprs, source.options, label, divisible), contract)
 
 
-def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store", is_crowded: bool = False) -> Case:
+def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case:
     """Pushes to peers: where to, and whom to tell, stands in a table of addresses. ragged: rows of any many words."""
-    config = CopyConfig(path=path, warps=CROWDED_WARPS) if is_crowded else CopyConfig(path=path)
+    config = CopyConfig(path=path)
     numbers = {name: kind for name, kind in TABLE.items() if name != "n"}
     signature = {"targets": "*i64", "source": "*i32", **PROTOCOL, **numbers, "row_words": "i32"}
     constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "BULK": path == "bulk", "ADDS": False, "TRACED": traced}
-    words = (path, True), ("traced", traced), ("ragged", ragged), ("crowded", is_crowded)
-    label = " ".join(word for word, holds in words if holds)
+    label = " ".join(word for word, holds in ((path, True), ("traced", traced), ("ragged", ragged)) if holds)
     divisible = () if ragged else ("row_words",)
     source = source_of(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
     announced = (Guard("*targets", ("*targets",), optional=True),)

@@ -11,10 +11,10 @@ from msgspec import Struct
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.ir.plan import Problem
-from overweave.schedules.catalog import template_of
+from overweave.schedules.templates import TEMPLATES
 from overweave.tuner.baselines import NAMED, OURS
 from overweave.tuner.shapes import Case, DtypeWord
-from overweave.tuner.space import BY_TORCH, Options, candidate, full_options
+from overweave.tuner.space import Options, candidate, full_options
 from overweave.tuner.target import Target
 
 MATMUL = "matmul"
@@ -97,7 +97,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, machine: Machine) -> list[Measured]:
-    """The rows of the middle run of a result file; none where ours ran an operator of torch's.
+    """The rows of the middle run of a result file; none of an operator of torch's, or of a plan that is no more.
 
     Raises InputError for a file that is none.
     """
@@ -118,16 +118,23 @@ def read(path: Path, machine: Machine) -> list[Measured]:
 
 def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]:
     run = report.runs[report.middle]
-    alone = times.of(MATMUL)
-    if alone is None or method.plan in BY_TORCH:
+    problem, alone = run.problem(times.case), times.of(MATMUL)
+    told = method.plan or (CHOSEN[problem.operator] if method.name == OURS else method.name.removeprefix(NAMED))
+    name, *pairs = told.split()
+    schedule = f"{problem.operator}.{name}"
+    if alone is None or schedule not in TEMPLATES:
         return []
-    schedule, options = _plan(run.problem(times.case), method)
+    asked = {option: int(value) if value.isdigit() else value for option, value in (pair.split("=") for pair in pairs)}
+    if method.plan:
+        options = full_options(problem, Target("cuda"), candidate(name, asked))
+    else:
+        options = (COMMON if TEMPLATES[schedule].is_fused else {}) | asked
     return [
         Measured(
             run=f"{run.operator} W={run.world_size}{' unfinished' if report.unfinished else ''}",
             case=times.case.name,
             method=method.name.removeprefix(NAMED),
-            problem=run.problem(times.case),
+            problem=problem,
             schedule=schedule,
             options=options,
             us=method.median_us,
@@ -135,18 +142,6 @@ def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]
             noise_us=max(_scatter_us(run, method, alone), _spread_us(report, times.case, method.name)),
         )
     ]
-
-
-def _plan(problem: Problem, method: MethodTime) -> tuple[str, Options]:
-    told = method.plan or (CHOSEN[problem.operator] if method.name == OURS else method.name.removeprefix(NAMED))
-    name, *pairs = told.split()
-    schedule, options = f"{problem.operator}.{name}", Options()
-    for pair in pairs:
-        option, _, value = pair.partition("=")
-        options[option] = int(value) if value.isdigit() else value
-    if method.plan:
-        return schedule, full_options(problem, Target("cuda"), candidate(name, options))
-    return schedule, (COMMON if template_of(schedule).is_fused else Options()) | options
 
 
 def _scatter_us(run: RunTimes, method: MethodTime, alone: MethodTime) -> float:

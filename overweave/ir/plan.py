@@ -262,7 +262,7 @@ DataPath = Literal["load_store", "bulk"]
 
 
 class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Launch of the kernel that moves chunks. programs: SMs that it takes. per_sm: blocks on each: more is under way.
+    """Launch of the kernel that moves chunks. programs: SMs that it takes, one program on each.
 
     path: by loads and stores, or by bulk copies through shared memory. block_kib: what a program has under way at a
     time, by loads and stores.
@@ -272,12 +272,6 @@ class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: DataPath = "load_store"
     block_kib: Literal[4, 8, 16, 32, 64] = 32
     warps: Literal[4, 8, 16, 32] = 16
-    per_sm: Literal[1, 2, 4] = 1
-
-    @property
-    def blocks(self) -> int:
-        """Of the launch."""
-        return self.programs * self.per_sm
 
 
 Exchange = Literal["one_shot", "two_shot", "scatter", "gather"]

@@ -210,7 +210,7 @@ class SlotKernels:
         adds = any(isinstance(op, ReducePut) and op.queue == queue for op in self._plan.schedule.of_rank(self._rank))
         dtype = tensor.dtype if adds else torch.int32
         source, tiles = Moving(tensor.data_ptr(), dtype), protocol.table.shape[0]
-        self.copies_started = WaitStep(protocol.claims.data_ptr(), min(config.blocks, tiles))
+        self.copies_started = WaitStep(protocol.claims.data_ptr(), min(config.programs, tiles))
         arguments: list[Any] = [targets, source, *protocol.arrays, tiles, row_words, protocol.world_size]
         launch = copy_launch(config, arguments, tiles, self._traced, adds)
         name = buffer.name if buffer is not None and buffer.home in (INPUT, OUTPUT) else None

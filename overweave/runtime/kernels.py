@@ -122,7 +122,7 @@ def reduction_options(config: ReduceConfig, epilogue: int) -> dict[str, int]:
 def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool, adds: bool = False) -> Launch:
     """The pushes of chunks, or what adds them. arguments: everything before the constants of `copy_kernel`."""
     constants = [config.block_kib * WORDS_PER_KIB, config.path == "bulk" and not adds, adds, traced]
-    return Launch(copy_kernel, min(config.blocks, tiles), arguments + constants, {"num_warps": config.warps})
+    return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
 
 
 def packed_launch(config: PackedConfig, arguments: list[Any], programs: int, is_early: bool = False) -> Launch:

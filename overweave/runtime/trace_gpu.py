@@ -108,9 +108,7 @@ def _programs(plan: Plan, workspace: Workspace, queue: str, tiles: int) -> int:
     """How many programs the kernel of a queue has."""
     if plan.realization.engine_of(queue) == TILE_KERNEL:
         return programs_for(tiles, workspace.device, plan.sms_beside)
-    copy, sums = plan.realization.copy, plan.realization.reduction
-    if plan.realization.engine_of(queue) == COPY_KERNEL:
-        assert copy is not None
-        return min(copy.blocks, tiles)
-    assert sums is not None
-    return min(sums.programs, tiles)
+    is_copy = plan.realization.engine_of(queue) == COPY_KERNEL
+    config = plan.realization.copy if is_copy else plan.realization.reduction
+    assert config is not None
+    return min(config.programs, tiles)

@@ -56,7 +56,6 @@ from overweave.schedules.two_shot import (
     two_shot_pull_queues,
     two_shot_queues,
 )
-from overweave.schedules.two_shot_beside import two_shot_beside, two_shot_beside_queues
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
 from overweave.schedules.two_shot_stored import (
     ring_stored,
@@ -75,8 +74,8 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
 
     collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
     peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
-    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_beside,
-    two_shot_packed and two_shot_stored: in files of these names; ring_stored: in the last one.
+    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_packed
+    and two_shot_stored: in files of these names; ring_stored: in the last one.
     held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
@@ -216,7 +215,6 @@ METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
     "one_shot_pull": _one_shot_pull,
     "one_shot_packed": _one_shot_packed,
     "two_shot": two_shot,
-    "two_shot_beside": two_shot_beside,
     "two_shot_pull": two_shot_pull,
     "two_shot_packed": two_shot_packed,
     "two_shot_stored": two_shot_stored,
@@ -228,7 +226,6 @@ PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
     "one_shot_pull": lambda split: (SignalPad(READY, split.world_size - 1),),
     "one_shot_packed": lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
     "two_shot": two_shot_pads,
-    "two_shot_beside": two_shot_pads,
     "two_shot_pull": two_shot_pull_pads,
     "two_shot_packed": two_shot_packed_pads,
     "two_shot_stored": two_shot_stored_pads,
@@ -240,7 +237,6 @@ QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
     "one_shot_pull": lambda reduced: (Queue(SUMS, ISSUE, after=(MAIN,)),),
     "one_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
     "two_shot": two_shot_queues,
-    "two_shot_beside": two_shot_beside_queues,
     "two_shot_pull": two_shot_pull_queues,
     "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
     "two_shot_stored": two_shot_stored_queues,

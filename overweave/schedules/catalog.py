@@ -42,7 +42,7 @@ from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
 from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, check_messages
 from overweave.schedules.mesh import meshed
-from overweave.schedules.mover import as_moved, carried
+from overweave.schedules.mover import carried
 from overweave.schedules.options import Settings, settle
 from overweave.schedules.realized import realized, sums_shape
 from overweave.schedules.reduced import Summing, norm_obstacle
@@ -88,7 +88,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     _check(name, template, problem, rank, options)
     settings = settle(name, template.options, options)
     if template.mover:
-        settings = as_moved(settings, template, problem.world_size)
+        settings = replace(settings, mover=template.mover)
     config = _config(problem, template, settings) if template.is_fused else None
     sums = sums_shape(problem, template, settings)
     schedule = SCHEDULES[template.operator](name, problem, template, (settings, config))

@@ -94,9 +94,9 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
     """The schedule in which `kernel` computes the communication's chunks in the order they have there.
 
     The Computes of an issue queue are one launch, so they move up to where the rank's first one stands; but those that
-    wait late for what peers send, and what comes behind them, stay behind what their own rank sends, so that ranks
-    never wait in a circle. Waits on a signal that tiles announce are raised from one to the number of those tiles.
-    Every pair of ranks exchanges credits if peers touch the workspace at all, unless echoes do the same.
+    wait late for what peers send stay behind what their own rank sends, so that ranks never wait in a circle. Waits on
+    a signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
+    if peers touch the workspace at all, unless echoes do the same.
     """
     steps: Iterable[Operation | Chunk] = communication.steps
     if kernel.queue.order == "issue":
@@ -136,16 +136,12 @@ def _woven(steps: tuple[Operation | Chunk, ...], kernel: Footprint) -> Iterator[
 
 def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:
     chunks: dict[int, list[Operation | Chunk]] = {}
-    late: set[int] = set()  # ranks of which a chunk that waits late has come
-    moving: list[bool] = []
     for step in steps:
-        if isinstance(step, Chunk) and step.late_waits:
-            late.add(step.rank)
-        moving.append(isinstance(step, Chunk) and step.rank not in late)
-        if moving[-1]:
+        if isinstance(step, Chunk) and not step.late_waits:
             chunks.setdefault(step.rank, []).append(step)
     ordered: list[Operation | Chunk] = []
-    for step, moves_up in zip(steps, moving, strict=True):
+    for step in steps:
+        moves_up = isinstance(step, Chunk) and not step.late_waits
         ordered += chunks.pop(step.rank, []) if moves_up else [step]
     return ordered
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec.structs import replace
 
 from overweave.errors import InputError
@@ -12,23 +10,13 @@ from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, Problem
 from overweave.schedules.chunks import Written, movers_in
 from overweave.schedules.communication import Split
 from overweave.schedules.options import Settings
-from overweave.schedules.template import Template
 from overweave.schedules.tile_shape import count_tiles
 
 # A tile ends in a release to its peer, whose way there and back should be short beside its bytes; and every program
 # should have a few, so that all end together.
 LEAST_TILE_BYTES, MOST_TILE_BYTES = 16 << 10, 128 << 10
 TILES_PER_PROGRAM = 2
-CROWDED_WARPS: Literal[8] = 8  # of blocks that share an SM: four of them fit its registers
 PATHS: dict[str, DataPath] = {"copy_kernel": "load_store", "bulk_kernel": "bulk"}
-
-
-def as_moved(settings: Settings, template: Template, world_size: int) -> Settings:
-    """With what the template leaves nobody to ask; tiles are judged by the SMs that they have."""
-    settings = replace(settings, mover=template.mover)
-    if not template.adds_beside or world_size == 1:
-        return settings
-    return replace(settings, sums="epilogue", sms=max(1, settings.sms - settings.copy_programs))
 
 
 def carried(split: Split, problem: Problem, cols: int, settings: Settings, config: MatmulConfig | None) -> Split:
@@ -37,7 +25,7 @@ def carried(split: Split, problem: Problem, cols: int, settings: Settings, confi
         return split
     row_bytes = cols * ITEMSIZE_BYTES[problem.moved_dtype]
     moved_bytes = (split.world_size - 1) * split.shard_size * row_bytes
-    tile_bytes = moved_bytes // (TILES_PER_PROGRAM * settings.copy_programs * settings.copy_blocks)
+    tile_bytes = moved_bytes // (TILES_PER_PROGRAM * settings.copy_programs)
     tile_bytes = min(max(tile_bytes, LEAST_TILE_BYTES), MOST_TILE_BYTES)
     heights = (hi - lo for lo, hi in map(split.shard, range(split.world_size)))
     is_one_wave = config is None or count_tiles(heights, problem.widths, config).tiles <= settings.sms
@@ -47,10 +35,7 @@ def carried(split: Split, problem: Problem, cols: int, settings: Settings, confi
 def copy_config(settings: Settings) -> CopyConfig | None:
     """The launch of the kernel that carries Puts, if one does."""
     path = PATHS.get(settings.mover)
-    if not path:
-        return None
-    config = CopyConfig(programs=settings.copy_programs, path=path, per_sm=settings.copy_blocks)
-    return config if config.per_sm == 1 else replace(config, warps=CROWDED_WARPS)
+    return CopyConfig(programs=settings.copy_programs, path=path) if path else None
 
 
 def by_hand_config(written: Written) -> CopyConfig | None:

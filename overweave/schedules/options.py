@@ -68,7 +68,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     sharing: Sharing = "put"
     mover: Mover = "copy_engine"
     copy_programs: int = 16
-    copy_blocks: Literal[1, 2, 4] = 1
     col_pieces: int = 1
     island: int | None = None
     axis: Axis = "inner"
@@ -150,7 +149,6 @@ ANY_MOVER = replace(
     meaning=f"{MOVER.meaning}; or the programs that compute, between their tiles, in the same two ways",
 )
 COPY_PROGRAMS = Option(name="copy_programs", default=16, high=64, meaning="SMs of the kernel that pushes chunks")
-COPY_BLOCKS = Option(name="copy_blocks", default=4, choices=(1, 2, 4), meaning="blocks of it on each of its SMs")
 MATMUL = Option(
     name="matmul",
     default="library",

@@ -12,7 +12,7 @@ class Template(Struct, frozen=True):
     """A named schedule: the communication it stands on, whether a tile kernel computes, and what can be asked.
 
     helped: a library matmul computes, and a kernel of ours moves what it needs, or adds what it made.
-    mover: who carries what it moves, if that is not to be asked. adds_beside: its tiles add what arrives, beside that.
+    mover: who carries what it moves, if that is not to be asked.
     moves_behind: its reduction kernel only moves sums, on all SMs, behind the tiles.
     """
 
@@ -23,7 +23,6 @@ class Template(Struct, frozen=True):
     options: tuple[Option, ...] = ()
     helped: bool = False
     mover: Mover | None = None
-    adds_beside: bool = False
     moves_behind: bool = False
 
     @property

@@ -146,15 +146,6 @@ TEMPLATES: dict[str, Template] = {
         "tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
         (options.SUMS, options.SHARING, *_FUSED),
     ),
-    f"{_AR}.two_shot_beside": Template(
-        _AR,
-        "two_shot_beside",
-        True,
-        "a kernel beside the tiles pushes them to owners, whose own tiles add them; peers get sums piece by piece",
-        (options.PIECES, options.COPY_PROGRAMS, options.COPY_BLOCKS, *options.TILES),
-        mover="copy_kernel",
-        adds_beside=True,
-    ),
     f"{_AR}.two_shot_stored": Template(
         _AR,
         "two_shot_stored",

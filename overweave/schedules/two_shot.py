@@ -43,14 +43,14 @@ def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     pieces = [piece for piece in range(reduced.split.pieces) if not is_empty(reduced.split.piece(rank, piece))]
     for piece in range(reduced.split.pieces):
         for peer in reduced.peers(rank):
-            yield from multiplied(reduced, rank, peer, piece)
+            yield from _multiplied(reduced, rank, peer, piece)
     if reduced.summing.sums == "kernel":
         for piece in pieces:
-            yield from multiplied(reduced, rank, rank, piece)
+            yield from _multiplied(reduced, rank, rank, piece)
     for piece in range(reduced.split.pieces):
-        yield from scattered(reduced, rank, piece)
+        yield from _scattered(reduced, rank, piece)
     for piece in pieces:
-        yield own_tiles(reduced, rank, piece) if reduced.summing.sums == "epilogue" else _sum(reduced, rank, piece)
+        yield _own_tiles(reduced, rank, piece) if reduced.summing.sums == "epilogue" else _sum(reduced, rank, piece)
     for piece in range(reduced.split.pieces):
         if piece in pieces:
             if reduced.summing.sharing == "put":
@@ -105,7 +105,7 @@ def two_shot_pull_queues(reduced: Reduced) -> tuple[Queue, ...]:
     return (Queue(SUMS, ISSUE, after=(MAIN,)),)
 
 
-def multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
+def _multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
     """An owner's piece of the own partial, if it has any."""
     rows = reduced.split.piece(owner, piece)
     if not is_empty(rows):
@@ -118,9 +118,9 @@ def multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[
         )
 
 
-def scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
+def _scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
     """The peers' rows of a piece to their owners."""
-    split, tiles = reduced.split, reduced.split.put_tiles()
+    split = reduced.split
     for step, peer in enumerate(reduced.peers(rank), 1):
         rows = split.piece(peer, piece)
         if not is_empty(rows):
@@ -132,7 +132,6 @@ def scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
                 notifies=(Notify(ARRIVED, peer, piece * (reduced.size - 1) + reduced.place(rank, peer)),),
                 sources=(region(reduced.partial, rank, rows),),
                 destinations=(reduced.in_slot(peer, rank, rows),),
-                tiles=tiles,
             )
 
 
@@ -140,7 +139,7 @@ def _arrived(reduced: Reduced, piece: int) -> Wait:
     return Wait(ARRIVED, (piece * (reduced.size - 1), (piece + 1) * (reduced.size - 1)), 1)
 
 
-def own_tiles(reduced: Reduced, rank: int, piece: int) -> Chunk:
+def _own_tiles(reduced: Reduced, rank: int, piece: int) -> Chunk:
     """An own piece whose tiles add what the peers sent for it, in rank order."""
     rows = reduced.split.piece(rank, piece)
     peers = (source for source in range(reduced.size) if source != rank)
@@ -228,7 +227,7 @@ def tell(reduced: Reduced, rank: int, piece: int) -> Copy:
 def _received(reduced: Reduced, rank: int, piece: int) -> Iterator[Operation]:
     """The peers' sums of a piece to `y`: got there, or moved in the order in which they arrive."""
     if reduced.summing.sharing == "get":
-        yield from all_got(reduced, rank, piece)
+        yield from got(reduced, rank, piece)
         return
     for owner in reversed(reduced.peers(rank)):
         if not is_empty(reduced.split.piece(owner, piece)):
@@ -245,24 +244,19 @@ def _moved(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
     return replace(move, waits=move.waits + own)
 
 
-def all_got(reduced: Reduced, rank: int, piece: int) -> Iterator[Get]:
-    """The peers' sums of a piece, the next rank's first."""
+def got(reduced: Reduced, rank: int, piece: int) -> Iterator[Get]:
+    """The peers' sums of a piece by copy engine, right into the caller's `y`, the next rank's first."""
     for step, owner in enumerate(reduced.peers(rank), 1):
-        if not is_empty(reduced.split.piece(owner, piece)):
-            yield got(reduced, rank, owner, piece, reduced.split.copy_queue(step))
-
-
-def got(reduced: Reduced, rank: int, owner: int, piece: int, queue: str) -> Get:
-    """An owner's sum of a piece, by the copy engine, right into the caller's `y`."""
-    rows = reduced.split.piece(owner, piece)
-    return Get(
-        name=f"get.{rank}-{owner}.{piece}",
-        rank=rank,
-        queue=queue,
-        waits=one(SHARED, reduced.split.signal(owner, piece)),
-        sources=(region(reduced.total, owner, rows),),
-        destinations=(region(reduced.y, rank, rows),),
-    )
+        rows = reduced.split.piece(owner, piece)
+        if not is_empty(rows):
+            yield Get(
+                name=f"get.{rank}-{owner}.{piece}",
+                rank=rank,
+                queue=reduced.split.copy_queue(step),
+                waits=one(SHARED, reduced.split.signal(owner, piece)),
+                sources=(region(reduced.total, owner, rows),),
+                destinations=(region(reduced.y, rank, rows),),
+            )
 
 
 def move_of(reduced: Reduced, rank: int, owner: int, piece: int, is_here: bool = False, by: str = SUMMED) -> Reduce:

@@ -17,7 +17,7 @@ from overweave.ir.schedule import Notify, Operation, Queue, SignalPad
 from overweave.schedules.communication import COMPLETE, ISSUE, SUMMED, SUMS, TILES, Chunk, Split, is_empty, region
 from overweave.schedules.reduced import Reduced
 from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
-from overweave.schedules.two_shot import SHARED, TOLD, all_got, move_of, tell
+from overweave.schedules.two_shot import SHARED, TOLD, got, move_of, tell
 
 MOVES = Queue(SUMS, ISSUE, after=(TILES,))
 
@@ -30,7 +30,7 @@ def two_shot_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
         if not is_empty(split.piece(rank, piece)):
             yield tell(reduced, rank, piece)
             yield move_of(reduced, rank, rank, piece)
-        yield from all_got(reduced, rank, piece)
+        yield from got(reduced, rank, piece)
 
 
 def ring_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:

@@ -30,7 +30,6 @@ from overweave.tuner.space import (
     STORED,
     TORCH_ONE_SHOT,
     TORCH_TWO_SHOT,
-    TWO_SHOT_BESIDE,
     Candidate,
     Family,
     candidate,
@@ -73,10 +72,10 @@ WITH_KERNELS, OF_LIBRARY, BY_TORCH = Margin(10.0, 0.02), Margin(25.0, 0.03), Mar
 # (captured; tests/tuner/test_messages.py).
 OF_MESSAGES = Margin(2.0, 0.0)
 # All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
-# 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 %, and two_shot_beside 33 to 79 us, 7 to 21 %
-# (4 x H200, benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day).
-# With these margins no choice is one that was measured behind the library.
-OF_SUMMING_KERNELS, OF_ADDING_TILES, OF_PUSHES_BESIDE = Margin(10.0, 0.035), Margin(20.0, 0.06), Margin(40.0, 0.07)
+# 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 % (4 x H200,
+# benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With these
+# margins no choice is one that was measured behind the library.
+OF_SUMMING_KERNELS, OF_ADDING_TILES = Margin(10.0, 0.035), Margin(20.0, 0.06)
 # Tiles that store at peers. MEASURED: `python -m campaigns.sim_accuracy` of own_sums.* finds all-reduces round a ring
 # whose shards have a second wave of tiles predicted 8 % too short to 2 % too long, on two H200s and on four, and no
 # more than 31 us too short; those with one wave 31 % too short to 12 % too long, and up to 91 us too short, for there
@@ -133,8 +132,6 @@ def _margin(what: Candidate, problem: Problem) -> Margin:
     if what.plan in STORED:
         is_known = (operator, what.plan) == (MATMUL_ALL_REDUCE, RING_STORED) and _has_second_wave(problem)
         return OF_SUMS_IN_A_RING if is_known else OF_STORES
-    if what.plan == TWO_SHOT_BESIDE:
-        return OF_PUSHES_BESIDE
     if operator == MATMUL_ALL_REDUCE and "sums" in dict(what.options):
         return OF_ADDING_TILES if dict(what.options)["sums"] == "epilogue" else OF_SUMMING_KERNELS
     if what.has_messages:

@@ -39,8 +39,7 @@ from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, ti
 Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
-SEQUENTIAL, TWO_SHOT_BESIDE = "sequential", "two_shot_beside"
-RING_STORED = "ring_stored"
+SEQUENTIAL, RING_STORED = "sequential", "ring_stored"
 # What a reduce-scatter round a ring is of two ranks.
 OF_TWO = {"fused_ring": "scatter sums=epilogue", RING_STORED: "what scatter_stored is"}
 STORED = ("scatter_stored", RING_STORED, "two_shot_stored")  # whose tiles store at peers
@@ -154,7 +153,6 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("two_shot_pull", {"pieces": (1, 2)}),
         Family("two_shot_stored", _PIECES | {"order": ("ring", "all_peers")}),
         Family(RING_STORED, _IN_TWO),
-        Family(TWO_SHOT_BESIDE, {"pieces": (4, 2), "copy_programs": (8,)}),
         Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
     ),
 }

@@ -35,6 +35,11 @@ def test_a_choice_that_was_not_told_teaches_nothing():
     assert taught(("sequential", "", 120.0), ("overweave", "", 100.0)) == [("sequential", 120.0)]
 
 
+def test_a_plan_that_is_no_more_teaches_nothing():
+    gone = (("overweave", "gone pieces=2", 80.0), ("plan.gone order=ring", "", 85.0), ("plan.torch.gone", "", 85.0))
+    assert taught(("sequential", "", 120.0), *gone) == [("sequential", 120.0)]
+
+
 def test_plans_asked_for_have_the_defaults_of_their_options():
     assert taught(("plan.push", "", 90.0), ("plan.push order=all_peers", "", 95.0)) == [
         ("push pieces=1", 90.0),

@@ -73,7 +73,11 @@ def test_the_plan_is_the_one_that_was_measured(tmp_path: Path):
 
 def test_what_has_no_schedule_is_no_row(tmp_path: Path):
     times = {"matmul": (100.0, 100.0), "overweave": (110.0, 110.0)}
-    assert read(written(tmp_path / "a.json", times, plan="torch.fused"), load("h200x4")) == []
+    for plan in ("torch.fused", "gone pieces=2"):
+        assert read(written(tmp_path / "a.json", times, plan=plan), load("h200x4")) == []
+    named = times | {"plan.gone pieces=2": (90.0, 90.0)}
+    (row,) = read(written(tmp_path / "b.json", named), load("h200x4"))
+    assert row.method == "overweave"
 
 
 def test_what_is_no_result_file_is_refused(tmp_path: Path):

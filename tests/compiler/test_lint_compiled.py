@@ -89,7 +89,6 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         packed_case("bfloat16", 4, replace(PACKED[0], exchange="two_shot"), epilogue=FINISHED),
         norm_case("bfloat16", 4, row_shape(4096, 8192, 132), has_residual=True),
         copy_case(traced=False, ragged=True),
-        copy_case(traced=False, ragged=True, is_crowded=True),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
         matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),
         matmul_case("bfloat16", HOPPER, Variant(), weights=3),

@@ -40,7 +40,7 @@ def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
     ("name", "problem", "options", "why"),
     [
         ("matmul_all_reduce.two_shot", NORMED, {"sharing": "get"}, "copy engine"),
-        ("matmul_all_reduce.two_shot_beside", NORMED, {}, "last step"),
+        ("matmul_all_reduce.two_shot_stored", NORMED, {}, "last step"),
         ("matmul_all_reduce.one_shot", replace(NORMED, n=MOST_NORM_COLS + 8), {}, "columns"),
         ("matmul_reduce_scatter.pull", replace(NORMED, operator="matmul_reduce_scatter"), {}, "only matmul_all_reduce"),
     ],

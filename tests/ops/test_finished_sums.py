@@ -46,7 +46,6 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "two_shot pieces=2 sums=epilogue",
         "two_shot sharing=get",
         "two_shot sums=epilogue sharing=get",
-        "two_shot_beside pieces=2 copy_programs=2",
         "two_shot_stored pieces=2",
         "ring_stored pieces=2",
         "two_shot_pull pieces=2",

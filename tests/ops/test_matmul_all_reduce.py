@@ -21,7 +21,6 @@ PLANS = (
     "one_shot_packed",
     "two_shot_packed",
     "two_shot",
-    "two_shot_beside",
     "two_shot_stored",
     "ring_stored",
     "two_shot_pull",
@@ -33,7 +32,6 @@ WITH_OPTIONS = (
     "two_shot pieces=3 sharing=get",
     "two_shot pieces=3 sums=epilogue",
     "two_shot pieces=2 sums=epilogue sharing=get block_m=16 block_n=16",
-    "two_shot_beside pieces=3 copy_programs=1 block_m=16",
     "two_shot_stored pieces=3 order=all_peers block_m=16 block_n=16",
     "ring_stored pieces=3 block_m=16 block_n=16",
     "two_shot_pull pieces=1",
@@ -95,7 +93,7 @@ def sum_by_every_plan() -> list[str]:
         results = [ow.matmul_all_reduce(xs[rank], w, plan=plan) for _ in range(3)]
         everybodys = [torch.empty_like(results[0]) for _ in range(world_size)]
         dist.all_gather(everybodys, results[0])
-        adds = any(word in plan for word in ("epilogue", "beside", "stored"))
+        adds = any(word in plan for word in ("epilogue", "stored"))
         wanted = everybodys[0] if adds else in_order.bfloat16()
         if not all(torch.equal(result, wanted) for result in (*results, *everybodys)):
             wrong.append(plan)

@@ -42,7 +42,6 @@ PLANS = {
         "two_shot_pull",
         "two_shot pieces=2",
         "two_shot sums=epilogue sharing=get",
-        "two_shot_beside pieces=2 copy_programs=2",
         "two_shot_stored pieces=2",
         "ring_stored pieces=2",
     ),

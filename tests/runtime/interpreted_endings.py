@@ -41,7 +41,6 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{REDUCE}.one_shot_packed", {}),
     (f"{REDUCE}.two_shot_packed", {}),
     (f"{REDUCE}.two_shot", TILES),
-    (f"{REDUCE}.two_shot_beside", TILES | {"copy_programs": 1}),
     (f"{REDUCE}.two_shot_stored", TILES),
     (f"{REDUCE}.ring_stored", TILES),
     (f"{REDUCE}.two_shot", {"sums": "epilogue", "sharing": "get", **TILES}),

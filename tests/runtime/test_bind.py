@@ -238,8 +238,6 @@ CASES = (
     Case(SCATTER, "remote_add kernel=portable", {"dtype": "float32"}, world_size=3),
     Case(REDUCE, "two_shot kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}),
     Case(REDUCE, "one_shot_pull", {"norm": Norm(eps=1e-5)}),
-    *(Case(REDUCE, f"two_shot_beside kernel={kernel}") for kernel in KERNELS),
-    *(Case(REDUCE, "two_shot_beside kernel=hopper", {"m": 1}, rank) for rank in (0, 1)),
     *gated_cases(),
     *norm_cases(),
     *fp8_cases(),

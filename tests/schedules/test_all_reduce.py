@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.plan import Plan, Problem
@@ -39,23 +38,6 @@ def test_every_other_plan_is_proven_for_any_number_of_rows(method: str):
     movers = ({"mover": "copy_engine"}, {"mover": "copy_kernel"}) if method == "one_shot" else ({},)
     for options, world_size, m in itertools.product(movers, (2, 3, 4), (1, 3, 5, 37, 200)):
         assert verify_plan(plan_of(method, m, world_size, **options), MachineLimits()).refusals == ()
-
-
-@pytest.mark.parametrize("pieces", [1, 2, 3])
-def test_two_shots_beside_the_tiles_are_proven_for_any_number_of_rows(pieces: int):
-    for world_size, m in itertools.product((2, 3, 4), (1, 3, 5, 37, 200)):
-        plan = plan_of("two_shot_beside", m, world_size, block_m=16, pieces=pieces, copy_programs=4)
-        assert verify_plan(plan, MachineLimits()).refusals == ()
-
-
-def test_tiles_that_wait_for_pushes_leave_them_sms():
-    """Behind the tiles, which peers' tiles wait for, or where they leave no SM, pushes might never run."""
-    plan = plan_of("two_shot_beside", copy_programs=16)
-    behind = [replace(queue, after=("tiles",)) if queue.name == "copies" else queue for queue in plan.schedule.queues]
-    late = replace(plan, schedule=replace(plan.schedule, queues=tuple(behind)))
-    wide = plan_of("two_shot_beside", copy_programs=40)  # 160 blocks: they might stand on every SM
-    for refused, limits in ((late, MachineLimits()), (plan, MachineLimits(sms=16)), (wide, MachineLimits())):
-        assert "residency" in {refusal.rule for refusal in verify_plan(refused, limits).refusals}
 
 
 @pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
@@ -159,24 +141,6 @@ def test_tiles_that_add_need_no_sums_and_gets_no_moves_but_the_own():
     assert [one.name for one in told] == ["tell.1.0", "tell.1.1"]
     # Rank 0 gets from rank 1 first, rank 3 second, rank 2 last: a stream writes one flag after the other.
     assert {tuple(notify.rank for notify in one.notifies) for one in told} == {(0, 3, 2)}
-
-
-def test_pieces_are_multiplied_and_summed_by_turns_beside_a_kernel_that_pushes():
-    of_one = list(plan_of("two_shot_beside", pieces=3, block_m=32).schedule.of_rank(1))
-    tiles = [operation.name for operation in of_one if isinstance(operation, Compute)]
-    peers = [[f"multiply.1-{owner}.{piece}" for owner in (2, 3, 0)] for piece in range(3)]
-    own = [f"multiply.1-1.{piece}" for piece in range(3)]
-    assert tiles == [*peers[0], *peers[1], own[0], *peers[2], own[1], own[2]]
-    pushed = [operation.name for operation in of_one if operation.queue == "copies"]
-    moved, told = (
-        [f"{word}.1-{peer}.{piece}" for piece in range(3) for peer in (2, 3, 0)] for word in ("scatter", "tell")
-    )
-    assert pushed == [*moved[:6], *told[:3], *moved[6:], *told[3:]]
-    assert all(operation.sources[0].is_empty for operation in of_one if operation.name in told)
-    gets = [operation.name for operation in of_one if isinstance(operation, Get)]
-    assert gets == [f"get.1-{owner}.{piece}" for piece in (0, 1) for owner in (2, 3, 0)]
-    moves = [operation.name for operation in of_one if operation.queue == "sums"]
-    assert moves == ["move.1-2.2", "move.1-3.2", "move.1-0.2", *(f"move.1-1.{piece}" for piece in range(3))]
 
 
 def test_small_sums_get_small_tiles():

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
-from overweave.ir.schedule import Put
+from overweave.ir.schedule import Get
 from overweave.schedules.catalog import build
 from overweave.sim.link_floor import floor_us
 from overweave.sim.simulate import simulate, total_us
@@ -38,15 +38,15 @@ def test_pieces_that_are_summed_at_once_take_no_less_than_the_link_gives():
         assert took_us > 0.95 * SHOT_BYTES / 4 / peak / 1e3
 
 
-def test_a_kernels_pushes_and_gets_beside_them_share_one_port():
-    plan = build("matmul_all_reduce.two_shot_beside", PROBLEM, {"pieces": 2})
-    assert floor_us(plan, H200.links, simulate(plan, H200)) > 2 * SHOT_BYTES / 376 / 1e3
-    local = [each for each in plan.schedule.operations if not isinstance(each, Put)]
-    assert floor_us(
-        replace(plan, schedule=replace(plan.schedule, operations=tuple(local))), H200.links, simulate(plan, H200)
-    ) < floor_us(plan, H200.links, simulate(plan, H200))
+def test_a_kernels_stores_and_gets_beside_them_share_one_port():
+    plan = build("matmul_all_reduce.two_shot_stored", PROBLEM, {"pieces": 2})
+    timeline = simulate(plan, H200)
+    assert floor_us(plan, H200.links, timeline) > 2 * SHOT_BYTES / 376 / 1e3
+    stored = [each for each in plan.schedule.operations if not isinstance(each, Get)]
+    without_gets = replace(plan, schedule=replace(plan.schedule, operations=tuple(stored)))
+    assert floor_us(without_gets, H200.links, timeline) < floor_us(plan, H200.links, timeline)
 
 
 def test_what_moves_nothing_has_no_floor():
-    plan = build("matmul_all_reduce.two_shot_beside", replace(PROBLEM, world_size=1), {})
+    plan = build("matmul_all_reduce.two_shot_pull", replace(PROBLEM, world_size=1), {})
     assert floor_us(plan, H200.links, simulate(plan, H200)) == 0

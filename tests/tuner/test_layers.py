@@ -93,4 +93,4 @@ def test_tiles_that_store_round_a_ring_are_taken_where_they_were_quickest():
 
 def test_layers_were_measured():
     assert len(MEASURED) == 16
-    assert sum("two_shot_beside copy_programs=8 pieces=4" in times for times in MEASURED.values()) == 16
+    assert sum("ring_stored pieces=2" in times for times in MEASURED.values()) == 16

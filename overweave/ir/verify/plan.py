@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines import check_engines
 from overweave.ir.verify.finished import check_finished
@@ -73,8 +73,7 @@ def verify_plan(
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
-            together = fit_together(machine_limits, footprints) | _have_sms(plan, machine_limits)
-            check_residency(plan, graph, together, findings)
+            check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
     except Enough:
         pass
     return findings.verdict(plan.name)
@@ -105,19 +104,6 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
         (whole - need) // take + 1 for take, need, whole in zip(takes, needs, capacity, strict=True) if take
     )
     return to_block_one_sm > most_per_sm or resident.programs // to_block_one_sm < limits.sms
-
-
-def _have_sms(plan: Plan, limits: MachineLimits) -> frozenset[str]:
-    """The queues of a tile kernel that leaves SMs free for pushes beside it, and of those: neither has blocks on every
-    SM, however they are placed, so that each has one resident, whatever it takes. None if one of them could.
-    """
-    copy = plan.realization.copy
-    after = {queue.name: queue.after for queue in plan.schedule.queues}
-    engines = {one.queue: one.engine for one in plan.realization.engines}
-    beside = (name for name, one in engines.items() if one == COPY_KERNEL and not after[name])
-    tiles = (name for name, one in engines.items() if one == TILE_KERNEL)
-    leaves_some = copy is not None and plan.sms_beside > 0 and copy.blocks < limits.sms
-    return frozenset((*tiles, *beside)) if leaves_some else frozenset()
 
 
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
