@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from overweave.cli.shape import SHAPE_HELP, problem_of_shape, shapes_of
+from overweave.cli.shape import SHAPE_HELP, problem_of_shape, shapes_of, tell_of_rounding
 from overweave.errors import InputError
 from overweave.ops.explain import explain as explain_choice
 from overweave.ops.scales import dtype_of
@@ -32,4 +32,6 @@ def explain(
     if norm and after:
         raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
     after = "residual+rms_norm" if norm else after
-    typer.echo(str(explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)))
+    choice = explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)
+    tell_of_rounding(operator, shape, world)
+    typer.echo(str(choice))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import LIMIT
@@ -20,13 +22,24 @@ def problem_of_shape(operator: str, shape: str, world_size: int) -> Problem:
 
 
 def local_shape(operator: str, shape: str, world_size: int) -> dict[str, int]:
-    """`m`, `n` and `k` of one rank's matmul from `M,N,K` of the global one. Raises InputError."""
+    """`m`, `n` and `k` of one rank's matmul from `M,N,K` of the global one. Raises InputError.
+
+    Where ranks do not divide it, each has as much as the first, as `tuner.shapes.Case` splits it.
+    """
     sizes = dict(zip("mnk", three_numbers(shape), strict=True))
+    if world_size < 1:
+        raise InputError(f"shape {shape} for {operator}", f"{world_size} ranks", "Give at least one")
     split = SPLIT[operator]
-    if world_size < 1 or sizes[split] % world_size:
-        found = f"{split} = {sizes[split]} does not divide by {world_size} ranks"
-        raise InputError(f"shape {shape} for {operator}", found, f"{split} is what tensor parallelism splits")
-    return sizes | {split: sizes[split] // world_size}
+    return sizes | {split: -(-sizes[split] // world_size)}
+
+
+def tell_of_rounding(operator: str, shape: str, world_size: int) -> None:
+    """Says on the error stream what a shape that ranks do not divide is taken for."""
+    for each in shapes_of(shape):
+        split, whole = SPLIT[operator], dict(zip("mnk", three_numbers(each), strict=True))[SPLIT[operator]]
+        if whole % world_size:
+            own = -(-whole // world_size)
+            typer.echo(f"{split}={whole} does not divide by {world_size} ranks: each is taken to have {own}", err=True)
 
 
 def three_numbers(shape: str, least: int = 0) -> tuple[int, int, int]:

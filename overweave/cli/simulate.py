@@ -14,8 +14,8 @@ from rich.table import Table
 from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
-from overweave.cli.plans import options_of, problem_of
-from overweave.cli.shape import local_shape
+from overweave.cli.plans import options_of, problem_of, prove
+from overweave.cli.shape import local_shape, tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
@@ -84,7 +84,7 @@ def simulate(
 
 
 def named_plan(name: str, shape: str | None, world_size: int, options: dict[str, str]) -> Plan:
-    """The catalog's plan for a global shape. Raises InputError."""
+    """The catalog's plan for a global shape, proven. Raises InputError and ScheduleRefused."""
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
     sizes = local_shape(TEMPLATES[name].operator, shape, world_size)
@@ -92,7 +92,10 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
     if twice:
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
-    return build(name, problem, rest)
+    plan = build(name, problem, rest)
+    tell_of_rounding(problem.operator, shape, world_size)
+    prove(plan).raise_if_refused()  # no time is told of what cannot run, as where rows start at no multiple of 16 bytes
+    return plan
 
 
 def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:

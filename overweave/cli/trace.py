@@ -20,7 +20,7 @@ from overweave.cli.ranks import (
     try_emulated,
     where,
 )
-from overweave.cli.shape import SPLIT, problem_of_shape
+from overweave.cli.shape import SPLIT, problem_of_shape, tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
@@ -51,6 +51,8 @@ def trace(
     is_large_enough = world_size <= load(MACHINE).gpus
     predicted = [simulated(name, problem, options, machine or MACHINE)] if machine or is_large_enough else []
     make_folder(out)
+    if not is_one_of_the_ranks():
+        tell_of_rounding(operator, shape, world_size)
     if place == "cuda" and not is_one_of_the_ranks():
         words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
         words += [f"--out={out}", *(f"--option={word}" for word in option or [])]

@@ -27,6 +27,13 @@ def test_the_shape_is_the_global_one():
     assert "k=4100 must be multiples of 8" in run("matmul_reduce_scatter", "--shape", "8192,8192,8200", "--world", "2")
 
 
+def test_sizes_that_ranks_do_not_divide_are_explained_as_they_are_tuned():
+    shown = run("all_gather_matmul", "--shape", "8192,14340+1021,4096", "-w", "4")
+    assert "n=1021 does not divide by 4 ranks: each is taken to have 256" in shown
+    assert "n=3585+256 and k=4096 must be multiples of 8" in shown
+    assert "does not divide" not in run("all_gather_matmul", "--shape", "8192,14340+1024,4096", "-w", "4")
+
+
 def test_a_call_that_ends_with_a_norm():
     assert "does not norm" in run("matmul_all_reduce", "--shape", "2048,8192,8192", "--norm")
     run("all_gather_matmul", "--shape", "2048,8192,8192", "--norm", exit_code=2)
@@ -60,7 +67,7 @@ def test_eight_bits_and_several_weights():
     "words",
     [
         ("matmul", "--shape", "8,8,8"),
-        ("all_gather_matmul", "--shape", "8,9,8", "-w", "2"),
+        ("all_gather_matmul", "--shape", "8,0,8", "-w", "2"),
         ("all_gather_matmul", "--shape", "8,8+,8", "-w", "2"),
         ("matmul_reduce_scatter", "--shape", "8,8+8,8", "-w", "2"),
         ("matmul_reduce_scatter", "--shape", "64,24,64", "--dtype", "fp8"),

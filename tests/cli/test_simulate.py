@@ -57,6 +57,13 @@ def test_the_shape_is_the_global_one():
     assert m_n_k("matmul_reduce_scatter.sequential", "8192,4096,14336") == pytest.approx(313, rel=0.03)
 
 
+def test_sizes_that_ranks_do_not_divide_are_those_of_the_first():
+    name, uneven = "matmul_reduce_scatter.sequential", ("--shape", "512,512,509", "--world", "2")
+    shown = run(name, *uneven)
+    assert "k=509 does not divide by 2 ranks: each is taken to have 255" in shown
+    assert "does not divide" not in run(name, *SMALL)
+
+
 def test_a_table_and_a_picture():
     output = run("matmul_reduce_scatter.scatter", *SMALL)
     assert "effective communication" in output
@@ -100,8 +107,9 @@ def test_a_file_is_verified_first(tmp_path: Path):
         (("all_gather_matmul.push", "--shape", "8,8,-8"), "three numbers"),
         (("all_gather_matmul.push", "--shape", "8,8,9999999999"), "each 0 to 2147483647"),
         (("all_gather_matmul.push", *SMALL, "-o", "n=8"), "Say the sizes once"),
-        (("all_gather_matmul.push", "--shape", "8,9,8", "--world", "2"), "does not divide"),
-        (("all_gather_matmul.push", "--shape", "8,8,8", "--world", "0"), "does not divide"),
+        (("all_gather_matmul.push", "--shape", "8,8,8", "--world", "0"), "0 ranks"),
+        (("all_gather_matmul.push", "--shape", "512,512,100", "--world", "2"), "need a multiple of 16"),
+        (("matmul_reduce_scatter.scatter", "--shape", "512,100,512", "--world", "2"), "need a multiple of 16"),
         (("all_gather_matmul.push", "--shape", "64,64,64", "--world", "8"), "8 ranks on 4 GPUs"),
         (("all_gather_matmul.push", *SMALL, "--machine", "abacus"), "h200x4"),
         (("all_gather_matmul.push", *SMALL, "-o", "magic=1"), "magic"),
