@@ -44,7 +44,7 @@ def explain(
     if not columns or not are_ints or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:
         found = f"m={m} n={n} k={k} world_size={world_size}"
         raise InputError(f"explain {operator}", found, "Pass ints, m at least 0, the others at least 1")
-    where = _device(device)
+    where = device_of("explain", device)
     for each in columns:
         problem_of(operator, (m, each, k), world_size, dtype)
     problem = dressed(problem_of(operator, (m, sum(columns), k), world_size, dtype), columns, after)
@@ -53,11 +53,12 @@ def explain(
     return explained(problem, target)
 
 
-def _device(device: torch.device | str) -> torch.device:
+def device_of(asked: str, device: torch.device | str) -> torch.device:
+    """A device by name, for what is asked. Raises InputError for one on which no operator runs."""
     try:
         where = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"explain on device {device}", "there is no such device", "Use cpu or cuda") from error
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{asked} on device {device}", "there is no such device", "Use cpu or cuda") from error
     if where.type not in ("cpu", "cuda"):
-        raise InputError(f"explain on device {device}", "overweave does not run there", "Use cpu or cuda")
+        raise InputError(f"{asked} on device {device}", "overweave does not run there", "Use cpu or cuda")
     return where

@@ -11,6 +11,7 @@ from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
+from overweave.ops.explain import device_of
 from overweave.ops.operators import OPERATORS, operator_for
 from overweave.ops.scales import problem_of
 from overweave.tuner.agreement import agreed_knowledge, learn
@@ -45,11 +46,12 @@ def tune(
 
     From then on calls of this group choose by it, and every process of this user on such a machine does. Returns the
     choice; print it, or `overweave explain` it. Ranks wait for each other throughout. Raises InputError for what is no
-    problem, RankMismatch on every rank where they differ, PeerError, and MachineError if nothing runs.
+    problem or no device, RankMismatch on every rank where they differ, PeerError, and MachineError if nothing runs.
     """
     resolved = group_of(group)
-    where, columns = own_device(device), tuple(n) if isinstance(n, Sequence) else (n,)
+    columns = tuple(n) if isinstance(n, Sequence) else (n,)
     try:
+        where = own_device(device)
         problem = dressed(_problem(operator, (m, columns, k), resolved.world_size, dtype), columns, after)
     except InputError as error:
         raise refuse(resolved, error) from None
@@ -89,7 +91,11 @@ def _problem(operator: str, sizes: tuple[int, tuple[int, ...], int], world_size:
 
 
 def own_device(device: torch.device | str | None) -> torch.device:
-    """A device by name; None: this process's GPU, or the CPU of a machine without one."""
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """A device by name; None: this process's GPU, or the CPU of a machine without one. Raises InputError."""
+    has_gpu = torch.cuda.is_available()
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+    where = device_of("tune", device)
+    if where.type == "cuda" and not has_gpu:
+        raise InputError(f"tune on device {device}", "this process sees no GPU", "Use cpu, or see `overweave doctor`")
+    return where

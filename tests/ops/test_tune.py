@@ -232,6 +232,8 @@ def test_ranks_that_tune_different_problems_are_told():
 def refuse() -> list[str]:
     told = []
     bad: list[dict[str, Any]] = [{"operator": "matmul"}, {"m": 0}, {"k": 1.5}, {"dtype": torch.float64}]
+    bad += [{"device": "tpu"}]
+    bad += [{"device": "cuda"}] if not torch.cuda.is_available() else []
     for changes in bad:
         with pytest.raises(InputError) as caught:
             ow.tune(**({"operator": AG, "m": 48, "n": 24, "k": 16} | changes))
@@ -245,6 +247,8 @@ def test_what_is_no_problem_is_refused():
         assert "m=0" in told[1]
         assert "k=1.5" in told[2]
         assert "float64" in told[3]
+        assert "no such device" in told[4]
+        assert "sees no GPU" in told[-1] or torch.cuda.is_available()
         assert last == "True"
 
 
