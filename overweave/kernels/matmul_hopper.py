@@ -37,7 +37,7 @@ from overweave.kernels.shares_hopper import hear, is_announced
 from overweave.kernels.stored_hopper import (
     AT_ALL,
     announce_everywhere,
-    rest_between,
+    pace_of,
     store_parts_at,
     store_parts_at_peers,
     word_at,
@@ -161,9 +161,9 @@ def store(
         if total_tiles is not None:
             if read_column(table, tile, INTO) != 0:
                 target = total_tiles
-        to, rest_ns = 0, 0
+        to, pace_ns = 0, 0
         if PEERS > 0:
-            to, rest_ns = read_column(table, tile, TO), rest_between(peers, world_size, tile, tiles)
+            to, pace_ns = read_column(table, tile, TO), pace_of(peers, world_size, tile, tiles)
         ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
@@ -177,13 +177,13 @@ def store(
             if ADDENDS == 0 or addend_tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
                 if is_ended & (top + PART_M <= row_end):
                     store_parts_at(
-                        to, target, at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), rest_ns, SPLIT_N,
+                        to, target, at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), pace_ns, SPLIT_N,
                         PEERS,
                     )  # fmt: skip
                     if everyone is not None:
                         if to == AT_ALL:
                             store_parts_at_peers(
-                                sums_at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), rest_ns, SPLIT_N,
+                                sums_at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), pace_ns, SPLIT_N,
                                 PEERS,
                             )  # fmt: skip
         wait_for_stores_read(0)

@@ -6,10 +6,11 @@ from triton.experimental.gluon import language as gl
 from overweave.ir.tile_order import EVERYWHERE
 from overweave.kernels.hopper import store_tile, wait_for_stores_read
 from overweave.memory.device import STRIDE
-from overweave.memory.ptx import REST
+from overweave.memory.ptx import READ_SHORT_CLOCK, REST_UNTIL
 
 AT_ALL = gl.constexpr(EVERYWHERE)
-REST_ASSEMBLY = gl.constexpr(REST)
+CLOCK_ASSEMBLY = gl.constexpr(READ_SHORT_CLOCK)
+REST_ASSEMBLY = gl.constexpr(REST_UNTIL)
 UNREAD = gl.constexpr(1)  # strips that a store may leave behind
 
 
@@ -37,9 +38,9 @@ def store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr):
 
 
 @gluon.jit
-def store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr):
-    """The same at a peer, in small strips and few of them under way: loads that are asked for behind a store wait until
-    the link has taken that, and the main loop's must not.
+def store_parts_away(target, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr):
+    """The same at a peer, in small strips, few of them under way and none ahead of its time: loads that are asked for
+    behind a store wait until the link has taken that, and the main loop's must not.
 
     A strip is as wide as a row of shared memory, so that those of a rectangle lie behind each other there.
     """
@@ -53,23 +54,25 @@ def store_parts_away(target, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.
     )
     for part in gl.static_range(SPLIT_N):
         if part == 0 or lacks < SPLIT_N - part:
+            due = gl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
             for strip in range(STRIPS):
                 below, beside = strip % DOWN * STRIP_M, part * PART_N + strip // DOWN * STRIP_N
                 store_tile(target, [row + below, col + beside], strips.index((at + part) * STRIPS + strip))
                 wait_for_stores_read(UNREAD)
-                gl.inline_asm_elementwise(REST_ASSEMBLY, "=r,r", [rest_ns], dtype=gl.int32, is_pure=False, pack=1)
+                due += pace_ns
+                gl.inline_asm_elementwise(REST_ASSEMBLY, "=r,r", [due], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def rest_between(peers, world_size, tile, tiles):
-    """How long to rest after each of a tile's strips (runtime/rests.py); behind the last tiles not at all."""
+def pace_of(peers, world_size, tile, tiles):
+    """How far apart a tile's strips are (runtime/paces.py); behind the last tiles nobody loads."""
     is_last = tile + gl.num_programs(0) >= tiles
     return gl.where(is_last, 0, gl.load(peers + 2 * world_size + 1)).to(gl.int32)
 
 
 @gluon.jit
 def store_parts_at(
-    to, own, at_peers, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
+    to, own, at_peers, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
 ):  # fmt: skip
     """The same by an own tensor map, or by that of the peer where the tile belongs.
 
@@ -79,16 +82,16 @@ def store_parts_at(
         store_parts(own, c_tiles, at, row, col, lacks, SPLIT_N)
     for steps in gl.static_range(1, PEERS + 1):
         if to == steps:
-            store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, rest_ns, SPLIT_N)
+            store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, pace_ns, SPLIT_N)
 
 
 @gluon.jit
 def store_parts_at_peers(
-    at_peers, c_tiles, at, row, col, lacks, rest_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
+    at_peers, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
 ):  # fmt: skip
     """The same at every peer."""
     for steps in gl.static_range(1, PEERS + 1):
-        store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, rest_ns, SPLIT_N)
+        store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, pace_ns, SPLIT_N)
 
 
 @gluon.jit

@@ -66,8 +66,18 @@ COMPLETE_BULK_STORES = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
 # Nanoseconds of the device's global timer, the same for all SMs.
 READ_CLOCK = "mov.u64 $0, %globaltimer;"
 
-# Rests for about so many nanoseconds. Operands: nothing, how many.
-REST = "nanosleep.u32 $1; mov.u32 $0, 0;"
+# The last 32 bits of that clock: differences of up to two seconds are right in signed numbers.
+READ_SHORT_CLOCK = "mov.u32 $0, %globaltimer_lo;"
+
+# Rests until that clock shows a time, if it is still to come. Operands: nothing, the time.
+REST_UNTIL = """{
+    .reg .b32 left;
+    mov.u32 left, %globaltimer_lo;
+    sub.s32 left, $1, left;
+    max.s32 left, left, 0;
+    nanosleep.u32 left;
+    mov.u32 $0, 0;
+}"""
 
 # A sum whose terms the compiler cannot tell: an address so made is not precomputed for the next turn of a loop.
 ADD_UNSEEN = "add.s64 $0, $1, $2;"

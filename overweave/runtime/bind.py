@@ -41,8 +41,8 @@ from overweave.runtime.kernels import (
     told_addresses,
 )
 from overweave.runtime.matmul import Operands, Protocol, matmul_launch
+from overweave.runtime.paces import pace_ns
 from overweave.runtime.peers import Peers
-from overweave.runtime.rests import rest_ns
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
@@ -245,8 +245,8 @@ class SlotKernels:
             return None
         spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
         own = self._own(self._buffer(spread)) if spread else None
-        rest = rest_ns(self._plan.problem, computes, waves / len(rows))
-        behind = [own.data_ptr() if own is not None else 0, rest]
+        pace = pace_ns(computes, waves / len(rows))
+        behind = [own.data_ptr() if own is not None else 0, pace]
         places = torch.tensor([*rows, behind], dtype=torch.int64, device=self._workspace.device)
         return Peers(places, tuple(distance for _, distance in rows[1:]), own)
 

@@ -12,8 +12,9 @@ from overweave.runtime.kernels import Moving
 
 class Peers(NamedTuple):
     """places: int64, a row of two for each rank (memory/lower.peer_places); behind them where sums of peers lie here,
-    or 0, and how long tiles rest (runtime/rests.py). distances: of the slot of each peer behind the own one in bytes,
-    the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to every rank.
+    or 0, and how far apart strips are stored (runtime/paces.py). distances: of the slot of each peer behind the own one
+    in bytes, the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to every
+    rank.
     """
 
     places: torch.Tensor

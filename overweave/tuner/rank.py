@@ -16,7 +16,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import Problem
 from overweave.ir.verify.plan import MachineLimits
 from overweave.memory.collector import without_collection
-from overweave.runtime.rests import LEAST_WAVES
+from overweave.runtime.paces import LEAST_WAVES
 from overweave.schedules.catalog import build
 from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.templates import MATMUL_ALL_REDUCE

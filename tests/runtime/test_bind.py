@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
-from campaigns.gpu_rests import noted_peers
+from campaigns.gpu_paces import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
 from overweave.ir.plan import LIBRARY, Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
@@ -315,12 +315,12 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in stored_cases() if "ring_stored kernel=hopper" in case.plan], ids=str)
-def test_rings_know_where_sums_of_peers_lie_and_how_long_to_rest(case: Case, launched: list[Launched]) -> None:
+def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Case, launched: list[Launched]) -> None:
     plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
     order, tensors = launch_order(plan, case.rank), tensors_of(plan, case.rank)
-    with noted_peers() as made, mock.patch("overweave.runtime.bind.rest_ns", return_value=77):
+    with noted_peers() as made, mock.patch("overweave.runtime.bind.pace_ns", return_value=77):
         launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, order, tensors, False)
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}

@@ -1,10 +1,10 @@
-"""How long rings take where tiles rest differently between the strips that they store at peers (runtime/rests.py).
+"""How long rings take where tiles store their strips at peers differently far apart (runtime/paces.py).
 
-    torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_rests
+    torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_paces
 
-A rest is a number behind the table of peers: the same calls are timed with one after the other. Prints a line for each
-case: the waves of tiles in a shard, and us by the rest of a strip in ns for each 128 bytes of k, then by what the rule
-says. us: the median of the slowest rank's samples.
+How far is a number behind the table of peers: the same calls are timed with one after the other. Prints a line for each
+case: the waves of tiles in a shard, and us by the ns between strips, and by what the rule says. us: the median of the
+slowest rank's samples.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ import overweave as ow
 from campaigns.gpu_ranks import join
 from overweave.memory.group import resolve
 from overweave.runtime.peers import Peers
-from overweave.runtime.rests import rest_of
 from overweave.tuner.shapes import Case
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
 
-RESTS_NS = (0, 5, 10)
+PACES_NS = (0, 550, 625, 700, 800, 1000, 1500, 2250)
 EFFORT = Effort(rounds=10, warmup=2, host_calls=0)
 CALLS = 4  # until one with the same tensors is a graph in each slot
 TILE = 128 * 256
@@ -44,10 +43,11 @@ class Ring(NamedTuple):
 
 
 RINGS = (
-    *(Ring("matmul_all_reduce", m, 4096, k) for m in (4096, 8192) for k in (4096, 14336)),
-    *(Ring("matmul_all_reduce", m, 8192, k) for m, k in ((1024, 28672), (4096, 8192), (8192, 8192), (8192, 28672))),
-    *(Ring("matmul_reduce_scatter", 8192, n, k) for n, k in ((4096, 11008), (3584, 14336), (8192, 28672))),
-    *(Ring("matmul_reduce_scatter", m, 4096, k) for m, k in ((8192, 4096), (4096, 14336))),
+    *(Ring("matmul_all_reduce", m, 4096, k) for m in (2048, 4096, 8192) for k in (4096, 14336)),
+    *(Ring("matmul_all_reduce", m, 8192, k) for m, k in ((2048, 8192), (8192, 8192), (8192, 28672))),
+    *(Ring("matmul_reduce_scatter", 8192, 4096, k) for k in (4096, 11008, 14336)),
+    *(Ring("matmul_reduce_scatter", 4096, 4096, k) for k in (4096, 14336)),
+    *(Ring("matmul_reduce_scatter", 8192, 8192, k) for k in (8192, 28672)),
 )
 
 
@@ -65,7 +65,7 @@ def noted_peers() -> Iterator[list[Peers]]:
 
 
 def times_us(ring: Ring, device: torch.device) -> dict[str, float]:
-    """By the rest; `rule`: as it is bound."""
+    """By the ns between strips; `rule`: as it is bound."""
     group = resolve(None)
     problem = Case(name="", m=ring.m, n=ring.n, k=ring.k).problem(ring.operator, group.world_size, "bf16")
     x = torch.randn(ring.m, problem.k, dtype=torch.bfloat16, device=device)
@@ -79,18 +79,18 @@ def times_us(ring: Ring, device: torch.device) -> dict[str, float]:
     with noted_peers() as made:
         for turn in range(CALLS):
             call(turn)
-    rests = {f"{ns} ns": rest_of(problem, ns) for ns in RESTS_NS} | {"rule": int(made[0].places[-1, 1])}
+    paces = {f"{ns} ns": ns for ns in PACES_NS} | {"rule": int(made[0].places[-1, 1])}
     found: dict[str, float] = {}
-    for name, rest in rests.items():
+    for name, pace in paces.items():
         for peers in made:
-            peers.places[-1, 1] = rest
+            peers.places[-1, 1] = pace
         torch.cuda.synchronize()
         found[name] = median(compare({name: call}, device, group.process_group, EFFORT).device_us[name])
     return found
 
 
 def main() -> None:
-    ArgumentParser(prog="campaigns.gpu_rests", description=__doc__.split("\n")[0]).parse_args()
+    ArgumentParser(prog="campaigns.gpu_paces", description=__doc__.split("\n")[0]).parse_args()
     device = join(timedelta(seconds=60))
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     for ring in RINGS:

@@ -1,0 +1,29 @@
+"""How far apart tiles of the Hopper kernel store their strips at peers (kernels/stored_hopper.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overweave.ir.schedule import Compute
+
+# With a strip of 2 KiB from each SM so far apart, the link is full and no more.
+# MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it
+# where tiles are long; 75 ns less take up to 3 % more, 100 ns more up to 6 %.
+PACE_NS = 700
+LEAST_WAVES = 1.5
+
+
+def pace_ns(computes: Iterable[Compute], waves: float) -> int:
+    """All SMs end their first tiles together, and what they load next waits for what they store: so the strips of a
+    tile come no faster than the link takes them. waves: of tiles, in each shard. 0: as fast as they go.
+
+    It is a number of ns, not of what the last strip took: a tile that waits for a peer would take all the longer, and
+    let the next rank wait. And there is none where it costs more than it saves. MEASURED: in turns, by an earlier rule
+    (benchmarks/results/rests.h200x4.2026-11-22.txt; `campaigns.gpu_paces` times this one):
+
+    - a shard has no second wave: the next rank of a ring waits for each tile. 286 us, and 219 without; on two, by this
+      rule, 117 us and 107.
+    - a sum goes to several peers: the link is the bound by then. 1,503 us, and 1,427 without; 788 and 717.
+    """
+    spreads = any(len(compute.copies) > 1 for compute in computes)
+    return 0 if spreads or waves < LEAST_WAVES else PACE_NS
