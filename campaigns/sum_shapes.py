@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from overweave.ir.plan import Plan, Problem, ReduceConfig
 from overweave.ir.schedule import Operation, Reduce
 from overweave.schedules.catalog import build
-from overweave.schedules.compose import counted_in_tiles
 from overweave.schedules.tile_order import tile_orders
+from overweave.schedules.woven_frame import counted
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
 BLOCKS = ((8, 1024, 8), (4, 1024, 8), (2, 1024, 8), (4, 1024, 4), (2, 1024, 4), (1, 1024, 4))  # rows, columns, warps
@@ -57,7 +57,7 @@ def shapes(blocks: tuple[tuple[int, int, int], ...] = BLOCKS) -> Iterator[Reduce
 def with_sums(plan: Plan, config: ReduceConfig, rank: int | None = None) -> Plan:
     """The plan with its sums in this shape. rank: with this rank's tables only."""
     operations = tuple(_with_tiles(operation, config) for operation in plan.schedule.operations)
-    schedule = replace(plan.schedule, operations=counted_in_tiles(operations))
+    schedule = replace(plan.schedule, operations=counted(operations))
     realization = replace(plan.realization, reduction=config)
     return replace(
         plan, schedule=schedule, realization=realization, tile_orders=tile_orders(schedule, realization, rank)

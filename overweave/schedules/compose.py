@@ -18,11 +18,10 @@ from overweave.ir.schedule import (
     Queue,
     Region,
     Schedule,
-    Wait,
 )
 from overweave.schedules.communication import Chunk, Communication, region
 from overweave.schedules.tile_shape import count_tiles, tiles_to_cut
-from overweave.schedules.woven_frame import credits
+from overweave.schedules.woven_frame import counted, credits
 
 
 class Footprint(Struct, frozen=True, kw_only=True):
@@ -117,7 +116,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         reuse=communication.reuse,
         given=communication.given + kernel.given,
         goal=communication.goal + kernel.goal,
-        operations=counted_in_tiles(operations),
+        operations=counted(operations),
     )
 
 
@@ -144,28 +143,6 @@ def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Oper
         moves_up = isinstance(step, Chunk) and not step.late_waits
         ordered += chunks.pop(step.rank, []) if moves_up else [step]
     return ordered
-
-
-def counted_in_tiles(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """The same, each waiting for as much as all who notify a signal add to it."""
-    tiles: dict[tuple[str, int, int], int] = {}
-    for operation in operations:
-        for notify in operation.notifies:
-            key = notify.pad, notify.rank, notify.signal
-            tiles[key] = tiles.get(key, 0) + operation.instances
-    return tuple(_with_counts(operation, tiles) for operation in operations)
-
-
-def _with_counts(operation: Operation, tiles: dict[tuple[str, int, int], int]) -> Operation:
-    raised = replace(operation, waits=tuple(_raised(wait, operation.rank, tiles) for wait in operation.waits))
-    if isinstance(raised, Compute) and raised.late_waits:
-        late = tuple(_raised(wait, operation.rank, tiles) for wait in raised.late_waits)
-        return replace(raised, late_waits=late)
-    return raised
-
-
-def _raised(wait: Wait, rank: int, tiles: dict[tuple[str, int, int], int]) -> Wait:
-    return replace(wait, count=tiles.get((wait.pad, rank, wait.signals[0]), wait.count))
 
 
 def _with_known_predecessors(queues: tuple[Queue, ...]) -> tuple[Queue, ...]:

@@ -89,7 +89,7 @@ def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: in
         credits=credits(world_size, buffers, pads),
         given=tuple(given for one in communications for given in one.given),
         goal=(*(goal for one in communications for goal in one.goal), *goals(outputs, world_size)),
-        operations=counted(list(not_twice(operations, ordered))),
+        operations=counted(tuple(not_twice(operations, ordered))),
     )
 
 

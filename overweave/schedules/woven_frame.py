@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.schedule import Apply, Buffer, Credit, Goal, Operation, Queue, Region, SignalPad, Wait
+from overweave.ir.schedule import Apply, Buffer, Compute, Credit, Goal, Operation, Queue, Region, SignalPad, Wait
 from overweave.schedules.communication import ISSUE, MAIN, TILES
 
 
@@ -61,7 +61,7 @@ def credits(world_size: int, buffers: Iterable[Buffer], pads: Iterable[SignalPad
     return tuple(Credit(giver, taker) for giver in ranks for taker in ranks if giver != taker)
 
 
-def counted(operations: list[Operation]) -> tuple[Operation, ...]:
+def counted(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Waits for what tiles announce, raised from one to the number of those tiles."""
     tiles: Counter[tuple[str, int, int]] = Counter()
     for operation in operations:
@@ -86,6 +86,6 @@ def _raised(operation: Operation, tiles: Counter[tuple[str, int, int]]) -> Opera
     if not operation.all_waits:
         return operation
     counted = replace(operation, waits=raised(operation.waits))
-    if isinstance(counted, Apply):
+    if isinstance(counted, Apply | Compute):
         return replace(counted, late_waits=raised(counted.late_waits))
     return counted

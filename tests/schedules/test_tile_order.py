@@ -14,8 +14,8 @@ from overweave.ir.schedule import Notify, Reduce, Schedule, Wait
 from overweave.ir.tile_order import MULTIPLY, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build
-from overweave.schedules.compose import counted_in_tiles
 from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
+from overweave.schedules.woven_frame import counted
 
 TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
 
@@ -85,7 +85,7 @@ def test_a_sums_tiles_tell_several_ranks_by_one_signal():
     for more in (Notify("shared", 1, 1), summed.notifies[0]):
         operations = list(whole.schedule.operations)
         operations[first] = replace(summed, notifies=(*summed.notifies, more))
-        changed = replace(whole, schedule=replace(whole.schedule, operations=counted_in_tiles(tuple(operations))))
+        changed = replace(whole, schedule=replace(whole.schedule, operations=counted(tuple(operations))))
         assert {refusal.rule for refusal in verify_plan(changed, MachineLimits()).refusals} == {"lowering"}
         with pytest.raises(ScheduleError):
             tile_orders(changed.schedule, changed.realization)
