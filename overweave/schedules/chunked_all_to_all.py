@@ -28,7 +28,7 @@ from overweave.ir.schedule import (
 from overweave.schedules import chunks
 from overweave.schedules.all_to_all import GATHERED, LANDED, OWN, received
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
-from overweave.schedules.chunks import AllToAll, Box
+from overweave.schedules.chunks import AllToAll, Box, earlier
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -41,6 +41,7 @@ from overweave.schedules.communication import (
     Communication,
     X,
     Y,
+    common,
     is_empty,
     region,
     shifted,
@@ -198,7 +199,7 @@ class _Exchange:
         self.heard.waits(self._arrivals(sorted(mine, key=lambda one: (one.lands, one.box.cols)), are_ordered=False))
         found: list[tuple[int, Range, tuple[Wait, ...]]] = []
         for rows in pairwise(sorted({edge for one in mine for edge in one.lands})):
-            met = [one for one in mine if max(one.lands[0], rows[0]) < min(one.lands[1], rows[1])]
+            met = [one for one in mine if not is_empty(common(one.lands, rows))]
             if met:
                 waits = self.heard.waits(self._arrivals(met, are_ordered=False))
                 found.append((max(one.at for one in met), rows, waits))
@@ -220,15 +221,10 @@ class _Exchange:
     def _waits(self, move: _Move) -> tuple[Wait, ...]:
         events: list[Event] = []
         for hole, rows in enumerate(self.holes[move.put.rank]):
-            if max(rows[0], move.box.rows[0]) < min(rows[1], move.box.rows[1]):
+            if not is_empty(common(rows, move.box.rows)):
                 events.append(Event(COMPUTED, move.put.rank, ("tiles", move.put.rank, hole)))
         for named in move.put.after:
-            place = self.places.get(named)
-            if place is None or place >= move.at:
-                found = "there is no such move" if place is None else "that move stands later"
-                asked = f"move {move.at} after move {named[1]} of rank {named[0]}"
-                raise ScheduleError(asked, found, "Name an earlier move")
-            one = self.moves[place]
+            one = self.moves[earlier(self.places, move.at, named)]
             if (one.put.rank, one.put.lane) != (move.put.rank, move.put.lane) or not self._is_ordered(one):
                 events.append(self._event(one, move.put.rank))
         return self.heard.waits(events)

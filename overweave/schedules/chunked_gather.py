@@ -17,7 +17,7 @@ from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import shard_rows
 from overweave.schedules import chunks
 from overweave.schedules.back_ends import ENGINE, PUSHES, move_obstacle, queue_of
-from overweave.schedules.chunks import MOST_LANES, Box, Gather, Held, Move
+from overweave.schedules.chunks import MOST_LANES, Box, Gather, Held, Move, earlier
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -28,6 +28,7 @@ from overweave.schedules.communication import (
     Chunk,
     Communication,
     X,
+    common,
     is_empty,
     region,
     shifted,
@@ -119,7 +120,7 @@ def _planned(gather: Gather, whole: Box) -> _Plan:
     places = gather.places()
     for at, move in enumerate(gather.moves):
         _check_move(plan, at, move)
-        after = [_place(places, at, one) for one in move.after]
+        after = [earlier(places, at, one) for one in move.after]
         if isinstance(move, chunks.Collective):
             _note_collective(plan, at, move, after)
         else:
@@ -149,14 +150,6 @@ def _check_move(plan: _Plan, at: int, move: Move) -> None:
         )
     if not 0 <= move.lane < MOST_LANES:
         raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {MOST_LANES - 1}")
-
-
-def _place(places: dict[tuple[int, int], int], at: int, one: tuple[int, int]) -> int:
-    place = places.get(one)
-    if place is None or place >= at:
-        found = "there is no such move" if place is None else "that move stands later"
-        raise ScheduleError(f"move {at} after move {one[1]} of rank {one[0]}", found, "Name an earlier move")
-    return place
 
 
 def _note_move(plan: _Plan, at: int, move: chunks.Put | chunks.Get, after: list[int]) -> None:
@@ -299,7 +292,7 @@ def _uses(plan: _Plan, buffers: _Buffers, rank: int) -> list[Chunk]:
         found.append((STAGE, lo, Chunk(name=f"use.{rank}.own", rank=rank, rows=(lo, hi), region=own)))
     cuts = {edge for _, box in held.arrived for edge in box.rows}
     for rows in pairwise(sorted(cuts)):
-        bringers = [at for at, box in held.arrived if not is_empty(_meet(box.rows, rows))]
+        bringers = [at for at, box in held.arrived if not is_empty(common(box.rows, rows))]
         if bringers:
             waits = joined(_arrivals(plan, rank, bringers))
             name, part = f"use.{rank}.{rows[0]}", region(buffers.gathered, rank, rows)
@@ -352,7 +345,3 @@ def _lies_in(box: Box, outer: Box) -> bool:
         lo <= one[0] <= one[1] <= hi
         for (lo, hi), one in zip((outer.rows, outer.cols), (box.rows, box.cols), strict=True)
     )
-
-
-def _meet(one: Range, other: Range) -> Range:
-    return max(one[0], other[0]), min(one[1], other[1])

@@ -32,7 +32,7 @@ from overweave.ir.schedule import (
 from overweave.ir.tensors import product
 from overweave.schedules import chunks
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
-from overweave.schedules.chunks import Box, Reduction
+from overweave.schedules.chunks import Box, Reduction, earlier
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -48,6 +48,7 @@ from overweave.schedules.communication import (
     Chunk,
     Communication,
     Y,
+    common,
     is_empty,
     shifted,
     used,
@@ -218,7 +219,7 @@ class _Lowering:
                 index += 1
 
     def _holes_of(self, rank: int, rows: Range) -> list[Range]:
-        met = ((max(rows[0], lo), min(rows[1], hi)) for lo, hi in self.holes[rank])
+        met = (common(rows, hole) for hole in self.holes[rank])
         return sorted(pair for pair in met if not is_empty(pair))
 
     def _moves_at_the_end(self, rank: int) -> Iterator[_Sum]:
@@ -277,12 +278,7 @@ class _Lowering:
     def _after(self, at: int, rank: int, queue: str) -> list[Event]:
         events: list[Event] = []
         for named in self.books.reduction.moves[at].after:
-            place = self.places.get(named)
-            if place is None or place >= at:
-                found = "there is no such move" if place is None else "that move stands later"
-                raise ScheduleError(
-                    f"move {at} after move {named[1]} of rank {named[0]}", found, "Name an earlier move"
-                )
+            place = earlier(self.places, at, named)
             one = self.moves[place]
             if isinstance(one, Carried):
                 if (self._mover(one), self._lane(place)) != (rank, queue) or self._move(place).mover != ENGINE:

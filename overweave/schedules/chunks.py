@@ -10,7 +10,7 @@ SOURCE: AutoOverlap 5.1: chunks, P2P as push or pull, collectives, dependences a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Final, Literal, get_args
 
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.schedule import Range
-from overweave.schedules.communication import Mover
+from overweave.schedules.communication import Mover, common
 
 After = tuple[tuple[int, int], ...]
 AnyMover = Mover | Literal["auto"]
@@ -243,6 +243,15 @@ def settled(written: Written, mover: Mover) -> Written:
     return replace(written, moves=tuple(map(one, written.moves)))
 
 
+def earlier(places: Mapping[tuple[int, int], int], at: int, named: tuple[int, int]) -> int:
+    """The position of the move that the one at `at` is to come after. Raises ScheduleError if it is no earlier one."""
+    place = places.get(named)
+    if place is None or place >= at:
+        found = "there is no such move" if place is None else "that move stands later"
+        raise ScheduleError(f"move {at} after move {named[1]} of rank {named[0]}", found, "Name an earlier move")
+    return place
+
+
 def _digest(written: object) -> str:
     return blake2b(repr(written).encode(), digest_size=4).hexdigest()
 
@@ -259,7 +268,7 @@ class Box(Struct, frozen=True):
 
     def common(self, other: Box) -> Box:
         """The rectangle that both have, of no area if none."""
-        return Box(_common(self.rows, other.rows), _common(self.cols, other.cols))
+        return Box(common(self.rows, other.rows), common(self.cols, other.cols))
 
     def __str__(self) -> str:
         return f"[{self.rows[0]}:{self.rows[1]}][{self.cols[0]}:{self.cols[1]}]"
@@ -297,7 +306,3 @@ class Held(Struct):
         if missing:
             found = f"rank {self.rank} lacks {missing} of {whole.area} elements at the end"
             raise ScheduleError(f"gather {whole}", found, "Every rank must get all of the tensor")
-
-
-def _common(one: Range, other: Range) -> Range:
-    return max(one[0], other[0]), min(one[1], other[1])

@@ -151,6 +151,22 @@ def is_empty(rows: Range) -> bool:
     return rows[0] >= rows[1]
 
 
+def common(one: Range, other: Range) -> Range:
+    """What both have, empty if nothing."""
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def united(ascending: Iterable[Range]) -> tuple[Range, ...]:
+    """The same rows, ranges that touch or overlap as one. None is empty."""
+    found: list[Range] = []
+    for lo, hi in ascending:
+        if found and lo <= found[-1][1]:
+            found[-1] = (found[-1][0], max(hi, found[-1][1]))
+        elif lo < hi:
+            found.append((lo, hi))
+    return tuple(found)
+
+
 def one(pad: str, signal: int) -> tuple[Wait, ...]:
     """Waits for one signal that is announced once."""
     return (Wait(pad, (signal, signal + 1), 1),)

@@ -72,8 +72,8 @@ class Mesh(Struct, frozen=True, kw_only=True):
         known = [Chunk(row, None if self.col_pieces == 1 else col) for row in rows for col in cols if col[0] < col[1]]
         return tuple(chunk for chunk in known if chunk.rows[0] < chunk.rows[1])
 
-    def moves(self, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Move]:
-        """Pushes of all chunks of an owner's shard; without a lane, dealt to all lanes."""
+    def pushes(self, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Put]:
+        """Of all chunks of an owner's shard; without a lane, dealt to all lanes."""
         for index, chunk in enumerate(self.chunks(owner)):
             yield Put(rank, peer, chunk, index % self.lanes if lane is None else lane)
 
@@ -93,14 +93,14 @@ def _mesh(mesh: Mesh) -> Iterator[Move]:
     for outer, inner in mesh.steps():
         for rank in range(mesh.world_size):
             peer = mesh.away(rank, -outer, -inner)
-            yield from mesh.moves(rank, peer, rank)
+            yield from mesh.pushes(rank, peer, rank)
 
 
 def _ring(mesh: Mesh) -> Iterator[Move]:
     """Every rank passes on what came from the next one: each link carries one shard at a time, to a neighbour."""
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):
-            yield from mesh.moves(rank, (rank - 1) % mesh.world_size, (rank + step - 1) % mesh.world_size)
+            yield from mesh.pushes(rank, (rank - 1) % mesh.world_size, (rank + step - 1) % mesh.world_size)
 
 
 def _double_ring(mesh: Mesh) -> Iterator[Move]:
@@ -122,14 +122,14 @@ def _islands(mesh: Mesh) -> Iterator[Move]:
     inside, across = 0, 1
     for inner in range(1, width):
         for rank in ranks:
-            yield from mesh.moves(rank, _at(rank // width, rank - inner, width), rank, inside)
+            yield from mesh.pushes(rank, _at(rank // width, rank - inner, width), rank, inside)
     for outer in range(1, height):
         for rank in ranks:
-            yield from mesh.moves(rank, (rank - outer * width) % mesh.world_size, rank, across)
+            yield from mesh.pushes(rank, (rank - outer * width) % mesh.world_size, rank, across)
         for inner in range(1, width):
             for rank in ranks:
                 owner = (rank + outer * width) % mesh.world_size
-                yield from mesh.moves(rank, _at(rank // width, rank - inner, width), owner, inside)
+                yield from mesh.pushes(rank, _at(rank // width, rank - inner, width), owner, inside)
 
 
 def _at(island: int, place: int, width: int) -> int:

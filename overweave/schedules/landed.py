@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
 from overweave.ir.schedule import Range
-from overweave.schedules.communication import shifted
+from overweave.schedules.communication import shifted, united
 from overweave.schedules.held_sums import SLOTS, Carried
 
 
 class Slots(Struct, frozen=True):
     """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
 
-    ranges: list[list[Range]]
+    ranges: list[tuple[Range, ...]]
     layers: int
 
     @classmethod
     def of(cls, carried: list[Carried], ranks: int) -> Slots:
         beside = [one for one in carried if one.lands.buffer == SLOTS]
-        ranges = [_united(one.box.rows for one in beside if one.target == rank) for rank in range(ranks)]
+        ranges = [united(sorted(one.box.rows for one in beside if one.target == rank)) for rank in range(ranks)]
         return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))
 
     @property
@@ -39,13 +37,3 @@ class Slots(Struct, frozen=True):
                 return shifted(rows, first - lo)
             first += hi - lo
         raise AssertionError(f"nothing arrives for rows {rows} on rank {rank}")
-
-
-def _united(ranges: Iterable[Range]) -> list[Range]:
-    united: list[Range] = []
-    for lo, hi in sorted(ranges):
-        if united and lo <= united[-1][1]:
-            united[-1] = (united[-1][0], max(hi, united[-1][1]))
-        else:
-            united.append((lo, hi))
-    return united

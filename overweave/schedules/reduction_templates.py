@@ -49,7 +49,7 @@ def _mesh(mesh: Mesh) -> Iterator[Step]:
     for outer, inner in mesh.steps():
         for rank in range(mesh.world_size):
             owner = mesh.away(rank, outer, inner)
-            yield from _pushes(mesh, rank, owner, owner)
+            yield from mesh.pushes(rank, owner, owner)
 
 
 def _ring(mesh: Mesh) -> Iterator[Step]:
@@ -88,12 +88,12 @@ def _islands(mesh: Mesh) -> Iterator[Step]:
             for rank in ranks:
                 adder = rank // width * width + (rank + inner) % width
                 owner = (adder + outer * width) % mesh.world_size
-                yield from _pushes(mesh, rank, adder, owner, INSIDE)
+                yield from mesh.pushes(rank, adder, owner, INSIDE)
         for rank in ranks if outer else ():
             owner = (rank + outer * width) % mesh.world_size
             for line in lines(mesh, owner) if width > 1 else ():
                 yield Sum(rank, line)
-            yield from _pushes(mesh, rank, owner, owner, ACROSS)
+            yield from mesh.pushes(rank, owner, owner, ACROSS)
 
 
 def _one_shot(mesh: Mesh) -> Iterator[Step]:
@@ -101,13 +101,7 @@ def _one_shot(mesh: Mesh) -> Iterator[Step]:
     for step in range(1, mesh.world_size):
         for owner in range(mesh.world_size):
             for rank in range(mesh.world_size):
-                yield from _pushes(mesh, rank, (rank + step) % mesh.world_size, owner)
-
-
-def _pushes(mesh: Mesh, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Put]:
-    """An owner's chunks; without a lane, dealt to all lanes."""
-    for index, chunk in enumerate(mesh.chunks(owner)):
-        yield Put(rank, peer, chunk, index % mesh.lanes if lane is None else lane)
+                yield from mesh.pushes(rank, (rank + step) % mesh.world_size, owner)
 
 
 TEMPLATES: dict[str, Callable[[Mesh], Iterator[Step]]] = {

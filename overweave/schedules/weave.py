@@ -32,7 +32,7 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.schedules.beside_tiles import announced_by, from_workspace, with_puts
-from overweave.schedules.communication import MAIN, TILES, Chunk, shifted
+from overweave.schedules.communication import MAIN, TILES, Chunk, common, is_empty, shifted, united
 from overweave.schedules.exchange import Exchange
 from overweave.schedules.fewest_waits import fewest, not_twice
 from overweave.schedules.transports import GATHER
@@ -251,7 +251,7 @@ class _Weaver:
         if dim.axis is None or dim.axis not in group.blocks:
             return ((0, dim.extent),)
         ranges = [self.space.touched(dim, {dim.axis: block}) for block in group.blocks[dim.axis]]
-        return _joined(ranges)
+        return united(ranges)
 
 
 def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
@@ -338,25 +338,8 @@ def _chunks_by_block(bound: Bound, space: TileSpace, rank: int) -> list[tuple[in
     dim = bound.operand.dims[0]
     chunks = bound.chunks.get(rank, [])
     touched = (space.touched(dim, {str(dim.axis): block}) for block in range(space.axis(str(dim.axis)).count))
-    return [tuple(at for at, chunk in enumerate(chunks) if _meet(rows, chunk.rows)) for rows in touched]
-
-
-def _meet(one: Range, other: Range) -> bool:
-    return max(one[0], other[0]) < min(one[1], other[1])
+    return [tuple(at for at, chunk in enumerate(chunks) if not is_empty(common(rows, chunk.rows))) for rows in touched]
 
 
 def _runs(numbers: Iterable[int]) -> tuple[Range, ...]:
-    return _joined((number, number + 1) for number in sorted(numbers))
-
-
-def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Ascending ranges, those that touch or overlap as one."""
-    joined: list[Range] = []
-    for lo, hi in ranges:
-        if lo >= hi:
-            continue
-        if joined and lo <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
-        else:
-            joined.append((lo, hi))
-    return tuple(joined)
+    return united((number, number + 1) for number in sorted(numbers))
