@@ -27,11 +27,11 @@ from overweave.ir.schedule import (
     Queue,
     Reduce,
     SignalPad,
-    Wait,
 )
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
+    GATHERED,
     ISSUE,
     MAIN,
     PACKED,
@@ -43,6 +43,7 @@ from overweave.schedules.communication import (
     Communication,
     Split,
     X,
+    all_arrived,
     is_empty,
     one,
     region,
@@ -51,7 +52,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.gather_packed import MESSAGES, GatherPacked, gather_packed, gather_packed_pads
 
-STAGED, GATHERED, GATHERED_OUT = "staged", "gathered", "gathered_out"
+STAGED, GATHERED_OUT = "staged", "gathered_out"
 
 
 class _Gather(Struct, frozen=True):
@@ -176,7 +177,7 @@ def _whole(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
             destinations=(region(gather.gathered, rank, (lo, hi)),),
         )
     source = region(gather.gathered, rank, whole)
-    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=source, waits=_all_arrived(split, rank))
+    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=source, waits=all_arrived(split, rank))
 
 
 def _whole_pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
@@ -242,7 +243,7 @@ def _pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
 def _stage(gather: _Gather, rank: int) -> Iterator[Copy]:
     """Puts the own shard where peers may read it, and tells them."""
     lo, hi = gather.split.shard(rank)
-    peers = [(rank + step) % gather.split.world_size for step in range(1, gather.split.world_size)]
+    peers = gather.split.peers(rank)
     if peers:
         yield Copy(
             name=f"stage.{rank}",
@@ -288,16 +289,10 @@ def _collect(gather: _Gather, rank: int, waits_for_all: bool) -> Copy:
         name=f"collect.{rank}",
         rank=rank,
         queue=MAIN,
-        waits=_all_arrived(split, rank) if waits_for_all and split.world_size > 1 else (),
+        waits=all_arrived(split, rank) if waits_for_all and split.world_size > 1 else (),
         sources=tuple(region(buffer, rank, source) for buffer, source, _ in parts),
         destinations=tuple(region(gather.gathered_out, rank, rows) for _, _, rows in parts),
     )
-
-
-def _all_arrived(split: Split, rank: int) -> tuple[Wait, ...]:
-    """The signals of all pieces but the own ones."""
-    ranges = (0, split.signal(rank, 0)), (split.signal(rank + 1, 0), split.signal(split.world_size, 0))
-    return tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals))
 
 
 METHODS: dict[str, Callable[[_Gather, int], Iterator[Operation | Chunk]]] = {

@@ -33,9 +33,12 @@ from overweave.schedules.communication import (
     ISSUE,
     MAIN,
     PACKED,
+    PARTIAL,
     READY,
+    SLOTS,
     SUMS,
     TILES,
+    TOTAL,
     A,
     B,
     Chunk,
@@ -47,7 +50,7 @@ from overweave.schedules.communication import (
     region,
     used,
 )
-from overweave.schedules.reduced import PARTIAL, SLOTS, TOTAL, Reduced, Summing
+from overweave.schedules.reduced import Reduced, Summing
 from overweave.schedules.two_shot import (
     two_shot,
     two_shot_pads,
@@ -138,13 +141,13 @@ def _collective(reduced: Reduced, rank: int) -> Steps:
 def _one_shot(reduced: Reduced, rank: int) -> Steps:
     own = reduced.multiplied(rank, reduced.partial, (Notify(COMPUTED, rank, 0),))
     yield own
-    for step, peer in enumerate(reduced.peers(rank), 1):
+    for step, peer in enumerate(reduced.split.peers(rank), 1):
         yield Put(
             name=f"push.{rank}-{peer}",
             rank=rank,
             queue=reduced.split.copy_queue(step),
             waits=one(COMPUTED, 0),
-            notifies=(Notify(ARRIVED, peer, reduced.place(rank, peer)),),
+            notifies=(Notify(ARRIVED, peer, reduced.split.place(rank, peer)),),
             sources=(own.region,),
             destinations=(reduced.slot(peer, rank, reduced.rows),),
             tiles=reduced.split.put_tiles(reduced.split.rows),
@@ -176,12 +179,12 @@ def _one_shot_packed(reduced: Reduced, rank: int) -> Steps:
     """As one_shot, but what arrives says so itself: no signals of the slot, no head of the call."""
     own = reduced.multiplied(rank, reduced.partial)
     yield own
-    for peer in reduced.peers(rank):
+    for peer in reduced.split.peers(rank):
         yield Put(
             name=f"push.{rank}-{peer}",
             rank=rank,
             queue=PACKED,
-            notifies=(Notify(ARRIVED, peer, reduced.place(rank, peer)),),
+            notifies=(Notify(ARRIVED, peer, reduced.split.place(rank, peer)),),
             sources=(own.region,),
             destinations=(reduced.slot(peer, rank, reduced.rows),),
         )

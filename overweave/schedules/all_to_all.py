@@ -22,7 +22,6 @@ from overweave.ir.schedule import (
     Queue,
     Range,
     SignalPad,
-    Wait,
 )
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
@@ -30,6 +29,7 @@ from overweave.schedules.communication import (
     COMPLETE,
     COMPUTED,
     COPIES,
+    GATHERED,
     MAIN,
     TILES,
     A,
@@ -38,6 +38,7 @@ from overweave.schedules.communication import (
     Split,
     X,
     Y,
+    all_arrived,
     is_empty,
     one,
     region,
@@ -45,7 +46,7 @@ from overweave.schedules.communication import (
     used,
 )
 
-GATHERED, OWN, LANDED = "gathered", "own", "landed"
+OWN, LANDED = "own", "landed"
 
 
 def received(tensor: str, rank: int) -> str:
@@ -230,12 +231,11 @@ def _collect(split: Split, rank: int, buffers: tuple[Buffer, Buffer, Buffer]) ->
     own, landed, y = buffers
     kept = split.shard(rank)
     rest = [rows for rows in ((0, kept[0]), (kept[1], split.rows)) if not is_empty(rows)]
-    spans = [(0, split.signal(rank, 0)), (split.signal(rank + 1, 0), split.signal(split.world_size, 0))]
     return Copy(
         name=f"collect.{rank}",
         rank=rank,
         queue=MAIN,
-        waits=tuple(Wait(ARRIVED, span, 1) for span in spans if not is_empty(span)),
+        waits=all_arrived(split, rank),
         sources=(region(own, rank, kept), *(region(landed, rank, rows) for rows in rest)),
         destinations=(region(y, rank, kept), *(region(y, rank, rows) for rows in rest)),
     )

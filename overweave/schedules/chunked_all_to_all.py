@@ -26,13 +26,14 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.schedules import chunks
-from overweave.schedules.all_to_all import GATHERED, LANDED, OWN, received
+from overweave.schedules.all_to_all import LANDED, OWN, received
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
 from overweave.schedules.chunks import AllToAll, Box, earlier
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
     COMPUTED,
+    GATHERED,
     ISSUE,
     MAIN,
     TILES,

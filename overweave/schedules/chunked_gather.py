@@ -16,11 +16,13 @@ from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Notify, Put, Q
 from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import shard_rows
 from overweave.schedules import chunks
+from overweave.schedules.all_gather import GATHERED_OUT
 from overweave.schedules.back_ends import ENGINE, PUSHES, move_obstacle, queue_of
 from overweave.schedules.chunks import MOST_LANES, Box, Gather, Held, Move, earlier
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
+    GATHERED,
     ISSUE,
     MAIN,
     TILES,
@@ -36,7 +38,6 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.heard import TOLD
 
-GATHERED, GATHERED_OUT = "gathered", "gathered_out"
 STAGE = -1  # stands for the copy of a rank's own shard among the moves that a move depends on
 
 Event = tuple[int, int]  # a move and the rank that hears of it; STAGE - rank: that rank's own shard is staged

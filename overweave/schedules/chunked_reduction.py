@@ -37,12 +37,16 @@ from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
     COMPUTED,
-    COPIES,
     ISSUE,
     MAIN,
+    PARTIAL,
+    RUNNING,
+    SLOTS,
     SUMMED,
     SUMS,
+    TELLERS,
     TILES,
+    TOTAL,
     A,
     B,
     Chunk,
@@ -57,10 +61,6 @@ from overweave.schedules.fewest_waits import is_tellable
 from overweave.schedules.heard import TOLD, Event, Heard
 from overweave.schedules.held_sums import (
     OWN,
-    PARTIAL,
-    RUNNING,
-    SLOTS,
-    TOTAL,
     Added,
     Books,
     Carried,
@@ -72,7 +72,6 @@ from overweave.schedules.held_sums import (
 from overweave.schedules.landed import Slots
 
 KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
-TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
 BESIDE, BEHIND, LIBRARY = "beside", "behind", "library"  # tiles, where sums run; or whose they are
 
 

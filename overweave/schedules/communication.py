@@ -15,7 +15,10 @@ ISSUE: Literal["issue"] = "issue"
 
 MAIN, COPIES, TILES, SUMS, PACKED = "main", "copies", "tiles", "sums", "packed"  # queues
 SCALES = "scales"  # a queue, and the buffer that it fills
+TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
 X, W, Y = "x", "w", "y"  # the caller's buffers
+# Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
+PARTIAL, SLOTS, RUNNING, TOTAL, GATHERED = "partial", "slots", "running", "total", "gathered"
 ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # pads
 A, B = "a", "b"  # the tensors of the global matmul
 
@@ -114,6 +117,18 @@ class Split(Struct, frozen=True, kw_only=True):
             return [peer for peer in range(self.world_size) if peer != rank][abs(step) - 1]
         return (rank + step) % self.world_size
 
+    def peers(self, rank: int) -> list[int]:
+        """In ring order, the next rank first."""
+        return [(rank + step) % self.world_size for step in range(1, self.world_size)]
+
+    def place(self, sender: int, receiver: int) -> int:
+        """Where a sender stands among the peers of a receiver: its own signals leave no gap."""
+        return (sender - receiver - 1) % self.world_size
+
+    def in_slot(self, owner: int, source: int, rows: Range) -> Range:
+        """Where rows of an owner's shard lie in its slots, of which each source has one as large as a shard."""
+        return shifted(rows, source * self.shard_size - self.shard(owner)[0])
+
     def copy_queue(self, step: int) -> str:
         return COPIES if self.order == "ring" or self.mover != "copy_engine" else f"{COPIES}.{step}"
 
@@ -170,6 +185,12 @@ def united(ascending: Iterable[Range]) -> tuple[Range, ...]:
 def one(pad: str, signal: int) -> tuple[Wait, ...]:
     """Waits for one signal that is announced once."""
     return (Wait(pad, (signal, signal + 1), 1),)
+
+
+def all_arrived(split: Split, rank: int) -> tuple[Wait, ...]:
+    """The signals of all pieces but the own ones."""
+    ranges = (0, split.signal(rank, 0)), (split.signal(rank + 1, 0), split.signal(split.world_size, 0))
+    return tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals))
 
 
 def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple[Buffer, ...]:

@@ -48,7 +48,7 @@ from overweave.schedules.reduce_scatter import reduce_scatter
 from overweave.schedules.reduced import Summing
 from overweave.schedules.reduction_templates import reduction_moves
 from overweave.schedules.renamed import renamed
-from overweave.schedules.spread import Spread, spread
+from overweave.schedules.spread import spread
 from overweave.schedules.stored_at_peers import stored_at_peers
 from overweave.schedules.transports import GATHER, SPREAD, Asked, Side, Transport, options_of, transport_of
 
@@ -196,14 +196,8 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         made = all_gather(split, operand.cols, transport.method)
         return renamed(made, name, {X: name}, {A: name})
     if transport.side == SPREAD:
-        how = Spread(
-            rows=split.rows,
-            cols=operand.cols,
-            world_size=split.world_size,
-            pieces=split.pieces,
-            alignment=split.alignment,
-        )
-        return renamed(spread(how), name, {Y: name}, {A: name})
+        made = spread(replace(split, rows=split.world_size * split.rows), operand.cols)
+        return renamed(made, name, {Y: name}, {A: name})
     held = tuple((rank, rank + 1) for rank in range(split.world_size))
     if transport.gathers_sums:
         reduced = all_reduce(split, operand.cols, transport.method, held, Summing())

@@ -13,8 +13,7 @@ from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedule
 from overweave.ir.tensors import finished
-from overweave.schedules.communication import Y
-from overweave.schedules.reduced import TOTAL
+from overweave.schedules.communication import TOTAL, Y
 from overweave.schedules.tile_shape import Kernel, TileShape, shapes
 
 # Methods whose tiles add what arrives, whatever is asked.

@@ -16,10 +16,9 @@ from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
 from overweave.schedules.chunks import MOST_LANES, Box, Chunk, Get, Put, Reduction, Sum
-from overweave.schedules.communication import is_empty
+from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, is_empty
 
 OWN = -1  # stands for the rank's tiles among the moves that bring something
-PARTIAL, SLOTS, RUNNING, TOTAL = "partial", "slots", "running", "total"
 
 Value = int | tuple["Value", ...]  # a rank's partial, or the sum of such, in this order
 

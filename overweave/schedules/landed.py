@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.schedule import Range
-from overweave.schedules.communication import shifted, united
-from overweave.schedules.held_sums import SLOTS, Carried
+from overweave.schedules.communication import SLOTS, shifted, united
+from overweave.schedules.held_sums import Carried
 
 
 class Slots(Struct, frozen=True):

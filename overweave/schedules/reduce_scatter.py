@@ -35,7 +35,10 @@ from overweave.schedules.communication import (
     ISSUE,
     MAIN,
     PACKED,
+    PARTIAL,
     READY,
+    RUNNING,
+    SLOTS,
     SUMMED,
     SUMS,
     TILES,
@@ -54,8 +57,8 @@ from overweave.schedules.communication import (
 from overweave.schedules.scatter_adds import remote_add
 from overweave.schedules.scatter_packed import scatter_packed, scatter_packed_pads
 from overweave.schedules.scatter_rings import fused_ring, ring
-from overweave.schedules.scattered import FINISHED, PARTIAL, RUNNING, SLOTS, Scatter
-from overweave.schedules.stored import Stored, in_slot, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
+from overweave.schedules.scattered import FINISHED, Scatter
+from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
 
 
 def reduce_scatter(
@@ -186,8 +189,7 @@ def _pull(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     if split.rows == 0:
         return
     (lo, hi), whole, ranks = split.shard(rank), (0, split.rows), range(split.world_size)
-    told = [(rank + step) % split.world_size for step in range(1, split.world_size)]
-    ready = tuple(Notify(READY, peer, (rank - peer - 1) % split.world_size) for peer in told)
+    ready = tuple(Notify(READY, peer, split.place(rank, peer)) for peer in split.peers(rank))
     part = region(scatter.partial, rank, whole)
     yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=part, notifies=ready)
     waits = (Wait(READY, (0, split.world_size - 1), 1),)
@@ -216,7 +218,7 @@ def _scatter(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
             rank=rank,
             queue=split.copy_queue(step),
             waits=one(COMPUTED, split.signal(peer, piece)) if computed else (),
-            notifies=(Notify(ARRIVED, peer, piece * peers + (rank - peer - 1) % split.world_size),),
+            notifies=(Notify(ARRIVED, peer, piece * peers + split.place(rank, peer)),),
             sources=(region(scatter.partial, rank, split.piece(peer, piece)),),
             destinations=(region(scatter.slots, peer, scatter.slot_rows(rank, peer, piece)),),
             tiles=tiles,
@@ -259,7 +261,7 @@ def _own_sums(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
             rows=rows,
             region=region(scatter.y, rank, shifted(rows, -lo)),
             addends=tuple(
-                region(scatter.slots, rank, in_slot(split, rank, source, rows))
+                region(scatter.slots, rank, split.in_slot(rank, source, rows))
                 for source in range(split.world_size)
                 if source != rank
             ),
@@ -289,7 +291,7 @@ def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
     needed = split.pieces if rows[1] == hi else sum(split.piece(rank, p)[0] < rows[1] for p in range(split.pieces))
     arrived = Wait(ARRIVED, (0, needed * peers), 1)
     own = region(scatter.partial, rank, rows)
-    slots = [region(scatter.slots, rank, shifted(rows, source * split.shard_size - lo)) for source in range(peers + 1)]
+    slots = [region(scatter.slots, rank, split.in_slot(rank, source, rows)) for source in range(peers + 1)]
     return Reduce(
         name=f"sum.{rank}.{index}",
         rank=rank,

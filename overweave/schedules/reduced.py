@@ -9,8 +9,6 @@ from overweave.ir.plan import Problem, ReduceConfig
 from overweave.ir.schedule import Buffer, Notify, Range, Region
 from overweave.schedules.communication import READY, Chunk, Sharing, Split, Sums, region, shifted
 
-PARTIAL, SLOTS, TOTAL = "partial", "slots", "total"
-
 
 class Summing(Struct, frozen=True):
     """How an all-reduce adds: who does, how a two-shot's sums travel, the tiles of sums, which are counted, and whether
@@ -69,14 +67,6 @@ class Reduced(Struct, frozen=True):
     def rows(self) -> Range:
         return 0, self.split.rows
 
-    def peers(self, rank: int) -> list[int]:
-        """In ring order, the next rank first."""
-        return [(rank + step) % self.size for step in range(1, self.size)]
-
-    def place(self, sender: int, receiver: int) -> int:
-        """Where a sender stands among the peers of a receiver: its own signals leave no gap."""
-        return (sender - receiver - 1) % self.size
-
     def multiplied(self, rank: int, out: Buffer, notifies: tuple[Notify, ...] = ()) -> Chunk:
         """The whole partial, by one matmul."""
         part = region(out, rank, self.rows)
@@ -84,7 +74,7 @@ class Reduced(Struct, frozen=True):
 
     def tell_ready(self, rank: int) -> tuple[Notify, ...]:
         """Tells all peers that the whole partial may be read."""
-        return tuple(Notify(READY, peer, self.place(rank, peer)) for peer in self.peers(rank))
+        return tuple(Notify(READY, peer, self.split.place(rank, peer)) for peer in self.split.peers(rank))
 
     def slot(self, rank: int, source: int, rows: Range) -> Region:
         """Where rows from a source lie in the slots of a rank; they count from the first one it is sent."""

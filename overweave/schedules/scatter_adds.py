@@ -17,7 +17,6 @@ from overweave.schedules.communication import (
     READY,
     SUMS,
     Chunk,
-    Split,
     is_empty,
     one,
     region,
@@ -43,9 +42,9 @@ def remote_add(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
             queue=split.copy_queue(step),
             waits=(
                 *(one(COMPUTED, split.signal(peer, piece)) if computed else ()),
-                *one(READY, _place(peer, rank, split)),
+                *one(READY, split.place(peer, rank)),
             ),
-            notifies=(Notify(ARRIVED, peer, piece * peers + _place(rank, peer, split)),),
+            notifies=(Notify(ARRIVED, peer, piece * peers + split.place(rank, peer)),),
             sources=(region(scatter.partial, rank, rows),),
             destinations=(region(scatter.slots, peer, shifted(rows, -split.shard(peer)[0])),),
             tiles=split.put_tiles(),
@@ -54,20 +53,14 @@ def remote_add(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     yield from _own(scatter, rank)
 
 
-def _place(of: int, at: int, split: Split) -> int:
-    """Where a rank stands among the peers of another."""
-    return (of - at - 1) % split.world_size
-
-
 def _clear(scatter: Scatter, rank: int) -> Clear:
     split = scatter.split
     lo, hi = split.shard(rank)
-    told = [split.peer(rank, step) for step in range(1, split.world_size)]
     return Clear(
         name=f"clear.{rank}",
         rank=rank,
         queue=MAIN,
-        notifies=tuple(Notify(READY, peer, _place(rank, peer, split)) for peer in told),
+        notifies=tuple(Notify(READY, peer, split.place(rank, peer)) for peer in split.peers(rank)),
         destinations=(region(scatter.slots, rank, (0, hi - lo)),) if lo < hi else (),
     )
 

@@ -10,7 +10,6 @@ from overweave.ir.schedule import Buffer, Notify, Range
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import COMPUTED, Chunk, Split, is_empty, region, shifted
 
-PARTIAL, SLOTS, RUNNING = "partial", "slots", "running"
 FINISHED = "finished"  # pad: a part of the own shard is stored
 
 
@@ -38,7 +37,7 @@ class Scatter(Struct, frozen=True):
 
     def slot_rows(self, slot: int, rank: int, piece: int) -> Range:
         """Rows of `slots` where a piece of `rank`'s shard lands: each slot holds one shard."""
-        return shifted(self.split.piece(rank, piece), slot * self.split.shard_size - self.split.shard(rank)[0])
+        return self.split.in_slot(rank, slot, self.split.piece(rank, piece))
 
     def y_rows(self, rank: int, piece: int) -> Range:
         return shifted(self.split.piece(rank, piece), -self.split.shard(rank)[0])

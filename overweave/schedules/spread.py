@@ -10,19 +10,22 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from overweave.ir.schedule import Buffer, Copy, Goal, Notify, Operation, Put, Queue, SignalPad, Wait
-from overweave.ir.shards import piece_rows
+from overweave.ir.schedule import Buffer, Copy, Goal, Notify, Operation, Put, Queue, SignalPad
+from overweave.schedules.all_to_all import OWN
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
     COMPUTED,
     COPIES,
+    GATHERED,
     MAIN,
     TILES,
     A,
     Chunk,
     Communication,
+    Split,
     Y,
+    all_arrived,
     is_empty,
     one,
     region,
@@ -30,85 +33,76 @@ from overweave.schedules.communication import (
     used,
 )
 
-OWN, GATHERED = "own", "gathered"
+
+class _Spread(Struct, frozen=True):
+    """split: of the rows of all ranks. own: a rank's shard, as its tiles write it."""
+
+    split: Split
+    own: Buffer
+    gathered: Buffer
+    out: Buffer
 
 
-class Spread(Struct, frozen=True, kw_only=True):
-    """`rows` rows of every rank, in `pieces` that begin at multiples of `alignment` rows."""
-
-    rows: int
-    cols: int
-    world_size: int
-    pieces: int = 1
-    alignment: int = 1
-
-    @property
-    def own(self) -> Buffer:
-        return Buffer(OWN, self.rows, self.cols, "local")
-
-    @property
-    def gathered(self) -> Buffer:
-        return Buffer(GATHERED, self.world_size * self.rows, self.cols, "symmetric")
-
-    @property
-    def out(self) -> Buffer:
-        return Buffer(Y, self.world_size * self.rows, self.cols, "output")
-
-
-def spread(how: Spread) -> Communication:
-    """The moves, with a `Chunk` where tiles write each piece: `out [world_size * rows, cols]` on every rank."""
-    ranks = range(how.world_size)
-    steps = [step for rank in ranks for step in (_push(how, rank) if how.world_size > 1 else _alone(how, rank))]
-    pads = (SignalPad(COMPUTED, how.pieces), SignalPad(ARRIVED, how.world_size * how.pieces))
+def spread(split: Split, cols: int) -> Communication:
+    """The moves, with a `Chunk` where tiles write each piece of a shard: `out [split.rows, cols]` on every rank."""
+    how = _Spread(
+        split,
+        Buffer(OWN, split.shard_size, cols, "local"),
+        Buffer(GATHERED, split.rows, cols, "symmetric"),
+        Buffer(Y, split.rows, cols, "output"),
+    )
+    ranks, is_alone = range(split.world_size), split.world_size == 1
+    steps = [step for rank in ranks for step in (_alone(how, rank) if is_alone else _push(how, rank))]
+    pads = (SignalPad(COMPUTED, split.pieces), SignalPad(ARRIVED, split.world_size * split.pieces))
     return Communication(
-        world_size=how.world_size,
+        world_size=split.world_size,
         buffers=used((how.own, how.gathered, how.out), steps),
-        pads=pads if how.world_size > 1 else (),
-        queues=(Queue(MAIN, COMPLETE, after=(TILES,)), Queue(COPIES, COMPLETE)) if how.world_size > 1 else (),
+        pads=() if is_alone else pads,
+        queues=() if is_alone else (Queue(MAIN, COMPLETE, after=(TILES,)), Queue(COPIES, COMPLETE)),
         given=(),
-        goal=tuple(Goal(region(how.out, rank, (0, how.out.rows)), A, 0, 0) for rank in ranks if how.rows),
+        goal=tuple(Goal(region(how.out, rank, (0, split.rows)), A, 0, 0) for rank in ranks if split.rows),
         steps=tuple(steps),
     )
 
 
-def _alone(how: Spread, rank: int) -> Iterator[Operation | Chunk]:
+def _alone(how: _Spread, rank: int) -> Iterator[Operation | Chunk]:
     """A group of one: what is made is the result."""
-    if how.rows:
-        yield Chunk(name=f"made.{rank}", rank=rank, rows=(0, how.rows), region=region(how.out, rank, (0, how.rows)))
+    rows = how.split.shard(rank)
+    if not is_empty(rows):
+        yield Chunk(name=f"made.{rank}", rank=rank, rows=rows, region=region(how.out, rank, rows))
 
 
-def _push(how: Spread, rank: int) -> Iterator[Operation | Chunk]:
-    pieces = piece_rows((0, how.rows), how.pieces, how.alignment)
-    for piece, rows in enumerate(pieces):
+def _push(how: _Spread, rank: int) -> Iterator[Operation | Chunk]:
+    split = how.split
+    for piece in range(split.pieces):
+        rows = split.piece(rank, piece)
+        made = shifted(rows, -split.shard(rank)[0])
+        own = region(how.own, rank, made)
         if not is_empty(rows):
             notifies = (Notify(COMPUTED, rank, piece),)
-            yield Chunk(
-                name=f"made.{rank}.{piece}", rank=rank, rows=rows, region=region(how.own, rank, rows), notifies=notifies
-            )
-        for step in range(1, how.world_size):
-            peer = (rank - step) % how.world_size
+            yield Chunk(name=f"made.{rank}.{piece}", rank=rank, rows=made, region=own, notifies=notifies)
+        for peer in reversed(split.peers(rank)):
             yield Put(
                 name=f"push.{rank}-{peer}.{piece}",
                 rank=rank,
                 queue=COPIES,
                 waits=() if is_empty(rows) else one(COMPUTED, piece),
-                notifies=(Notify(ARRIVED, peer, rank * how.pieces + piece),),
-                sources=(region(how.own, rank, rows),),
-                destinations=(region(how.gathered, peer, shifted(rows, rank * how.rows)),),
+                notifies=(Notify(ARRIVED, peer, split.signal(rank, piece)),),
+                sources=(own,),
+                destinations=(region(how.gathered, peer, rows),),
             )
     yield _collect(how, rank)
 
 
-def _collect(how: Spread, rank: int) -> Copy:
+def _collect(how: _Spread, rank: int) -> Copy:
     """Own rows and what has arrived, to the caller's tensor."""
-    lo, hi = rank * how.rows, (rank + 1) * how.rows
-    rest = [rows for rows in ((0, lo), (hi, how.gathered.rows)) if not is_empty(rows)]
-    signals = [(0, rank * how.pieces), ((rank + 1) * how.pieces, how.world_size * how.pieces)]
+    lo, hi = how.split.shard(rank)
+    rest = [rows for rows in ((0, lo), (hi, how.split.rows)) if not is_empty(rows)]
     return Copy(
         name=f"collect.{rank}",
         rank=rank,
         queue=MAIN,
-        waits=tuple(Wait(ARRIVED, span, 1) for span in signals if not is_empty(span)),
-        sources=(region(how.own, rank, (0, how.rows)), *(region(how.gathered, rank, rows) for rows in rest)),
+        waits=all_arrived(how.split, rank),
+        sources=(region(how.own, rank, (0, hi - lo)), *(region(how.gathered, rank, rows) for rows in rest)),
         destinations=(region(how.out, rank, (lo, hi)), *(region(how.out, rank, rows) for rows in rest)),
     )

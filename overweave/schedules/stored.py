@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from overweave.ir.schedule import Buffer, Notify, Range, Region, SignalPad
-from overweave.schedules.communication import ARRIVED, Chunk, Split, is_empty, one, region, shifted
+from overweave.ir.schedule import Buffer, Notify, Region, SignalPad
+from overweave.schedules.communication import ARRIVED, Chunk, Split, is_empty, one, region
 
 
 class Stored(NamedTuple):
@@ -36,7 +36,7 @@ def to_owners(split: Split, slots: Buffer, rank: int, wholes: Wholes) -> Iterato
                 name=f"store.{rank}-{owner}.{piece}",
                 rank=rank,
                 rows=rows,
-                region=region(slots, owner, in_slot(split, owner, rank, rows)),
+                region=region(slots, owner, split.in_slot(owner, rank, rows)),
                 notifies=(Notify(ARRIVED, owner, piece),),
             )
     sources = [source for source in range(split.world_size) if source != rank]
@@ -51,7 +51,7 @@ def to_owners(split: Split, slots: Buffer, rank: int, wholes: Wholes) -> Iterato
                 region=whole.region,
                 copies=whole.copies,
                 notifies=whole.notifies,
-                addends=tuple(region(slots, rank, in_slot(split, rank, source, rows)) for source in sources),
+                addends=tuple(region(slots, rank, split.in_slot(rank, source, rows)) for source in sources),
                 place=rank,
                 late_waits=one(ARRIVED, piece),
             )
@@ -69,7 +69,7 @@ def round_a_ring(split: Split, slots: Buffer, rank: int, wholes: Wholes) -> Iter
             rows, signal = split.piece(owner, piece), split.signal(owner, piece)
             if is_empty(rows):
                 continue
-            slot = in_slot(split, owner, owner, rows)
+            slot = split.in_slot(owner, owner, rows)
             passed_on = Stored(region(slots, following, slot), (), (Notify(ARRIVED, following, signal),))
             stored = wholes(piece) if ends else passed_on
             yield Chunk(
@@ -93,8 +93,3 @@ def to_owners_pad(split: Split) -> SignalPad:
 def round_a_ring_pad(split: Split) -> SignalPad:
     """For each piece of all."""
     return SignalPad(ARRIVED, split.world_size * split.pieces)
-
-
-def in_slot(split: Split, owner: int, source: int, rows: Range) -> Range:
-    """Where rows of an owner's shard lie in its slots, of which each source has one as large as a shard."""
-    return shifted(rows, source * split.shard_size - split.shard(owner)[0])

@@ -17,12 +17,12 @@ from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
     COMPUTED,
-    COPIES,
     ISSUE,
     MAIN,
     READY,
     SUMMED,
     SUMS,
+    TELLERS,
     Chunk,
     Split,
     is_empty,
@@ -32,7 +32,6 @@ from overweave.schedules.communication import (
 from overweave.schedules.reduced import Reduced
 
 SHARED = "shared"  # pad: a summed piece of a peer is here, or may be got
-TOLD = f"{COPIES}.told"  # the queue that tells peers what they may get: it must not stand behind own copies
 
 
 def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
@@ -42,7 +41,7 @@ def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     """
     pieces = [piece for piece in range(reduced.split.pieces) if not is_empty(reduced.split.piece(rank, piece))]
     for piece in range(reduced.split.pieces):
-        for peer in reduced.peers(rank):
+        for peer in reduced.split.peers(rank):
             yield from _multiplied(reduced, rank, peer, piece)
     if reduced.summing.sums == "kernel":
         for piece in pieces:
@@ -68,7 +67,7 @@ def two_shot_pads(split: Split) -> tuple[SignalPad, ...]:
 
 
 def two_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
-    told = (Queue(TOLD, COMPLETE),) if reduced.summing.sharing == "get" and not _sums_tell(reduced) else ()
+    told = (Queue(TELLERS, COMPLETE),) if reduced.summing.sharing == "get" and not _sums_tell(reduced) else ()
     return (*reduced.split.copy_queues(), *told, Queue(SUMS, ISSUE))
 
 
@@ -90,7 +89,7 @@ def two_shot_pull(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     for piece in range(split.pieces):
         if piece in pieces:
             yield move_of(reduced, rank, rank, piece, by=SHARED)
-        for owner in reduced.peers(rank):
+        for owner in reduced.split.peers(rank):
             if not is_empty(split.piece(owner, piece)):
                 move = move_of(reduced, rank, owner, piece)
                 # A rank without rows to sum takes note here that its peers were ready.
@@ -121,7 +120,7 @@ def _multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator
 def _scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
     """The peers' rows of a piece to their owners."""
     split = reduced.split
-    for step, peer in enumerate(reduced.peers(rank), 1):
+    for step, peer in enumerate(reduced.split.peers(rank), 1):
         rows = split.piece(peer, piece)
         if not is_empty(rows):
             yield Put(
@@ -129,7 +128,7 @@ def _scattered(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
                 rank=rank,
                 queue=split.copy_queue(step),
                 waits=one(COMPUTED, split.signal(peer, piece)),
-                notifies=(Notify(ARRIVED, peer, piece * (reduced.size - 1) + reduced.place(rank, peer)),),
+                notifies=(Notify(ARRIVED, peer, piece * (reduced.size - 1) + reduced.split.place(rank, peer)),),
                 sources=(region(reduced.partial, rank, rows),),
                 destinations=(reduced.in_slot(peer, rank, rows),),
             )
@@ -168,7 +167,7 @@ def _sum(reduced: Reduced, rank: int, piece: int) -> Reduce:
 def _everyone(reduced: Reduced, rank: int, piece: int) -> tuple[Notify, ...]:
     """Tells all ranks, the own one too, that the sum of an own piece may be read."""
     signal = reduced.split.signal(rank, piece)
-    return tuple(Notify(SHARED, each, signal) for each in (rank, *reduced.peers(rank)))
+    return tuple(Notify(SHARED, each, signal) for each in (rank, *reduced.split.peers(rank)))
 
 
 def _sum_of(
@@ -198,7 +197,7 @@ def _put(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
     split = reduced.split
     rows = split.piece(rank, piece)
     queues = [split.copy_queue(step) for step in range(1, reduced.size)]
-    for step, peer in enumerate(reduced.peers(rank)):
+    for step, peer in enumerate(reduced.split.peers(rank)):
         yield Put(
             name=f"share.{rank}-{peer}.{piece}",
             rank=rank,
@@ -216,9 +215,9 @@ def tell(reduced: Reduced, rank: int, piece: int) -> Copy:
     return Copy(
         name=f"tell.{rank}.{piece}",
         rank=rank,
-        queue=TOLD,
+        queue=TELLERS,
         waits=one(SUMMED, piece),
-        notifies=tuple(Notify(SHARED, peer, signal) for peer in reversed(reduced.peers(rank))),
+        notifies=tuple(Notify(SHARED, peer, signal) for peer in reversed(reduced.split.peers(rank))),
         sources=(),
         destinations=(),
     )
@@ -229,7 +228,7 @@ def _received(reduced: Reduced, rank: int, piece: int) -> Iterator[Operation]:
     if reduced.summing.sharing == "get":
         yield from got(reduced, rank, piece)
         return
-    for owner in reversed(reduced.peers(rank)):
+    for owner in reversed(reduced.split.peers(rank)):
         if not is_empty(reduced.split.piece(owner, piece)):
             yield _moved(reduced, rank, owner, piece)
 
@@ -246,7 +245,7 @@ def _moved(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
 
 def got(reduced: Reduced, rank: int, piece: int) -> Iterator[Get]:
     """The peers' sums of a piece by copy engine, right into the caller's `y`, the next rank's first."""
-    for step, owner in enumerate(reduced.peers(rank), 1):
+    for step, owner in enumerate(reduced.split.peers(rank), 1):
         rows = reduced.split.piece(owner, piece)
         if not is_empty(rows):
             yield Get(

@@ -19,11 +19,11 @@ from overweave.schedules.two_shot import SHARED
 def two_shot_packed(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     """The whole partial; then, as the kernel goes, parts to owners, the own sum, that to peers, and all in place."""
     yield reduced.multiplied(rank, reduced.partial)
-    for owner in reduced.peers(rank):
+    for owner in reduced.split.peers(rank):
         yield _part(reduced, rank, owner)
     if not is_empty(reduced.split.shard(rank)):
         yield _sum(reduced, rank)
-    for peer in reduced.peers(rank):
+    for peer in reduced.split.peers(rank):
         yield _share(reduced, rank, peer)
     yield _moved(reduced, rank)
 
@@ -44,7 +44,7 @@ def _part(reduced: Reduced, rank: int, owner: int) -> Put:
         name=f"push.{rank}-{owner}",
         rank=rank,
         queue=PACKED,
-        notifies=(Notify(ARRIVED, owner, reduced.place(rank, owner)),),
+        notifies=(Notify(ARRIVED, owner, reduced.split.place(rank, owner)),),
         sources=() if is_empty(rows) else (region(reduced.partial, rank, rows),),
         destinations=() if is_empty(rows) else (reduced.in_slot(owner, rank, rows),),
     )
@@ -74,7 +74,7 @@ def _share(reduced: Reduced, rank: int, peer: int) -> Put:
         rank=rank,
         queue=PACKED,
         waits=(_all(reduced, ARRIVED),) if is_empty(rows) else one(SUMMED, 0),
-        notifies=(Notify(SHARED, peer, reduced.place(rank, peer)),),
+        notifies=(Notify(SHARED, peer, reduced.split.place(rank, peer)),),
         sources=() if is_empty(rows) else (region(reduced.total, rank, rows),),
         destinations=() if is_empty(rows) else (region(reduced.total, peer, rows),),
     )

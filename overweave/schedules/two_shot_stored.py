@@ -14,10 +14,21 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Notify, Operation, Queue, SignalPad
-from overweave.schedules.communication import COMPLETE, ISSUE, SUMMED, SUMS, TILES, Chunk, Split, is_empty, region
+from overweave.schedules.communication import (
+    COMPLETE,
+    ISSUE,
+    SUMMED,
+    SUMS,
+    TELLERS,
+    TILES,
+    Chunk,
+    Split,
+    is_empty,
+    region,
+)
 from overweave.schedules.reduced import Reduced
 from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
-from overweave.schedules.two_shot import SHARED, TOLD, got, move_of, tell
+from overweave.schedules.two_shot import SHARED, got, move_of, tell
 
 MOVES = Queue(SUMS, ISSUE, after=(TILES,))
 
@@ -39,7 +50,7 @@ def ring_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     split = reduced.split
     yield from round_a_ring(split, reduced.slots, rank, lambda piece: _everywhere(reduced, rank, piece))
     own = (rank,) if reduced.summing.is_normed else ()
-    for owner in (*own, *reversed(reduced.peers(rank))):
+    for owner in (*own, *reversed(reduced.split.peers(rank))):
         for piece in range(split.pieces):
             if not is_empty(split.piece(owner, piece)):
                 move = move_of(reduced, rank, owner, piece, is_here=True, by=SHARED)
@@ -55,7 +66,7 @@ def ring_stored_pads(split: Split) -> tuple[SignalPad, ...]:
 
 
 def two_shot_stored_queues(reduced: Reduced) -> tuple[Queue, ...]:
-    return *reduced.split.copy_queues(), Queue(TOLD, COMPLETE), MOVES
+    return *reduced.split.copy_queues(), Queue(TELLERS, COMPLETE), MOVES
 
 
 def ring_stored_queues(_: Reduced) -> tuple[Queue, ...]:
@@ -77,6 +88,6 @@ def _everywhere(reduced: Reduced, rank: int, piece: int) -> Stored:
     rows, signal = reduced.split.piece(rank, piece), reduced.split.signal(rank, piece)
     return Stored(
         region(reduced.total if reduced.summing.is_normed else reduced.y, rank, rows),
-        tuple(region(reduced.total, peer, rows) for peer in reduced.peers(rank)),
-        tuple(Notify(SHARED, peer, signal) for peer in reduced.peers(rank)),
+        tuple(region(reduced.total, peer, rows) for peer in reduced.split.peers(rank)),
+        tuple(Notify(SHARED, peer, signal) for peer in reduced.split.peers(rank)),
     )
