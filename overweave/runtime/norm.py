@@ -3,18 +3,16 @@ whole rows, by torch's own operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as functional
 
 from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm, Z
 from overweave.ir.plan import Problem
-from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce, Region
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce
 from overweave.runtime.epilogue import end_collective
-from overweave.runtime.library import without_autocast
-
-View = Callable[[Region], torch.Tensor]
+from overweave.runtime.library import View, without_autocast
 
 
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -10,8 +10,10 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
 from overweave.ir.plan import Problem
+from overweave.schedules.forms import ALL_GATHER_MATMUL
+from overweave.schedules.templates import MATMUL_ALL_REDUCE
 
-RMS_NORM, GATHERED, NORMED = "rms_norm", "all_gather_matmul", "matmul_all_reduce"
+RMS_NORM = "rms_norm"
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 WORDS = (BIAS, *ACTIVATIONS, GATE, RESIDUAL, RMS_NORM)
 
@@ -27,9 +29,9 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
     if unknown or len(set(words)) < len(words):
         found = f"{unknown[0][:40]!r} is none" if unknown else "a word is there twice"
         raise InputError(f"{problem.operator} after {after[:60]!r}", found, f"Join some of {', '.join(WORDS)} by +")
-    if len(columns) > 1 and (problem.operator != GATHERED or {GATE, RESIDUAL} & {*words}):
+    if len(columns) > 1 and (problem.operator != ALL_GATHER_MATMUL or {GATE, RESIDUAL} & {*words}):
         found = f"{problem.operator}{f' after {after}' if words else ''} takes one"
-        cure = f"Only {GATHERED} takes several, with neither a residual nor a gate"
+        cure = f"Only {ALL_GATHER_MATMUL} takes several, with neither a residual nor a gate"
         raise InputError(f"{problem.operator} of {len(columns)} weights", found, cure)
     several = replace(problem, columns=columns if len(columns) > 1 else ())
     return _normed(several, words) if RMS_NORM in words else _finished(several, words)
@@ -50,18 +52,18 @@ def bare(problem: Problem) -> Problem:
 
 
 def _normed(problem: Problem, words: list[str]) -> Problem:
-    if problem.operator != NORMED:
-        raise InputError(f"{problem.operator} with a norm", "it has none", f"Only {NORMED} ends with one")
+    if problem.operator != MATMUL_ALL_REDUCE:
+        raise InputError(f"{problem.operator} with a norm", "it has none", f"Only {MATMUL_ALL_REDUCE} ends with one")
     others = [word for word in words if word not in (RESIDUAL, RMS_NORM)]
     if others:
-        raise InputError(f"{NORMED} with a norm", f"{others[0]} beside it", f"Leave out all but {RESIDUAL}")
+        raise InputError(f"{MATMUL_ALL_REDUCE} with a norm", f"{others[0]} beside it", f"Leave out all but {RESIDUAL}")
     return replace(problem, norm=Norm(eps=NORM_EPS, residual=RESIDUAL in words))
 
 
 def _finished(problem: Problem, words: list[str]) -> Problem:
     activations = [word for word in ACTIVATIONS if word in words]
-    if GATE in words and problem.operator != GATHERED:
-        raise InputError(f"{problem.operator} after {GATE}", "it takes no gate", f"Only {GATHERED} does")
+    if GATE in words and problem.operator != ALL_GATHER_MATMUL:
+        raise InputError(f"{problem.operator} after {GATE}", "it takes no gate", f"Only {ALL_GATHER_MATMUL} does")
     if len(activations) > 1 or {GATE, BIAS} <= {*words}:
         found = " and ".join(activations) if len(activations) > 1 else f"{BIAS} beside a gate"
         raise InputError(f"{problem.operator} after {'+'.join(words)}", found, "Leave out one of them")

@@ -9,10 +9,9 @@ import torch
 from msgspec.structs import replace
 
 from overweave.tuner.attempt import Result, attempt
-from overweave.tuner.sides import MOST_INPUT_SETS, Setting
+from overweave.tuner.sides import MOST_INPUT_SETS, Call, Setting
 from overweave.tuner.timer import Effort
 
-Call = Callable[[int], Result]
 _R = TypeVar("_R", bound=Result)
 SIGHTS = 2  # of the same tensors, until an eager call with them is a graph (runtime/replays.py)
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them
