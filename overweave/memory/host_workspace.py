@@ -71,10 +71,7 @@ class HostWorkspace:
 
     def take_slot(self, layout: SlotLayout, timeout_s: float) -> tuple[HostHeap, int]:
         """The head of a call: a slot that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
-        if self.is_broken:
-            raise WorkspaceBroken(
-                "call on this group", "an earlier call failed", "Call overweave.reset(group) on every rank"
-            )
+        self.check_whole()
         heap = self._heap_for(layout, timeout_s)
         call = self._calls = self._calls + 1
         index = call % SLOTS
@@ -86,6 +83,12 @@ class HostWorkspace:
         self._used = heap.signal_lines(self.rank, index)[: layout.signals * SIGNAL_STRIDE_WORDS].cast("B")
         self._await_credits(heap.word_lines(self.rank), call - 1, timeout_s)
         return heap, index
+
+    def check_whole(self) -> None:
+        """Raises WorkspaceBroken after a call that failed."""
+        if self.is_broken:
+            cure = "Call overweave.reset(group) on every rank"
+            raise WorkspaceBroken("call on this group", "an earlier call failed", cure)
 
     def packed(self, half_bytes: int, timeout_s: float) -> HostPacked:
         """The memory of packed messages, large enough. Collective if it must grow. Raises PeerDied, PeerTimeout."""

@@ -59,7 +59,7 @@ class HostCall:
         self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
 
     @staticmethod
-    def check(plan: Plan, rank: int) -> None:
+    def check(plan: Plan) -> None:
         """Whether this depth can run the plan on any rank. Raises InputError."""
 
     def make_agenda(self) -> Agenda:

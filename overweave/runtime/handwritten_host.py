@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from overweave.errors import OverweaveError, WorkspaceBroken
+from overweave.errors import OverweaveError
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
 from overweave.memory.alarm import Alarm
 from overweave.memory.group import Group
@@ -45,8 +45,7 @@ class HandwrittenRun:
     def __call__(self, signature: bytes, steps: list[Step]) -> None:
         """Returns when the call has ended. Raises RankMismatch and PeerError; what was written is void then."""
         workspace = HostWorkspace.of(self._group)
-        if workspace.is_broken:
-            raise WorkspaceBroken("call on this group", "an earlier call failed", "Run overweave.reset() on every rank")
+        workspace.check_whole()
         call = None
         try:
             workspace.board.post(signature)

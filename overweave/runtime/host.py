@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from overweave.errors import InputError, MachineError, OverweaveError, PeerError, WorkspaceBroken
+from overweave.errors import InputError, MachineError, OverweaveError, PeerError
 from overweave.ir.epilogue import GATE, Z
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Region
@@ -41,14 +41,12 @@ def run_on_host(
     stopwatch: times every step of this call.
 
     Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch where plans differ;
-    PeerDied or PeerTimeout, with outputs NaN, where a peer does not do its part; WorkspaceBroken until `reset_host`.
+    PeerDied or PeerTimeout, with outputs NaN, where a peer does not do its part; WorkspaceBroken from then on, until
+    the workspace is reset.
     """
     timeout_s = group.timeout_s if timeout_s is None else timeout_s
     workspace = HostWorkspace.of(group)
-    if workspace.is_broken:
-        raise WorkspaceBroken(
-            "call on this group", "an earlier call failed", "Call overweave.reset(group) on every rank"
-        )
+    workspace.check_whole()
     try:
         bound = _bind(plan, group.rank, depth)
         _check_tensors(plan, group, bound, {**inputs, **outputs})
@@ -65,11 +63,6 @@ def run_on_host(
     call = bound.make_call(plan, group, workspace, timeout_s)
     call.stopwatch = stopwatch
     call.run(bound.layout, inputs, outputs)
-
-
-def reset_host(group: Group, timeout_s: float | None = None) -> None:
-    """Collective: makes the group's workspace usable after a failed call. Raises PeerDied, PeerTimeout."""
-    HostWorkspace.of(group).reset(timeout_s)
 
 
 class _Bound(NamedTuple):
@@ -95,7 +88,7 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
         if depth not in _DEPTHS:
             raise InputError(f"depth {depth!r}", "unknown", f"Use one of {', '.join(_DEPTHS)}")
         make_call: type[HostCall] = load(f"host {depth}")
-        make_call.check(plan, rank)
+        make_call.check(plan)
         layout = lay_out(plan.schedule, plan.realization.dtype)
         bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _extents(plan, rank))
         while len(_BOUND) > _BOUND_LIMIT:

@@ -54,7 +54,7 @@ class InterpretedCall(HostCall):
     """One call of a plan on one rank, its kernels interpreted."""
 
     @staticmethod
-    def check(plan: Plan, rank: int) -> None:
+    def check(plan: Plan) -> None:
         """Rows of every matrix that a kernel loads in bulk must start at multiples of 16 bytes. Raises InputError."""
         problem, config = plan.problem, plan.realization.matmul
         if not _kernel_queues(plan):

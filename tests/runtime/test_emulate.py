@@ -16,7 +16,8 @@ from overweave.errors import PeerTimeout, WorkspaceBroken
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Copy
 from overweave.memory.group import resolve
-from overweave.runtime.host import reset_host, run_on_host
+from overweave.memory.host_workspace import HostWorkspace
+from overweave.runtime.host import run_on_host
 from overweave.runtime.processes import run_ranks
 from overweave.schedules import catalog
 
@@ -114,7 +115,7 @@ def miss_a_signal() -> dict[str, Any]:
         told = {"text": str(error), "took_s": time.monotonic() - start_s, "is_void": bool(output.isnan().all())}
     with pytest.raises(WorkspaceBroken):
         run_on_host(plan, group, inputs, {"y": output})
-    reset_host(group, 5.0)
+    HostWorkspace.of(group).reset(5.0)
     told["is_mended"] = torch.equal(compute(case, plan, group, data, "library"), data.exact.bfloat16())
     return told
 
