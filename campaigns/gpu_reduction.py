@@ -28,6 +28,7 @@ from overweave.memory.group import Group, resolve
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, lay_out
 from overweave.memory.lower import SlotAddresses, reduction_operands, widths_of
 from overweave.memory.workspace import Workspace
+from overweave.runtime.head import words_of
 from overweave.runtime.kernels import Moving, Summing, reduction_launch, table_tensor
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
@@ -81,7 +82,7 @@ class Reductions:
         trace = torch.zeros(1, dtype=torch.int64, device=self.device)
         operands, signals = Moving(turns.data_ptr(), torch.int64), Moving(self.heap.tensor.data_ptr(), torch.int32)
         claims = Moving(counters.data_ptr(), torch.int32)
-        words = self.workspace.words.view(0, (self.workspace.words.tensor.numel() // 4,), torch.int32)
+        words = words_of(self.workspace)
         arguments: list[Any] = [operands, self.y, table, claims, signals, words, self.workspace.limits, trace]
         arguments += [len(rows), self.y.shape[1], self.group.world_size]
         launch = reduction_launch(config, arguments, len(rows), widths_of(reduces), Summing())

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from overweave.errors import MachineError
 from overweave.memory import driver
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep
@@ -30,7 +32,8 @@ class CopyQueue:
         self._graphs: dict[Addresses, _Graph] = {}
 
     def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """Makes the graph for tensors at these addresses, unless it is there. `launch` expects it.
+        """Makes the graph for tensors at these addresses, unless it is there. `launch` expects it,
+        but on a stream that is being captured.
 
         To be called while no kernel of this rank waits for peers: the driver may wait for running kernels before it
         has memory for a graph, and peers may be waiting for the copies that the graph makes.
@@ -42,11 +45,13 @@ class CopyQueue:
 
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
         """Runs the queue in stream order. `tensors`: the address of each tensor that a step names."""
-        if self._steps:
+        if torch.cuda.is_current_stream_capturing():
+            self.issue(stream, tensors)
+        elif self._steps:
             self._graphs[self._addresses(tensors)].launch(stream)
 
     def issue(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """The same operations one by one, for a stream that is being captured."""
+        """The same operations one by one, as a stream that is being captured needs them."""
         for step in self._steps:
             if isinstance(step, CopyStep):
                 source, target = _address(step.source, tensors), _address(step.target, tensors)

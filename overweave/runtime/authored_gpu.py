@@ -16,7 +16,7 @@ from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.group import Group
-from overweave.memory.layout import SIGNAL_STRIDE_WORDS, lay_out
+from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
     copy_steps,
@@ -40,11 +40,11 @@ from overweave.runtime.authored import (
     tiles_and_parts,
 )
 from overweave.runtime.call_frame import SlotCalls
+from overweave.runtime.head import head_of
 from overweave.runtime.kernels import (
     Launch,
     Moving,
     Summing,
-    begin_launch,
     copy_launch,
     moving,
     reduction_launch,
@@ -71,13 +71,7 @@ class AuthoredSlot:
         self._dtype = getattr(torch, plan.realization.dtype)
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
-        words = max(self._layout.signals, 1) * SIGNAL_STRIDE_WORDS
-        self._signals = slot.view(0, (words,), torch.int32)
-        self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
-        self.begin = begin_launch(
-            [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
-            [self._layout.signals, self._rank, workspace.group.world_size],
-        )
+        self.begin, self._signals, self._words = head_of(workspace, slot, self._layout.signals)
         self.replays = Replays()
         self._queues: list[tuple[int, CopyQueue]] = []
         self._started: WaitStep | None = None  # that a kernel which pushes has all its programs on their SMs
@@ -239,11 +233,7 @@ class AuthoredSlot:
         self._queues.append((side, copies))
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
-            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            if torch.cuda.is_current_stream_capturing():
-                copies.issue(side, addresses)
-            else:
-                copies.launch(side, addresses)
+            copies.launch(side, {name: tensor.data_ptr() for name, tensor in tensors.items()})
 
         return enqueue
 

@@ -15,7 +15,6 @@ from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Red
 from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.memory.device import TRACE_COLUMNS
-from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import (
     SlotAddresses,
     addend_addresses,
@@ -30,10 +29,10 @@ from overweave.memory.lower import (
 from overweave.memory.shares import share_numbers
 from overweave.memory.steps import WaitStep
 from overweave.memory.workspace import Slot, Workspace
+from overweave.runtime.head import head_of
 from overweave.runtime.kernels import (
     Moving,
     Summing,
-    begin_launch,
     copy_launch,
     moving,
     reduction_launch,
@@ -70,14 +69,8 @@ class SlotKernels:
         self._plan, self._workspace, self._addresses = plan, workspace, addresses
         self._slot, self._rank, self._example, self._traced = slot, workspace.group.rank, example, traced
         self._before_sums = before_sums
-        words = max(addresses.layout.signals, 1) * SIGNAL_STRIDE_WORDS
-        self._signals = slot.view(0, (words,), torch.int32)
-        self._words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
         self.traces: dict[str, torch.Tensor] = {}
-        self.begin = begin_launch(
-            [workspace.state, self._signals, workspace.claims, self._words, workspace.limits],
-            [addresses.layout.signals, self._rank, workspace.group.world_size],
-        )
+        self.begin, self._signals, self._words = head_of(workspace, slot, addresses.layout.signals)
         self.copies_started: WaitStep | None = None
         self.multiply = self._bound("tile_kernel", self._multiply)
         self.reduce = self._bound("reduce_kernel", self._reduce)

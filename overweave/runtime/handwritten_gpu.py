@@ -26,7 +26,7 @@ from overweave.runtime.handwritten import (
     Step,
     TensorArgument,
 )
-from overweave.runtime.kernels import begin_launch
+from overweave.runtime.head import head_of
 
 
 class HandwrittenRun(CallFrame):
@@ -74,18 +74,12 @@ class _BoundSlot:
 
     def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace, slot: Slot) -> None:
         self._declared, self._layout, self._slot, self._rank = declared, layout, slot, workspace.group.rank
-        words = max(layout.signals, 1) * SIGNAL_STRIDE_WORDS
-        signals = slot.view(0, (words,), torch.int32)
-        abort = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
-        self.begin = begin_launch(
-            [workspace.state, signals, workspace.claims, abort, workspace.limits],
-            [layout.signals, self._rank, workspace.group.world_size],
-        )
+        self.begin, signals, words = head_of(workspace, slot, layout.signals)
         self._channels = {
             name: Channel(
                 signals=signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
                 peers=self._table([base + layout.signal_offset(name, 0) for base in slot.bases], workspace.device),
-                words=abort,
+                words=words,
                 limits=workspace.limits,
                 producer_table=None,
                 consumer_table=None,

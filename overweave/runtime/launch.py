@@ -172,10 +172,7 @@ class BoundSlot:
         self._queues.append((side, copies))
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
-            if torch.cuda.is_current_stream_capturing():
-                copies.issue(side, addresses)
-            else:
-                copies.launch(side, addresses)
+            copies.launch(side, addresses)
 
         return enqueue
 

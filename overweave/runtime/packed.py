@@ -16,6 +16,7 @@ from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.workspace import Workspace
 from overweave.runtime.call_frame import CallFrame
+from overweave.runtime.head import words_of
 from overweave.runtime.kernels import Launch, moving, packed_launch
 from overweave.runtime.library_calls import library_call
 from overweave.runtime.packed_call import Caller, packed_arguments
@@ -119,7 +120,7 @@ class PackedRun(CallFrame):
     def _kernel(self, is_early: bool) -> Launch:
         config, workspace = self._plan.realization.packed, self._workspace
         assert config is not None
-        words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        words = words_of(workspace)
         caller = Caller(workspace.group.rank, (words, workspace.limits), config.block, self._is_chained)
         layout = lay_out_packed(self._plan)
         arguments, programs = packed_arguments(self._plan, layout, {**self._moving, **self._own}, self._space, caller)

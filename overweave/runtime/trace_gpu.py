@@ -20,6 +20,7 @@ from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.memory.stamp import CLOCK, stamp_kernel
 from overweave.memory.workspace import Workspace
+from overweave.runtime.head import words_of
 from overweave.runtime.launch import BoundSlot, CudaRun, Tensors
 from overweave.runtime.matmul import programs_for
 from overweave.runtime.trace import (
@@ -46,7 +47,7 @@ class Stamp:
         self._state = torch.zeros(2, dtype=torch.int64, device=device)
         addresses = torch.tensor(self._heap.addresses, dtype=torch.int64, device=device)
         signals = self._heap.view(0, (group.world_size * SIGNAL_STRIDE_BYTES // 4,), torch.int32)
-        words = workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+        words = words_of(workspace)
         self._arguments = (self._state, addresses, signals, words, workspace.limits, group.rank, group.world_size)
 
     def __call__(self) -> None:

@@ -53,10 +53,8 @@ class PeerCopies:
         """Begins to push, on the own stream, behind what the current stream holds."""
         self.stream.wait_stream(torch.cuda.current_stream())
         addresses = {"sent": sent.data_ptr()}
-        if torch.cuda.is_current_stream_capturing():
-            self._queue.issue(self.stream.cuda_stream, addresses)
-            return
-        self._queue.prepare(self.stream.cuda_stream, addresses)
+        if not torch.cuda.is_current_stream_capturing():
+            self._queue.prepare(self.stream.cuda_stream, addresses)
         self._queue.launch(self.stream.cuda_stream, addresses)
 
     def join(self) -> None:

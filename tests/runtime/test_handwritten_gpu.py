@@ -11,7 +11,7 @@ import torch
 from overweave.lang.arguments import Channel, SymmetricTensor
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
-from overweave.runtime import handwritten_gpu
+from overweave.runtime import handwritten_gpu, head
 from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
@@ -52,7 +52,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(handwritten_gpu.driver, name, lambda *given, name=name: calls.append((name, *given)))
-    monkeypatch.setattr(handwritten_gpu, "begin_launch", lambda words, numbers: lambda stream: None)
+    monkeypatch.setattr(head, "begin_launch", lambda words, numbers: lambda stream: None)
     return calls
 
 
