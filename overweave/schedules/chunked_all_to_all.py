@@ -2,6 +2,7 @@
 
 Block p of rank s becomes block s of rank p (all_to_all.py): a chunk names rows as their sender has them, and lands
 where its block does. Nothing is passed on: a move waits for tiles that write it, and for what it is to come after.
+What the library carries does so on the caller's stream: tiles begin when it has ended, or it when they have.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
+from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.schedules import chunks
 from overweave.schedules.all_to_all import LANDED, OWN, received
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
@@ -87,6 +89,13 @@ class _Move(Struct, frozen=True):
     lands: Range
 
 
+class _Together(Struct, frozen=True):
+    """What the library carries at once: of each block, the rows that every rank has of it."""
+
+    at: int
+    rows: tuple[Range, ...]
+
+
 class _Exchange:
     """One list at one size. Whoever waits for a move is known before anything is made."""
 
@@ -96,13 +105,19 @@ class _Exchange:
             found = f"{rows} rows are no whole blocks for {self.size} ranks"
             raise InputError("exchange all to all", found, "Pad the rows to a multiple of the ranks")
         self.block, self.heard = rows // self.size, Heard()
-        self.moves = [self._move(at, put) for at, put in enumerate(written.moves)]
+        listed = list(enumerate(written.moves))
+        self.moves = [self._move(at, put) for at, put in listed if isinstance(put, chunks.Put)]
+        self.together = [self._at_once(at, one) for at, one in listed if isinstance(one, chunks.Collective)]
         self._check_cover()
-        self.has_lanes = len({put.lane for put in written.moves if put.mover == ENGINE}) > 1
-        self.places = written.places()
+        self.has_lanes = len({one.put.lane for one in self.moves if one.put.mover == ENGINE}) > 1
+        self.written, self.places = written, written.places()
         self.holes = [self._holes(rank) for rank in range(self.size)]
         self.parts = [list(self._parts(rank)) for rank in range(self.size)]
-        self.waits = [self._waits(move) for move in self.moves]
+        self.waits = {one.at: self._waits(one) for one in self.moves}
+        ranks = range(self.size)
+        self.begun = {
+            (one.at, rank): self.heard.waits(self._after(one.at, rank)) for one in self.together for rank in ranks
+        }
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -123,7 +138,7 @@ class _Exchange:
 
     def read(self, rank: int) -> Iterator[Operation | Chunk]:
         """A rank's pushes of what the caller has, then the rows that its tiles read, as they arrive."""
-        yield from self._puts(rank, X, GATHERED)
+        yield from self._moves(rank, X, GATHERED)
         own, x = self._own(rank), Buffer(X, self.rows, self.cols, "input")
         yield Chunk(name=f"read.{rank}.own", rank=rank, rows=own, region=region(x, rank, own))
         gathered = Buffer(GATHERED, self.rows, self.cols, "symmetric")
@@ -140,7 +155,7 @@ class _Exchange:
             yield Chunk(name=f"write.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, notifies=notifies)
         kept = self._own(rank)
         yield Chunk(name=f"write.{rank}.own", rank=rank, rows=kept, region=region(own, rank, kept))
-        yield from self._puts(rank, OWN, LANDED)
+        yield from self._moves(rank, OWN, LANDED)
         if self.size > 1:
             rest = [rows for rows in ((0, kept[0]), (kept[1], self.rows)) if not is_empty(rows)]
             places = [(OWN, kept), *((LANDED, rows) for rows in rest)]
@@ -170,10 +185,22 @@ class _Exchange:
             raise ScheduleError(f"{asked}: mover={put.mover}", found or REGISTERS, "Use mover=copy_engine")
         return _Move(at, put, box, shifted(box.rows, (put.rank - put.peer) * self.block))
 
+    def _at_once(self, at: int, move: chunks.Collective) -> _Together:
+        asked = f"move {at} of an all-to-all of [{self.rows}, {self.cols}] on {self.size} ranks"
+        whole, cure = (0, self.cols), "Give one for each block, whole rows of it"
+        if len(move.chunks) != self.size:
+            raise ScheduleError(asked, f"it has {len(move.chunks)} chunks", cure)
+        for rank, chunk in enumerate(move.chunks):
+            (lo, hi), (low, high) = chunk.rows, self._own(rank)
+            if not low <= lo <= hi <= high or (chunk.cols or whole) != whole:
+                raise ScheduleError(asked, f"chunk {chunk} is not inside block [{low}:{high}], or a part of rows", cure)
+        return _Together(at, tuple(chunk.rows for chunk in move.chunks))
+
     def _check_cover(self) -> None:
         for source in range(self.size):
             for target in (peer for peer in range(self.size) if peer != source):
                 boxes = [one.box for one in self.moves if (one.put.rank, one.put.peer) == (source, target)]
+                boxes += [Box(one.rows[target], (0, self.cols)) for one in self.together]
                 twice = any(a.common(b).area for i, a in enumerate(boxes) for b in boxes[:i])
                 area = sum(box.area for box in boxes)
                 if twice or area != self.block * self.cols:
@@ -187,6 +214,7 @@ class _Exchange:
     def _holes(self, rank: int) -> list[Range]:
         """What a rank's tiles write for peers, between all edges of its chunks, in the order of sending."""
         mine = [one.box.rows for one in self.moves if one.put.rank == rank and self.sends]
+        mine += [rows for one in self.together for rows in self._sent_by(one, rank) if self.sends]
         found = list(pairwise(sorted({edge for rows in mine for edge in rows})))
         first = {pair: next((i for i, r in enumerate(mine) if r[0] <= pair[0] < r[1]), -1) for pair in found}
         return sorted((pair for pair in found if first[pair] >= 0), key=lambda pair: first[pair])
@@ -198,7 +226,8 @@ class _Exchange:
             yield (0, self.rows), self.heard.waits(self._arrivals(mine, are_ordered=True))
             return
         self.heard.waits(self._arrivals(sorted(mine, key=lambda one: (one.lands, one.box.cols)), are_ordered=False))
-        found: list[tuple[int, Range, tuple[Wait, ...]]] = []
+        landed = [rows for one in self.together for rows in self._landing(one, rank) if not is_empty(rows)]
+        found: list[tuple[int, Range, tuple[Wait, ...]]] = [(-1, rows, ()) for rows in landed]
         for rows in pairwise(sorted({edge for one in mine for edge in one.lands})):
             met = [one for one in mine if not is_empty(common(one.lands, rows))]
             if met:
@@ -224,21 +253,64 @@ class _Exchange:
         for hole, rows in enumerate(self.holes[move.put.rank]):
             if not is_empty(common(rows, move.box.rows)):
                 events.append(Event(COMPUTED, move.put.rank, ("tiles", move.put.rank, hole)))
-        for named in move.put.after:
-            one = self.moves[earlier(self.places, move.at, named)]
-            if (one.put.rank, one.put.lane) != (move.put.rank, move.put.lane) or not self._is_ordered(one):
-                events.append(self._event(one, move.put.rank))
-        return self.heard.waits(events)
+        return self.heard.waits([*events, *self._after(move.at, move.put.rank)])
 
-    def _puts(self, rank: int, source: str, target: str) -> Iterator[Put]:
-        for one in (move for move in self.moves if move.put.rank == rank):
-            told = [self.heard.notifies(("move", one.at, peer)) for peer in range(self.size)]
-            yield Put(
-                name=f"push.{rank}-{one.put.peer}.{one.at}",
-                rank=rank,
-                queue=queue_of(one.put, self.has_lanes),
-                waits=self.waits[one.at],
-                notifies=tuple(notify for notifies in told for notify in notifies),
-                sources=(Region(source, rank, one.box.rows, one.box.cols),),
-                destinations=(Region(target, one.put.peer, one.lands, one.box.cols),),
+    def _after(self, at: int, rank: int) -> Iterator[Event]:
+        """What a rank is to hear before its part of a move, but for what the order of its own queue implies."""
+        move = self.written.moves[at]
+        lane = move.lane if isinstance(move, chunks.Put) else MAIN
+        carried = {one.at: one for one in self.moves}
+        for named in move.after:
+            place = earlier(self.places, at, named)
+            one = carried.get(place)
+            if one is None and lane != MAIN:
+                yield Event(TOLD, rank, ("move", place, rank))
+            elif one is not None and ((one.put.rank, one.put.lane) != (rank, lane) or not self._is_ordered(one)):
+                yield self._event(one, rank)
+
+    def _moves(self, rank: int, source: str, target: str) -> Iterator[Operation]:
+        """What a rank pushes, and its part of what the library carries, in the order of the list."""
+        puts = {one.at: one for one in self.moves if one.put.rank == rank}
+        together = {one.at: one for one in self.together}
+        for at in sorted({*puts, *together}):
+            is_put = at in puts
+            yield (
+                self._put(puts[at], source, target) if is_put else self._collective(together[at], rank, source, target)
             )
+
+    def _sent_by(self, one: _Together, rank: int) -> list[Range]:
+        """The rows that a rank gives the library for each: nothing for itself."""
+        return [(rows[0], rows[0]) if to == rank else rows for to, rows in enumerate(one.rows)]
+
+    def _landing(self, one: _Together, rank: int) -> list[Range]:
+        """Where what the library brings from each lands."""
+        lo, hi = one.rows[rank]
+        ends = ((lo, lo) if by == rank else (lo, hi) for by in range(self.size))
+        return [shifted(rows, (by - rank) * self.block) for by, rows in enumerate(ends)]
+
+    def _collective(self, one: _Together, rank: int, source: str, target: str) -> LibraryCollective:
+        return LibraryCollective(
+            name=f"all_to_all.{rank}.{one.at}",
+            rank=rank,
+            queue=MAIN,
+            waits=self.begun[one.at, rank],
+            notifies=self.heard.notifies(("move", one.at, rank)),
+            function="all_to_all",
+            label=f"all_to_all.{one.at}",
+            ranks=tuple(range(self.size)),
+            sources=tuple(Region(source, rank, rows, (0, self.cols)) for rows in self._sent_by(one, rank)),
+            destinations=tuple(Region(target, rank, rows, (0, self.cols)) for rows in self._landing(one, rank)),
+        )
+
+    def _put(self, one: _Move, source: str, target: str) -> Put:
+        rank = one.put.rank
+        told = [self.heard.notifies(("move", one.at, peer)) for peer in range(self.size)]
+        return Put(
+            name=f"push.{rank}-{one.put.peer}.{one.at}",
+            rank=rank,
+            queue=queue_of(one.put, self.has_lanes),
+            waits=self.waits[one.at],
+            notifies=tuple(notify for notifies in told for notify in notifies),
+            sources=(Region(source, rank, one.box.rows, one.box.cols),),
+            destinations=(Region(target, one.put.peer, one.lands, one.box.cols),),
+        )

@@ -73,7 +73,8 @@ class Get(Struct, frozen=True):
 
 
 class Collective(Struct, frozen=True):
-    """The library's all-gather of one chunk of each rank's own shard, on every rank, before the kernel's tiles.
+    """What the library carries: of a Gather, one chunk of each rank's own shard to all, before the kernel's tiles; of an
+    AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them.
 
     It is a move of every rank, and counts as one of each in `after`. Chunks are whole rows, and may be empty.
     """
@@ -120,11 +121,11 @@ class Gather(Struct, frozen=True):
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""
-        return (at for at, move in enumerate(self.moves) if isinstance(move, Collective) or move.rank == rank)
+        return _of_rank(self.moves, rank)
 
     def places(self) -> dict[tuple[int, int], int]:
         """(rank, index) -> position in `moves`."""
-        return {(rank, index): at for rank in range(self.world_size) for index, at in enumerate(self.of_rank(rank))}
+        return _places(self.world_size, self.moves)
 
 
 class Reduction(Struct, frozen=True):
@@ -152,24 +153,25 @@ class Reduction(Struct, frozen=True):
 
     def places(self) -> dict[tuple[int, int], int]:
         """(rank, index) -> position in `moves`."""
-        return _places(self.moves)
+        return _places(self.world_size, self.moves)
 
 
 class AllToAll(Struct, frozen=True):
-    """Puts after which block s of every rank p is what was block p of rank s. Blocks are equally many rows, one a rank.
+    """Moves after which block s of every rank p is what was block p of rank s. Blocks are equal numbers of rows.
 
     A chunk names rows of its peer's block, as their sender has them; they land in the sender's block there. sends: of a
     tensor that tiles write, which run in the order of sending; else of one that they read, in the order of arrival.
-    Raises InputError for what is no list of Puts; `compile` raises ScheduleError where something is left out or twice.
+    The library may carry a part, by a `Collective`. Raises InputError for what is no list of moves; `compile` raises
+    ScheduleError where something is left out or twice.
     """
 
     world_size: int
-    moves: tuple[Put, ...]
+    moves: tuple[Put | Collective, ...]
     sends: bool = False
     copy_programs: int = 16
 
     def __post_init__(self) -> None:
-        _check_moves("all-to-all", self.world_size, self.moves, (Put,))
+        _check_moves("all-to-all", self.world_size, self.moves, (Put, Collective))
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
@@ -177,19 +179,18 @@ class AllToAll(Struct, frozen=True):
 
     def places(self) -> dict[tuple[int, int], int]:
         """(rank, index) -> position in `moves`."""
-        return _places(self.moves)
+        return _places(self.world_size, self.moves)
 
 
 Written = Gather | Reduction | AllToAll
 
 
-def _places(moves: Iterable[Step]) -> dict[tuple[int, int], int]:
-    known: dict[tuple[int, int], int] = {}
-    counts: dict[int, int] = {}
-    for at, move in enumerate(moves):
-        index = counts.get(move.rank, 0)
-        known[move.rank, index], counts[move.rank] = at, index + 1
-    return known
+def _of_rank(moves: Iterable[Move | Step], rank: int) -> Iterator[int]:
+    return (at for at, move in enumerate(moves) if isinstance(move, Collective) or move.rank == rank)
+
+
+def _places(world_size: int, moves: tuple[Move | Step, ...]) -> dict[tuple[int, int], int]:
+    return {(rank, index): at for rank in range(world_size) for index, at in enumerate(_of_rank(moves, rank))}
 
 
 def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type, ...]) -> None:

@@ -7,6 +7,9 @@ every buffer, pad and operation gets the tensor's name in front, so that several
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -69,6 +72,14 @@ class Exchange(Struct, frozen=True, kw_only=True):
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
         return received(self.operand.tensor, rank) if self.method.startswith("receive") else self.operand.tensor
+
+    def apart(self, touched: Iterable[Range]) -> Iterator[Range]:
+        """Rows that tiles write, cut where they are another rank's: in an all-to-all every block is."""
+        block = self.operand.rows // self.communication.world_size
+        for lo, hi in touched:
+            is_cut = self.method.startswith("send") and block
+            edges = [lo, *range(-(-(lo + 1) // block) * block, hi, block), hi] if is_cut else [lo, hi]
+            yield from pairwise(edges)
 
     def made(self, rank: int, row: int) -> tuple[str, int, tuple[Range, ...]]:
         """What a rank's tiles write at a row: of which tensor, how many rows further there, its terms of a sum."""

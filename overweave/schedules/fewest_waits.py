@@ -7,7 +7,7 @@ row cannot tell, all of them stay, and those in the gaps join them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -16,14 +16,18 @@ from overweave.schedules.communication import COMPLETE, Chunk, Communication
 
 Signal = tuple[str, int]  # pad and number, on the waiter's own rank
 Sender = tuple[int, str, int]  # rank, queue, place in the launch order
+Places = Mapping[tuple[int, str], int]  # of a rank's operations, by name, in the order of their launch
 
 
-def fewest(applies: list[Apply], communications: Iterable[Communication]) -> Iterator[Apply]:
-    """The same operations of one rank, without the waits that others of theirs imply; the rest as ranges."""
+def fewest(applies: list[Apply], communications: Iterable[Communication], places: Places) -> Iterator[Apply]:
+    """The same operations of one rank, without the waits that others of theirs imply; the rest as ranges.
+
+    places: of all ranks' moves; those of several tensors may share a queue.
+    """
     if not applies:
         return
     known = list(communications)
-    senders = _senders(known, applies[0].rank)
+    senders = _senders(known, applies[0].rank, places)
     pads = [pad.name for communication in known for pad in communication.pads]
     asked = [_expanded(apply.waits) for apply in applies]
     left = [_without_implied(waits, senders) for waits in asked]
@@ -57,14 +61,15 @@ def is_tellable(waits: tuple[Wait, ...]) -> bool:
     return len(lengths) <= 2 and all(length <= 1 for length in lengths[1:])
 
 
-def _senders(communications: list[Communication], rank: int) -> dict[Signal, list[Sender]]:
+def _senders(communications: list[Communication], rank: int, places: Places) -> dict[Signal, list[Sender]]:
     senders: dict[Signal, list[Sender]] = {}
     for communication in communications:
         ordered = {queue.name for queue in communication.queues if queue.order == COMPLETE}
-        for place, step in enumerate(communication.steps):
+        for step in communication.steps:
             queue = "" if isinstance(step, Chunk) or step.queue not in ordered else step.queue
             for notify in step.notifies:
                 if notify.rank == rank:
+                    place = places.get((step.rank, step.name), -1)
                     senders.setdefault((notify.pad, notify.signal), []).append((step.rank, queue, place))
     return senders
 

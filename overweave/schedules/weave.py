@@ -70,7 +70,7 @@ def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: in
     Raises ScheduleError for tiles that straddle chunks which are announced apart, and for tiles that write the same.
     """
     check_stores(space)
-    woven = _Weaver(space, bounds)
+    woven = _Weaver(space, bounds, world_size)
     operations: list[Operation] = []
     for rank in range(world_size):
         operations += woven.rank(rank)
@@ -118,22 +118,30 @@ def _group(key: Key, tiles: list[tuple[int, dict[str, int]]], space: TileSpace) 
 class _Weaver:
     """Makes the operations of one rank after the other."""
 
-    def __init__(self, space: TileSpace, bounds: tuple[Bound, ...]) -> None:
+    def __init__(self, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> None:
         self.space, self.bounds = space, bounds
+        launched = ((rank, [*self._before(rank), *self._behind(rank)]) for rank in range(world_size))
+        self.places = {(rank, one.name): place for rank, steps in launched for place, one in enumerate(steps)}
         self.tellers = [bound for bound in bounds if _tells_apart(bound, space)]
         self.wholes = [bound for bound in bounds if not _tells_apart(bound, space)]
 
     def rank(self, rank: int) -> Iterator[Operation]:
         """What prepares, then all tiles, which are one launch, then what they announce."""
-        before = [bound.before.get(rank, []) for bound in self.bounds]
-        yield from (step for steps in zip_longest(*before) for step in steps if step is not None)
+        yield from self._before(rank)
         found = groups(self.space, self.bounds, rank)
         self._check_all_read(rank, found)
         applies = [self.apply(rank, place, group) for place, group in enumerate(found)]
-        ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds])
+        ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds], self.places)
         yield from with_puts(ordered, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds])
-        for bound in self.bounds:
-            yield from bound.behind.get(rank, [])
+        yield from self._behind(rank)
+
+    def _before(self, rank: int) -> Iterator[Operation]:
+        """What is launched before its tiles, of all tensors by turns."""
+        before = [bound.before.get(rank, []) for bound in self.bounds]
+        return (step for steps in zip_longest(*before) for step in steps if step is not None)
+
+    def _behind(self, rank: int) -> Iterator[Operation]:
+        return chain.from_iterable(bound.behind.get(rank, []) for bound in self.bounds)
 
     def apply(self, rank: int, place: int, group: Group) -> Apply:
         waits: list[Wait] = []
@@ -219,7 +227,8 @@ class _Weaver:
             bound = moved.get(store.tensor)
             places = self._places(bound, rank, group) if bound else [(Region(store.tensor, rank, (0, 0), (0, 0)), 0)]
             for cols in self._columns(store, group):
-                for rows in self._touched(store.dims[0], group):
+                touched = self._touched(store.dims[0], group)
+                for rows in bound.exchange.apart(touched) if bound else touched:
                     made = bound.exchange.made(rank, rows[0]) if bound else (store.tensor, 0, ())
                     for place, by in places:
                         stored = Region(place.buffer, place.rank, shifted(rows, by), cols)

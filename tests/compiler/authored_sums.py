@@ -88,6 +88,25 @@ def test_blocks_written_by_hand():
     assert run_ranks(blocks_by_hand, 3) == [[0.0] * CALLS] * 3
 
 
+def blocks_partly_by_the_library() -> list[float]:
+    """The heads of all blocks by its all-to-all, before the matmul and behind it, the rest beside the tiles."""
+    ranks = resolve(None).world_size
+    heads = ow.Collective(tuple(ow.Chunk((32 * block, 32 * block + 16)) for block in range(ranks)))
+    tails = tuple(
+        ow.Put(rank, peer, ow.Chunk((32 * peer + 16, 32 * peer + 32)))
+        for rank in range(ranks)
+        for peer in range(ranks)
+        if peer != rank
+    )
+    sides = ow.AllToAll(ranks, (heads, *tails)), ow.AllToAll(ranks, (*tails, heads), sends=True)
+    return exchanged_matmul(dict(zip("AC", sides, strict=True)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_library_may_carry_a_part_of_blocks(world_size: int):
+    assert run_ranks(blocks_partly_by_the_library, world_size) == [[0.0] * CALLS] * world_size
+
+
 def test_sums_of_eight():
     found = run_ranks(scattered_matmul, 8, "reduce_scatter.islands island=4", 128, False)
     assert max(error for errors in found for error in errors) <= 4.0

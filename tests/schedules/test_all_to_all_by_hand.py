@@ -8,7 +8,7 @@ import overweave as ow
 from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.plan import Plan
-from overweave.ir.schedule import Apply, Put
+from overweave.ir.schedule import Apply, Collective, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from tests.schedules.test_weave import BLOCK, matmul
@@ -75,6 +75,44 @@ def test_a_move_may_come_after_another_ranks():
         plan = planned(2, **{"C" if sends else "A": ow.AllToAll(2, moves, sends)})
         (later,) = [one for one in plan.schedule.of_rank(1) if isinstance(one, Put)]
         assert any(wait.pad.endswith("arrived") for wait in later.waits)
+
+
+def partly_the_librarys(sends: bool) -> ow.AllToAll:
+    """The library carries all of block 0 and the head of blocks 1 and 2; a Put of what is left comes behind it."""
+    together = ow.Collective((rows(0, 32), rows(32, 48), rows(64, 80)))
+    puts = [ow.Put(rank, peer, rows(32 * peer + 16, 32 * peer + 32)) for rank in range(3) for peer in (1, 2)]
+    puts = [put for put in puts if put.rank != put.peer]
+    listed = (*puts, together) if sends else (together, ow.Put(0, 1, puts[0].chunk, after=((0, 0),)), *puts[1:])
+    return ow.AllToAll(3, listed, sends)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_the_library_may_carry_a_part(sends: bool):
+    plan = planned(3, **{"C" if sends else "A": partly_the_librarys(sends)})
+    assert [one.function for one in plan.schedule.of_rank(1) if isinstance(one, Collective)] == ["all_to_all"]
+    assert not any(map(is_proven, [*without_one_wait(plan), *without_one_emitted_wait(plan)]))
+
+
+def test_a_part_of_the_librarys_may_come_after_a_move():
+    puts = (ow.Put(0, 1, rows(48, 64)), ow.Put(1, 0, rows(16, 32)))
+    for sends in (False, True):
+        together = ow.Collective((rows(0, 16), rows(32, 48)), after=((0, 0),))
+        plan = planned(2, **{"C" if sends else "A": ow.AllToAll(2, (*puts, together), sends)})
+        waits = [one.waits for one in plan.schedule.operations if isinstance(one, Collective)]
+        assert all(len(each) == 1 for each in waits)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (rows(0, 32),),
+        (rows(0, 32), rows(16, 48)),
+        (ow.Chunk((0, 32), (0, 8)), ow.Chunk((32, 64), (0, 8))),
+    ],
+)
+def test_the_library_carries_whole_rows_of_every_block(chunks: tuple[ow.Chunk, ...]):
+    with pytest.raises(ScheduleError, match="Give one for each block"):
+        planned(2, A=ow.AllToAll(2, (ow.Collective(chunks),)))
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,22 @@ def test_parts_need_not_hear_of_what_the_library_has_brought():
     verify_plan(plan, MachineLimits()).raise_if_refused()
 
 
+def test_moves_of_two_tensors_that_share_a_queue_imply_each_other_as_they_are_launched():
+    """Both have lanes on the copy engine; a tile reads rows of all ranks of the narrow one."""
+    wanted = {"A": "all_gather.double_ring", "B": "all_gather.islands"}
+    verify_plan(author_plan(matmul(128, n=16), wanted, 4, "bfloat16"), MachineLimits()).raise_if_refused()
+
+
+@pytest.mark.parametrize("how", ["all_to_all.send_collective", "all_to_all.send pieces=1"])
+def test_a_tile_may_write_rows_of_two_ranks(how: str):
+    """Of which one at most is announced: blocks are of 20 rows, the own one stays here."""
+    plan = author_plan(matmul(40), {"C": how}, 2, "bfloat16")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+    assert any(
+        len({made.tensor for made in one.makes}) > 1 for one in plan.schedule.of_rank(0) if isinstance(one, Apply)
+    )
+
+
 @pytest.mark.slow
 def test_without_any_one_wait_a_plan_is_refuted():
     waits = emitted = 0
