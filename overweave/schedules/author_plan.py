@@ -108,11 +108,15 @@ def _check_words(schedule: Schedule, realization: Realization) -> None:
 
 
 def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:
-    """Of the one kernel that moves chunks: SMs for the most that is asked."""
-    asked = [one.exchange.copy for one in bounds if one.exchange.copy]
+    """Of the one kernel that moves chunks, of one tensor: SMs for the most that is asked."""
+    movers = {one.operand.tensor: one.exchange.copy for one in bounds if one.exchange.copy}
+    asked = list(movers.values())
     if len({config.path for config in asked}) > 1:
         cure = "Let one kernel move both, or the copy engine one of them"
         raise InputError("move two tensors by kernels of their own", "one by loads and stores, one in bulk", cure)
+    if len(movers) > 1:
+        found, cure = "one kernel pushes, and it has one source", "Let the copy engine move one of them"
+        raise InputError(f"move {' and '.join(movers)} by kernels of their own", found, cure)
     return max(asked, key=lambda config: config.programs)
 
 

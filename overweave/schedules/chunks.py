@@ -73,8 +73,8 @@ class Get(Struct, frozen=True):
 
 
 class Collective(Struct, frozen=True):
-    """What the library carries: of a Gather, one chunk of each rank's own shard to all, before the kernel's tiles; of an
-    AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them.
+    """What the library carries: of a Gather, one chunk of each rank's own shard, to all, before the kernel's tiles; of
+    an AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them.
 
     It is a move of every rank, and counts as one of each in `after`. Chunks are whole rows, and may be empty.
     """

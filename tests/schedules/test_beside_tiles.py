@@ -119,6 +119,7 @@ def test_what_tiles_carry_waits_for_nothing():
         ({"A": RECEIVE}, "no pointer"),
         ({"A": BY_TILES, "B": "all_gather.push mover=bulk_tiles"}, "bulk_tiles and tiles"),
         ({"A": "all_gather.push mover=copy_kernel", "B": "all_gather.push mover=bulk_kernel"}, "in bulk"),
+        ({"A": "all_gather.push mover=copy_kernel", "B": "all_gather.push mover=copy_kernel"}, "it has one source"),
         ({"A": "all_gather.pull mover=tiles"}, "mover"),
     ],
 )
