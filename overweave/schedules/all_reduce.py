@@ -8,6 +8,7 @@ SOURCE: the one- and two-shot all-reduce of TensorRT-LLM and of torch's symmetri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from overweave.ir.schedule import (
     CREDITS,
@@ -56,7 +57,6 @@ from overweave.schedules.two_shot import (
     two_shot_pads,
     two_shot_pull,
     two_shot_pull_pads,
-    two_shot_pull_queues,
     two_shot_queues,
 )
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
@@ -92,13 +92,13 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
         summing,
     )
     is_alone = split.world_size == 1
-    of_rank = _alone if is_alone else METHODS[method]
-    steps = [step for rank in ranks for step in of_rank(reduced, rank)] if rows else []
+    how = METHODS[method]
+    steps = [step for rank in ranks for step in (_alone if is_alone else how.steps)(reduced, rank)] if rows else []
     return Communication(
         world_size=split.world_size,
         buffers=used((reduced.partial, reduced.slots, reduced.total, reduced.y), steps),
-        pads=() if is_alone or not rows else PADS[method](split),
-        queues=() if is_alone else QUEUES[method](reduced),
+        pads=() if is_alone or not rows else how.pads(split),
+        queues=() if is_alone else how.queues(reduced),
         given=(),
         goal=tuple(goal for rank in ranks if rows for goal in _goals(reduced, rank, held, method)),
         steps=tuple(steps),
@@ -201,47 +201,39 @@ def _one_shot_packed(reduced: Reduced, rank: int) -> Steps:
 
 def _one_shot_queues(reduced: Reduced) -> tuple[Queue, ...]:
     # Sums that wait for peers must not hold the SMs that a kernel's own pushes need.
-    return (
-        *reduced.split.copy_queues((MAIN,)),
-        Queue(SUMS, ISSUE, after=(MAIN, TILES, COPIES) if _is_kernel(reduced) else (MAIN, TILES)),
-    )
+    after = (MAIN, TILES, COPIES) if reduced.split.is_by_kernel else (MAIN, TILES)
+    return (*reduced.split.copy_queues((MAIN,)), Queue(SUMS, ISSUE, after=after))
 
 
-def _is_kernel(reduced: Reduced) -> bool:
-    return reduced.split.is_by_kernel
+def _behind_matmul(queue: str) -> Callable[[Reduced], tuple[Queue, ...]]:
+    return lambda reduced: (Queue(queue, ISSUE, after=(MAIN,)),)
+
+
+class _Method(NamedTuple):
+    """What a rank does, in launch order, the signals that this needs, and the queues."""
+
+    steps: Callable[[Reduced, int], Steps]
+    pads: Callable[[Split], tuple[SignalPad, ...]]
+    queues: Callable[[Reduced], tuple[Queue, ...]]
 
 
 PACKED_METHODS = ("one_shot_packed", "two_shot_packed")
-METHODS: dict[str, Callable[[Reduced, int], Steps]] = {
-    "collective": _collective,
-    "one_shot": _one_shot,
-    "one_shot_pull": _one_shot_pull,
-    "one_shot_packed": _one_shot_packed,
-    "two_shot": two_shot,
-    "two_shot_pull": two_shot_pull,
-    "two_shot_packed": two_shot_packed,
-    "two_shot_stored": two_shot_stored,
-    "ring_stored": ring_stored,
-}
-PADS: dict[str, Callable[[Split], tuple[SignalPad, ...]]] = {
-    "collective": lambda split: (),
-    "one_shot": lambda split: (SignalPad(COMPUTED, 1), SignalPad(ARRIVED, split.world_size - 1)),
-    "one_shot_pull": lambda split: (SignalPad(READY, split.world_size - 1),),
-    "one_shot_packed": lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
-    "two_shot": two_shot_pads,
-    "two_shot_pull": two_shot_pull_pads,
-    "two_shot_packed": two_shot_packed_pads,
-    "two_shot_stored": two_shot_stored_pads,
-    "ring_stored": ring_stored_pads,
-}
-QUEUES: dict[str, Callable[[Reduced], tuple[Queue, ...]]] = {
-    "collective": lambda reduced: (Queue(MAIN, COMPLETE),),
-    "one_shot": _one_shot_queues,
-    "one_shot_pull": lambda reduced: (Queue(SUMS, ISSUE, after=(MAIN,)),),
-    "one_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
-    "two_shot": two_shot_queues,
-    "two_shot_pull": two_shot_pull_queues,
-    "two_shot_packed": lambda reduced: (Queue(PACKED, ISSUE, after=(MAIN,)),),
-    "two_shot_stored": two_shot_stored_queues,
-    "ring_stored": ring_stored_queues,
+METHODS = {
+    "collective": _Method(_collective, lambda split: (), lambda reduced: (Queue(MAIN, COMPLETE),)),
+    "one_shot": _Method(
+        _one_shot,
+        lambda split: (SignalPad(COMPUTED, 1), SignalPad(ARRIVED, split.world_size - 1)),
+        _one_shot_queues,
+    ),
+    "one_shot_pull": _Method(
+        _one_shot_pull, lambda split: (SignalPad(READY, split.world_size - 1),), _behind_matmul(SUMS)
+    ),
+    "one_shot_packed": _Method(
+        _one_shot_packed, lambda split: (SignalPad(ARRIVED, split.world_size - 1),), _behind_matmul(PACKED)
+    ),
+    "two_shot": _Method(two_shot, two_shot_pads, two_shot_queues),
+    "two_shot_pull": _Method(two_shot_pull, two_shot_pull_pads, _behind_matmul(SUMS)),
+    "two_shot_packed": _Method(two_shot_packed, two_shot_packed_pads, _behind_matmul(PACKED)),
+    "two_shot_stored": _Method(two_shot_stored, two_shot_stored_pads, two_shot_stored_queues),
+    "ring_stored": _Method(ring_stored, ring_stored_pads, ring_stored_queues),
 }

@@ -18,7 +18,6 @@ from overweave.schedules.communication import (
     COMPLETE,
     COMPUTED,
     ISSUE,
-    MAIN,
     READY,
     SUMMED,
     SUMS,
@@ -98,10 +97,6 @@ def two_shot_pull(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
 
 def two_shot_pull_pads(split: Split) -> tuple[SignalPad, ...]:
     return SignalPad(READY, split.world_size - 1), SignalPad(SHARED, split.world_size * split.pieces)
-
-
-def two_shot_pull_queues(reduced: Reduced) -> tuple[Queue, ...]:
-    return (Queue(SUMS, ISSUE, after=(MAIN,)),)
 
 
 def _multiplied(reduced: Reduced, rank: int, owner: int, piece: int) -> Iterator[Chunk]:
