@@ -40,7 +40,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
-from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, check_messages
+from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, messages_obstacle
 from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Settings, settle
@@ -117,8 +117,8 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
     check_problem(asked, problem)
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
-    if template.has_messages:
-        check_messages(asked, problem)
+    if template.has_messages and (obstacle := messages_obstacle(problem)):
+        raise InputError(asked, obstacle, "Take another plan, such as sequential")
     obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")

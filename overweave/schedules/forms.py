@@ -47,10 +47,9 @@ def _check_fp8(asked: str, problem: Problem) -> None:
         raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
 
 
-def check_messages(asked: str, problem: Problem) -> None:
-    """What packed messages carry, and among how many ranks. Raises InputError."""
+def messages_obstacle(problem: Problem) -> str:
+    """Why packed messages cannot carry what a problem moves; empty if they can."""
     if problem.world_size > MOST_PACKED_RANKS:
-        raise InputError(asked, f"{problem.world_size} ranks", f"Packed messages serve {MOST_PACKED_RANKS} at most")
+        return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
     travels = problem.operator == ALL_GATHER_MATMUL and problem.world_size > 1
-    if problem.epilogue.scaling == "rows" and travels:
-        raise InputError(asked, "scales of rows", "Packed messages carry none: name another plan, or one scale for all")
+    return "packed messages carry no scales of rows" if problem.epilogue.scaling == "rows" and travels else ""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.along_k import MOST_SHARES
+from overweave.schedules.chunks import MOST_PROGRAMS
 from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
 from overweave.schedules.gather_templates import Axis
 from overweave.schedules.skinny import Multiplier
@@ -148,7 +149,9 @@ ANY_MOVER = replace(
     choices=(*MOVER.choices, "tiles", "bulk_tiles"),
     meaning=f"{MOVER.meaning}; or the programs that compute, between their tiles, in the same two ways",
 )
-COPY_PROGRAMS = Option(name="copy_programs", default=16, high=64, meaning="SMs of the kernel that pushes chunks")
+COPY_PROGRAMS = Option(
+    name="copy_programs", default=16, high=MOST_PROGRAMS, meaning="SMs of the kernel that pushes chunks"
+)
 MATMUL = Option(
     name="matmul",
     default="library",

@@ -134,7 +134,7 @@ def _margin(what: Candidate, problem: Problem) -> Margin:
         return OF_SUMS_IN_A_RING if is_known else OF_STORES
     if operator == MATMUL_ALL_REDUCE and "sums" in dict(what.options):
         return OF_ADDING_TILES if dict(what.options)["sums"] == "epilogue" else OF_SUMMING_KERNELS
-    if what.has_messages:
+    if what.has_messages(operator):
         return OF_MESSAGES
     if what.is_by_torch:
         return BY_TORCH

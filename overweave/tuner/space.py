@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import MOST_PACKED_RANKS, MatmulConfig, Problem
+from overweave.ir.plan import MatmulConfig, Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.schedules.finished import shapes_of_tiles
+from overweave.schedules.forms import messages_obstacle
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.skinny import skinny_obstacle
 from overweave.schedules.templates import MATMUL_REDUCE_SCATTER, TEMPLATES
@@ -80,14 +81,13 @@ class Candidate(Struct, frozen=True):
         """Whether one of our tile kernels computes."""
         return not self.is_by_torch and TEMPLATES[self.schedule(operator)].is_fused
 
-    @property
-    def has_messages(self) -> bool:
-        """Whether what it moves are packed messages."""
-        return self.plan.endswith("packed")
-
     def has_kernels(self, operator: str) -> bool:
         """Whether any kernel of ours runs."""
         return not self.is_by_torch and TEMPLATES[self.schedule(operator)].has_kernels
+
+    def has_messages(self, operator: str) -> bool:
+        """Whether what it moves are packed messages."""
+        return not self.is_by_torch and TEMPLATES[self.schedule(operator)].has_messages
 
 
 def candidate(plan: str, options: Options) -> Candidate:
@@ -264,14 +264,11 @@ def _all_reduce_obstacle(problem: Problem) -> str:
 
 def _packed_obstacle(problem: Problem, what: Candidate) -> str:
     """Messages of all ranks lie in memory at once, twice, a third larger than their data."""
-    if not what.has_messages:
+    if not what.has_messages(problem.operator):
         return ""
-    if problem.world_size > MOST_PACKED_RANKS:
-        return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
-    gathers = problem.operator == "all_gather_matmul"
-    if gathers and problem.epilogue.scaling == "rows":
-        return "packed messages carry no scales of rows"
-    columns = problem.k if gathers else problem.n
+    if why := messages_obstacle(problem):
+        return why
+    columns = problem.k if problem.operator == "all_gather_matmul" else problem.n
     sent_bytes = problem.m * columns * ITEMSIZE_BYTES[problem.moved_dtype]
     if sent_bytes > MOST_PACKED_BYTES:
         return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
