@@ -24,11 +24,6 @@ class Ratio(Struct, frozen=True):
     low: float
     high: float
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the interval lies on one side of 1, so that one method is faster beyond the noise."""
-        return self.low > 1.0 or self.high < 1.0
-
 
 def quantile(values: Sequence[float], fraction: float) -> float:
     """The value below which `fraction` of the samples lie, interpolated between neighbours."""
