@@ -25,7 +25,7 @@ from overweave.ir.plan import Plan, ReduceConfig
 from overweave.ir.schedule import OUTPUT, Reduce, Region
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group, resolve
-from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, lay_out
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, aligned, lay_out
 from overweave.memory.lower import SlotAddresses, reduction_operands, widths_of
 from overweave.memory.workspace import Workspace
 from overweave.runtime.head import words_of
@@ -48,7 +48,7 @@ class Reductions:
         self.plan = case.build(group.world_size)
         self.layout = lay_out(self.plan.schedule, "bfloat16")
         self.pad_bytes = max(self.layout.signals, 1) * SIGNAL_STRIDE_BYTES
-        self.head = -(-count * TURNS * self.pad_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.head = aligned(count * TURNS * self.pad_bytes)
         self.heap = CudaHeap(group, device, self.head + self.layout.size_bytes)
         self.workspace = Workspace.of(group, device)
         generator = torch.Generator(device=device).manual_seed(group.rank)

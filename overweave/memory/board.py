@@ -29,8 +29,6 @@ from overweave.memory.group import Group, all_gather_bytes
 from overweave.memory.records import ALARM_TEXT_BYTES, EXCHANGE_BYTES, TEXT_BYTES, Pause, Records, entry, now_ms
 from overweave.memory.shared import SharedFile, share
 
-__all__ = ["Alarm", "Board"]
-
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0
 TOLD_BYTES = (records.TEXT - records.HASH) * 8 + TEXT_BYTES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.memory.board import Board
-from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
 from overweave.memory.shared import SharedFile, share
 
 SLOTS = 2
@@ -27,7 +27,7 @@ class HostHeap:
         self.signals = signals
         self.slot_bytes = slot_bytes
         self._signals_offset = (COMPLETED + world_size) * SIGNAL_STRIDE_BYTES
-        self._slots_offset = _aligned(self._signals_offset + SLOTS * signals * SIGNAL_STRIDE_BYTES)
+        self._slots_offset = aligned(self._signals_offset + SLOTS * signals * SIGNAL_STRIDE_BYTES)
         self._part_bytes = part_bytes(world_size, signals, slot_bytes)
         self._memory = torch.frombuffer(file.memory, dtype=torch.uint8)
         self._lines = file.memory[: file.size_bytes // 4 * 4].cast("i")
@@ -35,7 +35,7 @@ class HostHeap:
     @classmethod
     def create(cls, board: Board, signals: int, slot_bytes: int, deadline_s: float | None = None) -> HostHeap:
         """Collective. Raises MachineError on every rank if one cannot map it, PeerDied, PeerTimeout."""
-        slot_bytes = _aligned(slot_bytes)
+        slot_bytes = aligned(slot_bytes)
         size_bytes = board.world_size * part_bytes(board.world_size, signals, slot_bytes)
         file = share(board.rank, size_bytes, lambda data: board.exchange(data, deadline_s), lambda file: None)
         file.forget_name()
@@ -75,8 +75,4 @@ class HostHeap:
 def part_bytes(world_size: int, signals: int, slot_bytes: int) -> int:
     """Bytes of one rank's part."""
     lines = COMPLETED + world_size + SLOTS * signals
-    return _aligned(lines * SIGNAL_STRIDE_BYTES) + SLOTS * slot_bytes
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return aligned(lines * SIGNAL_STRIDE_BYTES) + SLOTS * slot_bytes

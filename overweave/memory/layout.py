@@ -18,6 +18,7 @@ SIGNAL_STRIDE_BYTES = 4 * SIGNAL_STRIDE_WORDS
 # The same words hold signals under every plan: what one plan leaves behind in its buffers must never read as a signal
 # of the next.
 SIGNAL_CAPACITY = 4096
+REPORT_WORDS = 8  # int32, in which a kernel says what it waited for (memory/device.py)
 
 
 class SlotLayout(Struct, frozen=True):
@@ -62,9 +63,10 @@ def lay_out_slot(name: str, pads: Mapping[str, int], sizes_bytes: Mapping[str, i
     offset = SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES
     for buffer, size_bytes in sizes_bytes.items():
         buffers[buffer] = offset
-        offset = _aligned(offset + size_bytes)
+        offset = aligned(offset + size_bytes)
     return SlotLayout(signals, firsts, buffers, offset)
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def aligned(size_bytes: int) -> int:
+    """Rounded up to where a buffer may begin."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

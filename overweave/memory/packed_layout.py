@@ -16,7 +16,7 @@ from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, 
 from overweave.ir.schedule import Buffer, Copy, Operation, Put, Reduce
 from overweave.ir.shards import shard_rows
 from overweave.ir.words import INT32_BYTES
-from overweave.memory.layout import ALIGNMENT_BYTES
+from overweave.memory.layout import aligned
 
 HALVES = 2
 SMALLEST_HALF_BYTES = 8 << 20
@@ -68,7 +68,7 @@ def lay_out_packed(plan: Plan) -> PackedLayout:
     row_words = row_bytes // INT32_BYTES if plan.problem.norm else 0
     shard_words = rows * row_bytes // INT32_BYTES
     messages = rows * _messages(row_words) if row_words else _messages(shard_words)
-    part_bytes = -(-messages * MESSAGE_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    part_bytes = aligned(messages * MESSAGE_BYTES)
     return PackedLayout(
         part_bytes=part_bytes,
         half_bytes=config.shots * plan.schedule.world_size * part_bytes,

@@ -18,7 +18,8 @@ import torch
 
 from overweave.errors import OverweaveError
 from overweave.memory import driver
-from overweave.memory.board import Alarm, Board
+from overweave.memory.alarm import Alarm
+from overweave.memory.board import Board
 
 LOOK_EVERY_S = 0.2
 SATISFIED = 0x3FFFFFFF  # above every count, below the sign bit

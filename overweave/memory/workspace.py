@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 
 from overweave.errors import OverweaveError, WorkspaceBroken
 from overweave.memory import driver
-from overweave.memory.board import Alarm, Board
+from overweave.memory.alarm import Alarm
+from overweave.memory.board import Board
 from overweave.memory.captures import Captures
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.device import (
@@ -27,7 +28,7 @@ from overweave.memory.device import (
     REPORTED,
 )
 from overweave.memory.group import Group
-from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
 from overweave.memory.packed import PACKED_OPERATION
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
@@ -38,7 +39,6 @@ from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
 SMALLEST_SLOT_BYTES = 16 << 20
-REPORT_WORDS = 8
 TOLD_WITHIN_S = 2.0  # ten turns of a watcher
 KERNEL_QUEUES = 4
 IS_SET = int(REPORT_IS_SET.value)
@@ -118,7 +118,7 @@ class Workspace:
         self._most_signals = max(self._most_signals, layout.signals)
         if not self._heaps or layout.size_bytes > self._slot_bytes:
             size = max(layout.size_bytes, SMALLEST_SLOT_BYTES)
-            self._slot_bytes = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self._slot_bytes = aligned(size)
             self._heaps.append(CudaHeap(self.group, self.device, SLOTS * self._slot_bytes))
         return tuple(Slot(self._heaps[-1], number, number * self._slot_bytes) for number in range(SLOTS))
 
@@ -126,7 +126,7 @@ class Workspace:
         """The memory of packed messages, large enough. Collective if it must grow; all ranks ask for as much."""
         if not self._packed or half_bytes > self._packed[-1].half_bytes:
             size = max(half_bytes, SMALLEST_HALF_BYTES)
-            self._packed.append(PackedSpace(self.group, self.device, -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES))
+            self._packed.append(PackedSpace(self.group, self.device, aligned(size)))
         return self._packed[-1]
 
     def take_turn(self) -> int:

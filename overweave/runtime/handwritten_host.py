@@ -14,7 +14,7 @@ from overweave.memory.alarm import Alarm
 from overweave.memory.group import Group
 from overweave.memory.host_heap import ABORT, COMPLETED, HostHeap
 from overweave.memory.host_workspace import HostWorkspace
-from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.records import Pause
 from overweave.runtime import interpreter
 from overweave.runtime.beside import Beside, IsDone
@@ -31,8 +31,6 @@ from overweave.runtime.handwritten import (
 )
 
 interpreter.repair()
-
-_REPORT_WORDS = 8
 
 
 class HandwrittenRun:
@@ -71,7 +69,7 @@ class _SlotView:
         self._words = heap.word_lines(group.rank)
         self._words[ABORT] = 0
         ranks = range(group.world_size)
-        report = self._report = torch.zeros(_REPORT_WORDS, dtype=torch.int32)
+        report = self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
         self.limits = torch.tensor([0, report.data_ptr(), *(heap.word_address(rank) for rank in ranks)])
         words = torch.frombuffer(self._words, dtype=torch.int32)
         self.words = words[: (COMPLETED + group.world_size) * SIGNAL_STRIDE_WORDS]

@@ -21,7 +21,7 @@ from overweave.ir.plan import COPY_KERNEL, MOST_WEIGHTS, PACKED_KERNEL, REDUCE_K
 from overweave.ir.schedule import INPUT, Compute, Reduce, ReducePut
 from overweave.ir.tile_order import OWN_SHARD, WORKSPACE, outputs, share_places
 from overweave.memory.host_heap import ABORT, COMPLETED
-from overweave.memory.layout import SIGNAL_STRIDE_WORDS
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import sums_first, widths_of
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.shares import Shares, share_numbers
@@ -44,7 +44,6 @@ from overweave.runtime.interpreted_skinny import multiply_few_rows  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
-_REPORT_WORDS = 8
 _COPIED_WORDS = 256  # int32 at a time: several turns even for small chunks
 _PRECISION = "ieee"  # interpreted dots are fp32 whatever it says
 _CLAIMS = {TILE_KERNEL: 0, REDUCE_KERNEL: 1, COPY_KERNEL: 2}
@@ -76,7 +75,7 @@ class InterpretedCall(HostCall):
         slot.atomic_add = interpreter.atomic_add
         self._words = slot.heap.word_lines(rank)
         self._words[ABORT] = 0
-        self._report = torch.zeros(_REPORT_WORDS, dtype=torch.int32)
+        self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
         peers = [slot.heap.word_address(peer) for peer in range(ranks)]
         self._limits = torch.tensor([0, self._report.data_ptr(), *peers])
         self._claims = torch.zeros(len(_CLAIMS) + 1, dtype=torch.int32)

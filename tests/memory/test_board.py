@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from overweave.errors import OverweaveError, PeerDied, PeerTimeout, RankMismatch
-from overweave.memory.board import Alarm, Board
+from overweave.memory.alarm import Alarm
+from overweave.memory.board import Board
 from overweave.memory.group import resolve
 from overweave.runtime.processes import Ranks, run_ranks
 
