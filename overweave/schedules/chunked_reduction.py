@@ -70,6 +70,7 @@ from overweave.schedules.held_sums import (
     partials,
 )
 from overweave.schedules.landed import Slots
+from overweave.schedules.summed_together import results_together, summed_together
 
 KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
 BESIDE, BEHIND, LIBRARY = "beside", "behind", "library"  # tiles, where sums run; or whose they are
@@ -123,7 +124,7 @@ class _Lowering:
         self.size, self.rows = books.reduction.world_size, books.whole.rows[1]
         self.moves = {one.at: one for one in books.done}
         self.carried = [one for one in books.done if isinstance(one, Carried)]
-        moves = [move for move in books.reduction.moves if not isinstance(move, chunks.Sum)]
+        moves = [move for move in books.reduction.moves if isinstance(move, chunks.Put | chunks.Get)]
         self.lanes = {move.lane for move in moves if move.mover == ENGINE}
         self.holes = [_holes(self._reads(rank)) for rank in range(self.size)]
         self.slots = Slots.of(self.carried, self.size)
@@ -186,11 +187,11 @@ class _Lowering:
         return Buffer(name, rows, self.cols, "symmetric" if name == TOTAL or name in pulled else "local")
 
     def _mover(self, one: Carried) -> int:
-        return self.books.reduction.moves[one.at].rank
+        return self._move(one.at).rank
 
     def _move(self, at: int) -> chunks.Put | chunks.Get:
         move = self.books.reduction.moves[at]
-        assert not isinstance(move, chunks.Sum)
+        assert isinstance(move, chunks.Put | chunks.Get)
         return move
 
     def _lane(self, at: int) -> str:
@@ -202,7 +203,7 @@ class _Lowering:
         for one in self.books.done:
             if (one.source if isinstance(one, Carried) else one.rank) == rank:
                 found += [piece.box.rows for piece in one.pieces if OWN in piece.by]
-        return found
+        return found + [rows for together in self.books.together.values() for rows in together]
 
     def _split(self, one: Added) -> Iterator[_Sum]:
         """A sum of tiles that are announced apart is several."""
@@ -323,6 +324,7 @@ class _Lowering:
             elif self._mover(one) == rank and one not in ahead:
                 yield self._carry(one)
         yield from (self._reduce(each) for each in self.ends[rank])
+        yield from summed_together(self.books, rank) if self.size > 1 else ()
 
     def _carry(self, one: Carried) -> Put | Get:
         mover = self._mover(one)
@@ -371,6 +373,8 @@ class _Lowering:
             terms = tuple(held[one] for part in piece.parts for one in partials(part.value))
             (row, _), (col, _) = piece.box.rows, piece.box.cols
             yield Goal(self._result(rank, piece.box), product(A, B), row, col, terms)
+        for rows, result in results_together(self.books, rank):
+            yield Goal(result, product(A, B), rows[0], 0, held)
 
     def _queues(self, steps: Iterable[Operation | Chunk]) -> Iterator[Queue]:
         for name in dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk)):

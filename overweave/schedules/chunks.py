@@ -74,7 +74,8 @@ class Get(Struct, frozen=True):
 
 class Collective(Struct, frozen=True):
     """What the library carries: of a Gather, one chunk of each rank's own shard, to all, before the kernel's tiles; of
-    an AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them.
+    an AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them; of a Reduction,
+    the sum of one chunk of each rank's shard, to its rank or everywhere, behind the tiles and all that is moved.
 
     It is a move of every rank, and counts as one of each in `after`. Chunks are whole rows, and may be empty.
     """
@@ -96,7 +97,7 @@ class Sum(Struct, frozen=True):
 
 
 Move = Put | Get | Collective
-Step = Put | Get | Sum  # of a Reduction
+Step = Put | Get | Sum | Collective  # of a Reduction
 
 
 class Gather(Struct, frozen=True):
@@ -121,7 +122,7 @@ class Gather(Struct, frozen=True):
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""
-        return _of_rank(self.moves, rank)
+        return (at for at, move in enumerate(self.moves) if isinstance(move, Collective) or move.rank == rank)
 
     def places(self) -> dict[tuple[int, int], int]:
         """(rank, index) -> position in `moves`."""
@@ -145,7 +146,7 @@ class Reduction(Struct, frozen=True):
     copy_programs: int = 16
 
     def __post_init__(self) -> None:
-        _check_moves("reduction", self.world_size, self.moves, (Put, Get, Sum))
+        _check_moves("reduction", self.world_size, self.moves, (Put, Get, Sum, Collective))
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
@@ -185,12 +186,14 @@ class AllToAll(Struct, frozen=True):
 Written = Gather | Reduction | AllToAll
 
 
-def _of_rank(moves: Iterable[Move | Step], rank: int) -> Iterator[int]:
-    return (at for at, move in enumerate(moves) if isinstance(move, Collective) or move.rank == rank)
-
-
-def _places(world_size: int, moves: tuple[Move | Step, ...]) -> dict[tuple[int, int], int]:
-    return {(rank, index): at for rank in range(world_size) for index, at in enumerate(_of_rank(moves, rank))}
+def _places(world_size: int, moves: Iterable[Move | Step]) -> dict[tuple[int, int], int]:
+    known: dict[tuple[int, int], int] = {}
+    counts: dict[int, int] = {}
+    for at, move in enumerate(moves):
+        for rank in range(world_size) if isinstance(move, Collective) else (move.rank,):
+            index = counts.get(rank, 0)
+            known[rank, index], counts[rank] = at, index + 1
+    return known
 
 
 def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type, ...]) -> None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
-from overweave.schedules.chunks import MOST_LANES, Box, Chunk, Get, Put, Reduction, Sum
+from overweave.schedules.chunks import MOST_LANES, Box, Chunk, Collective, Get, Put, Reduction, Sum
 from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, is_empty
 
 OWN = -1  # stands for the rank's tiles among the moves that bring something
@@ -68,13 +68,15 @@ class Added(Struct, frozen=True):
 
 class Books(Struct):
     """done: in the order of the list, what is added at the end behind it. ends: of each rank, what it has at the end of
-    what it wants. read: the moves and ranks whose result somebody passes on, or adds again."""
+    what it wants. read: the moves and ranks whose result somebody passes on, or adds again. together: of what the
+    library sums, the rows of each rank's shard, by their place in the list; nothing else touches them."""
 
     reduction: Reduction
     whole: Box
     done: list[Carried | Added]
     ends: list[tuple[Piece, ...]]
     read: set[tuple[int, int]]
+    together: dict[int, tuple[Range, ...]]
 
     def wanted(self, rank: int) -> Box:
         """What a rank is to have at the end."""
@@ -138,9 +140,13 @@ class _Books:
 
     def __init__(self, reduction: Reduction, whole: Box) -> None:
         self.reduction, self.whole, self.size = reduction, whole, reduction.world_size
-        chunks = [move.chunk for move in reduction.moves]
+        chunks = [one for move in reduction.moves for one in _chunks(move)]
         for at, move in enumerate(reduction.moves):
-            self._check(at, move)
+            if isinstance(move, Collective):
+                self._check_together(at, move)
+            else:
+                self._check(at, move)
+        self._check_order()
         shards = [shard_rows(whole.rows[1], self.size, rank) for rank in range(self.size)]
         self.grid = _Grid(
             _cells(whole.rows, [*(chunk.rows for chunk in chunks), *shards]),
@@ -152,12 +158,15 @@ class _Books:
         self.beside: dict[tuple[int, tuple[int, int]], list[Held]] = {}
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
-        self.books = Books(reduction, whole, [], [], set())
+        self.librarys: set[tuple[int, int]] = set()
+        self.books = Books(reduction, whole, [], [], set(), {})
 
     def kept(self) -> Books:
         for at, move in enumerate(self.reduction.moves):
             if isinstance(move, Sum):
                 self._add(at, move.rank, self._box(move.chunk))
+            elif isinstance(move, Collective):
+                self._leave(at, move)
             else:
                 self._carry(at, move)
         for rank in range(self.size):
@@ -178,6 +187,38 @@ class _Books:
         if not isinstance(move, Sum) and not 0 <= move.lane < MOST_LANES:
             raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {MOST_LANES - 1}")
 
+    def _check_together(self, at: int, move: Collective) -> None:
+        asked = f"move {at} of a reduction of {self.whole} on {self.size} ranks"
+        shards = [shard_rows(self.whole.rows[1], self.size, rank) for rank in range(self.size)]
+        inside = (lo <= one.rows[0] <= one.rows[1] <= hi for (lo, hi), one in zip(shards, move.chunks, strict=False))
+        is_whole = all((one.cols or self.whole.cols) == self.whole.cols for one in move.chunks)
+        if len(move.chunks) != self.size or not all(inside) or not is_whole:
+            found = "its chunks are not one of each rank's shard, whole rows of it"
+            raise ScheduleError(asked, found, "Give one for each rank")
+
+    def _check_order(self) -> None:
+        """Nothing is asked to come after what the library sums, nor that to come after anything."""
+        moves, places = self.reduction.moves, self.reduction.places()
+        for at, move in enumerate(moves):
+            named = [moves[places.get(one, at)] for one in move.after]
+            if named and any(isinstance(one, Collective) for one in (move, *named)):
+                asked = f"move {at} of a reduction of {self.whole} after {move.after}"
+                raise ScheduleError(asked, "the library sums behind all else", "Leave `after` out")
+
+    def _leave(self, at: int, move: Collective) -> None:
+        """To the library: rows of which every rank has its own partial, and no other."""
+        cells = [cell for chunk in move.chunks for cell in self._cells(self._box(chunk))]
+        for rank, cell in ((rank, cell) for rank in range(self.size) for cell in cells):
+            if self.has[rank, cell].by != OWN or self.beside.get((rank, cell)) or cell in self.librarys:
+                found = f"another move carries rows [{self.grid.rows[cell[0]][0]}:{self.grid.rows[cell[0]][1]}] of it"
+                raise ScheduleError(f"move {at}: leave a sum to the library", found, "Leave it all of those rows")
+        self.librarys.update(cells)
+        self.books.together[at] = tuple(chunk.rows for chunk in move.chunks)
+
+    def _check_not_left(self, asked: str, cells: list[tuple[int, int]]) -> None:
+        if not self.librarys.isdisjoint(cells):
+            raise ScheduleError(asked, "an earlier move leaves some of it to the library", "Let one of them carry it")
+
     def _box(self, chunk: Chunk) -> Box:
         return Box(chunk.rows, chunk.cols or self.whole.cols)
 
@@ -191,6 +232,7 @@ class _Books:
         source, target = (move.rank, move.peer) if isinstance(move, Put) else (move.peer, move.rank)
         box = self._box(move.chunk)
         cells = self._cells(box)
+        self._check_not_left(f"move {at}: pass on {box}", cells)
         values = {self.has[source, cell].part.value for cell in cells}
         if len(values) > 1:
             found = f"rank {source} has {' and '.join(sorted(map(str, values)))} of it"
@@ -260,14 +302,16 @@ class _Books:
             raise ScheduleError(f"reduce {self.whole}", found, "Add a Sum, and pass it on")
         for at, piece in self._at_the_end(rank, wanted, left):
             self._add(at, rank, piece.box)
-        for cell in self._cells(wanted):
+        for cell in (one for one in self._cells(wanted) if one not in self.librarys):
             lacks = sorted(set(range(self.size)).difference(partials(self.has[rank, cell].part.value)))
             if lacks:
                 line = self.grid.rows[cell[0]]
                 found = f"rank {rank} lacks the partials of ranks {lacks} for rows [{line[0]}:{line[1]}] at the end"
                 raise ScheduleError(f"reduce {self.whole}", found, "Every rank's partial must come to every sum")
-        ends = self.grid.pieces(wanted, lambda cell: [self.has[rank, cell]], apart=True)
-        self.books.ends.append(tuple(sorted(ends, key=lambda piece: piece.by)))
+        ends = self.grid.pieces(
+            wanted, lambda cell: [] if cell in self.librarys else [self.has[rank, cell]], apart=True
+        )
+        self.books.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
 
     def _at_the_end(
         self, rank: int, wanted: Box, left: dict[tuple[int, int], list[Held]]
@@ -281,7 +325,7 @@ class _Books:
     def _check_alike(self) -> None:
         """Where several ranks have a sum they have its bits: that is, added it alike, or got it from one of them."""
         for line, cols in self.grid.within(self.whole) if self.reduction.everywhere else ():
-            for col in cols:
+            for col in (one for one in cols if (line, one) not in self.librarys):
                 values = {self.has[rank, (line, col)].part.value for rank in range(self.size)}
                 if len(values) > 1:
                     lo, hi = self.grid.rows[line]
@@ -293,3 +337,7 @@ class _Books:
 def _cells(whole: Range, ranges: list[Range]) -> tuple[Range, ...]:
     edges = {edge for pair in (whole, *ranges) for edge in pair}
     return tuple(pair for pair in pairwise(sorted(edges)) if not is_empty(pair))
+
+
+def _chunks(move: Put | Get | Sum | Collective) -> tuple[Chunk, ...]:
+    return move.chunks if isinstance(move, Collective) else (move.chunk,)

@@ -119,6 +119,31 @@ def test_a_persistent_kernel_between_two_chunk_schedules():
     assert max(error for errors in found for error in errors) <= 2.0
 
 
+def partly_by_the_library(everywhere: bool) -> list[float]:
+    """The library sums the head of every shard behind the tiles, its ring the rest beside them."""
+    ranks = resolve(None).world_size
+    moves: list[ow.Put | ow.Sum | ow.Collective] = [
+        ow.Collective(tuple(ow.Chunk((32 * owner, 32 * owner + 16)) for owner in range(ranks)))
+    ]
+    for owner in range(ranks):
+        part, way = ow.Chunk((32 * owner + 16, 32 * owner + 32)), [(owner + step) % ranks for step in range(ranks)]
+        for rank in reversed(way[1:]):
+            moves += [ow.Sum(rank, part)] if rank != way[-1] else []
+            moves.append(ow.Put(rank, (rank - 1) % ranks, part))
+        if everywhere:
+            moves.append(ow.Sum(owner, part))
+            moves += [ow.Put(owner, peer, part, lane=1) for peer in way[1:]]
+    run = reduced_matmul if everywhere else lambda how: scattered_matmul(how, 32 * ranks, False)
+    return run(ow.Reduction(ranks, tuple(moves), everywhere))  # type: ignore[arg-type, no-untyped-call]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_library_may_sum_a_part(world_size: int, everywhere: bool):
+    found = run_ranks(partly_by_the_library, world_size, everywhere)
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
 def summed_by_hand(everywhere: bool) -> list[float]:
     """Down a chain to rank 0 by rows, pulled by the next and pushed on; the library adds what is cut by columns."""
     ranks = resolve(None).world_size

@@ -12,7 +12,7 @@ from campaigns.random_reductions import by_hand
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.files import from_json, to_json
 from overweave.ir.plan import Plan
-from overweave.ir.schedule import Apply, Put, Reduce, Schedule
+from overweave.ir.schedule import Apply, Collective, Put, Reduce, Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.gather_templates import Mesh
@@ -118,6 +118,44 @@ def tree(schedule: Schedule) -> set[str]:
     return {operation.name.split(".")[1] for operation in schedule.operations if not isinstance(operation, Apply)}
 
 
+def partly_the_librarys(everywhere: bool) -> ow.Reduction:
+    """Of two shards of three blocks, the first block of the one and two of the other."""
+    together = ow.Collective((rows(0, 16), rows(48, 80)))
+    to = [ow.Put(1, 0, rows(16, 48)), ow.Put(0, 1, rows(80, 96))]
+    back = [ow.Sum(0, rows(16, 48)), ow.Sum(1, rows(80, 96)), ow.Put(0, 1, rows(16, 48)), ow.Get(0, 1, rows(80, 96))]
+    return ow.Reduction(2, (to[0], together, to[1], *(back if everywhere else ())), everywhere)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_the_library_may_sum_a_part(everywhere: bool):
+    plan = planned(partly_the_librarys(everywhere), 2, 96)
+    calls = [one.function for one in plan.schedule.of_rank(0) if isinstance(one, Collective)]
+    assert calls == (["all_reduce", "all_reduce"] if everywhere else ["reduce_scatter"])
+    assert not any(map(is_proven, [*without_one_wait(plan), *without_one_emitted_wait(plan)]))
+    first, *_, last = (one for one in plan.schedule.of_rank(0) if isinstance(one, Apply))
+    assert first.notifies
+    assert not last.notifies  # what the library takes is computed behind what peers wait for
+
+
+@pytest.mark.parametrize(
+    ("moves", "found"),
+    [
+        ((ow.Collective((rows(0, 48),)),), "Give one for each rank"),
+        ((ow.Collective((rows(0, 64), rows(64, 96))),), "not one of each rank's shard"),
+        ((ow.Collective((ow.Chunk((0, 48), (0, 8)), ow.Chunk((48, 96), (0, 8)))),), "whole rows"),
+        ((ow.Put(1, 0, rows(0, 48)), ow.Collective((rows(0, 48), rows(48, 96)))), "another move carries rows"),
+        ((ow.Collective((rows(0, 48), rows(48, 96))), ow.Put(1, 0, rows(0, 48))), "leaves some of it to the library"),
+        ((ow.Collective((rows(0, 48), rows(48, 96))),) * 2, "another move carries rows"),
+        ((ow.Collective((rows(0, 48), rows(48, 96)), after=((0, 0),)),), "behind all else"),
+        ((ow.Collective((rows(0, 16), rows(48, 96))), ow.Put(1, 0, rows(16, 48), after=((1, 0),))), "behind all else"),
+        ((ow.Collective((rows(0, 16), rows(48, 96))),), r"lacks the partials of ranks \[1\] for rows \[16:48\]"),
+    ],
+)
+def test_what_the_library_cannot_sum_is_refused(moves: tuple[ow.Put, ...], found: str):
+    with pytest.raises(ScheduleError, match=found):
+        planned(ow.Reduction(2, moves), 2, 96)
+
+
 def test_ranks_may_do_different_things():
     """Rank 0 pushes halves to rank 1, who adds and passes the sum on to their owner; rank 2 pulls from rank 0."""
     moves = (
@@ -213,7 +251,7 @@ def test_it_is_written_for_one_size_of_group_and_for_what_is_stored():
         author_plan(matmul(96), {"A": reduction}, 2, "bfloat16")
 
 
-@pytest.mark.parametrize("moves", [(3,), (ow.Collective((rows(0, 4), rows(4, 8))),), (ow.Sum(0, (0, 4)),)])
+@pytest.mark.parametrize("moves", [(3,), (rows(0, 4),), (ow.Collective(((0, 4), (4, 8))),), (ow.Sum(0, (0, 4)),)])
 def test_what_is_no_move_is_refused_as_it_is_written(moves: tuple[object, ...]):
     with pytest.raises(InputError):
         ow.Reduction(2, moves)  # type: ignore[arg-type]
