@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 from triton import next_power_of_2
 
+from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, ReducePut
@@ -39,7 +41,7 @@ from overweave.runtime.kernels import (
     table_tensor,
     told_addresses,
 )
-from overweave.runtime.matmul import Operands, Protocol, matmul_launch
+from overweave.runtime.matmul import Operands, Protocol, hopper_strip, matmul_launch
 from overweave.runtime.paces import pace_ns
 from overweave.runtime.peers import Peers
 
@@ -238,7 +240,10 @@ class SlotKernels:
             return None
         spread = next((copy.buffer for compute in computes for copy in compute.copies), None)
         own = self._own(self._buffer(spread)) if spread else None
-        pace = pace_ns(computes, waves / len(rows))
+        config = self._plan.realization.matmul
+        assert config is not None
+        strip_bytes = prod(hopper_strip(config)) * ITEMSIZE_BYTES[self._plan.problem.moved_dtype]
+        pace = pace_ns(computes, waves / len(rows), strip_bytes)
         behind = [own.data_ptr() if own is not None else 0, pace]
         places = torch.tensor([*rows, behind], dtype=torch.int64, device=self._workspace.device)
         return Peers(places, tuple(distance for _, distance in rows[1:]), own)

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from overweave.ir.schedule import Compute
 
-# With a strip of 2 KiB from each SM so far apart, the link is full and no more.
+# With a strip of so many bytes from each SM so far apart, the link is full and no more.
 # MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it
 # where tiles are long; 75 ns less take up to 3 % more, 100 ns more up to 6 %.
-PACE_NS = 700
+STRIP_BYTES, PACE_NS = 2048, 700
 LEAST_WAVES = 1.5
 
 
-def pace_ns(computes: Iterable[Compute], waves: float) -> int:
+def pace_ns(computes: Iterable[Compute], waves: float, strip_bytes: int) -> int:
     """All SMs end their first tiles together, and what they load next waits for what they store: so the strips of a
     tile come no faster than the link takes them. waves: of tiles, in each shard. 0: as fast as they go.
 
@@ -26,4 +26,4 @@ def pace_ns(computes: Iterable[Compute], waves: float) -> int:
     - a sum goes to several peers: the link is the bound by then. 1,503 us, and 1,427 without; 788 and 717.
     """
     spreads = any(len(compute.copies) > 1 for compute in computes)
-    return 0 if spreads or waves < LEAST_WAVES else PACE_NS
+    return 0 if spreads or waves < LEAST_WAVES else PACE_NS * strip_bytes // STRIP_BYTES

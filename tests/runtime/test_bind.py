@@ -320,12 +320,16 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     layout = lay_out(plan.schedule, plan.realization.dtype)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
     order, tensors = launch_order(plan, case.rank), tensors_of(plan, case.rank)
-    with noted_peers() as made, mock.patch("overweave.runtime.bind.pace_ns", return_value=77):
+    with noted_peers() as made, mock.patch("overweave.runtime.bind.pace_ns", return_value=77) as pace_ns:
         launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, order, tensors, False)
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}
     sums = [slot.bases[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]
     assert [peers.places[-1].tolist() for peers in made] == [[*sums, 77]]
+    config = plan.realization.matmul
+    assert config is not None
+    strip = 16 * min(64, config.block_n // config.split_n if config.block_m >= 128 else config.block_n // 2)
+    assert pace_ns.call_args.args[2] == strip * tensors["y"].itemsize
     assert len(made[0].places) == case.world_size + 1
 
 

@@ -4,22 +4,26 @@ import pytest
 
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Compute
-from overweave.runtime.paces import PACE_NS, pace_ns
+from overweave.runtime.paces import PACE_NS, STRIP_BYTES, pace_ns
 from overweave.schedules.catalog import build
 
-STRIP_BYTES, SMS = 2048, 132
+SMS = 132
 
 
-def pace(operator: str, world_size: int, waves: float) -> int:
+def pace(operator: str, world_size: int, waves: float, strip_bytes: int = STRIP_BYTES) -> int:
     problem = Problem(operator=operator, m=8192, n=8192, k=7168, world_size=world_size, dtype="bfloat16")
     plan = build(f"{operator}.ring_stored", problem, {})
-    return pace_ns((each for each in plan.schedule.of_rank(0) if isinstance(each, Compute)), waves)
+    return pace_ns((each for each in plan.schedule.of_rank(0) if isinstance(each, Compute)), waves, strip_bytes)
 
 
 def test_strips_come_as_fast_as_the_link_takes_them():
     """Between what stores of all SMs reached together, and what the link is made for, both in GB/s."""
     assert [pace("matmul_reduce_scatter", size, 3.9) for size in (2, 3, 4)] == [PACE_NS] * 3
     assert 310 < SMS * STRIP_BYTES / PACE_NS < 450
+
+
+def test_smaller_strips_come_faster():
+    assert pace("matmul_reduce_scatter", 4, 3.9, 1024) == PACE_NS // 2
 
 
 @pytest.mark.parametrize("waves", [0.1, 0.97])
