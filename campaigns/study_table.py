@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
+from overweave.schedules.options import PIECES
 from overweave.tuner.shapes import Case
 
 GATHER, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
@@ -103,9 +104,9 @@ def _programs(operator: str, shard: int) -> Iterator[Variant]:
 
 
 def _pieces(shard: int) -> list[int]:
-    """1, 2, 4, ... pieces, until one is a tile high."""
+    """1, 2, 4, ... pieces, until one is a tile high, or there are as many as schedules take."""
     found = [1]
-    while shard > TILE_ROWS * found[-1]:
+    while shard > TILE_ROWS * found[-1] and 2 * found[-1] <= PIECES.high:
         found.append(2 * found[-1])
     return found
 

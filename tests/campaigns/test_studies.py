@@ -15,6 +15,7 @@ from campaigns.study_pictures import save_study
 from campaigns.study_table import PUSHES, STUDIES, TILE_ROWS, Layer, Point
 from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
+from overweave.schedules.options import PIECES
 from tests.source_tree import ROOT
 
 LAYER = Layer(512, 32, 48)
@@ -36,6 +37,11 @@ def test_every_variant_is_a_plan_and_no_two_are_one(name: str, operator: str):
 def test_chunks_are_halved_from_a_shard_to_a_tile():
     rows = [int(variant.x) for variant in STUDIES["pieces"].variants("all_gather_matmul", 2048)]
     assert sorted(set(rows), reverse=True) == [2048, 1024, 512, 256, TILE_ROWS]
+
+
+def test_a_long_shard_is_cut_as_often_as_schedules_take():
+    plans = [variant.plan for variant in STUDIES["pieces"].variants("all_gather_matmul", 32768)]
+    assert f"pieces={PIECES.high}" in plans[-1]
 
 
 def test_rotation_changes_the_order_of_the_peers_and_nothing_else():
