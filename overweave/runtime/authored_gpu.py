@@ -50,7 +50,7 @@ from overweave.runtime.kernels import (
     reduction_launch,
     table_tensor,
 )
-from overweave.runtime.launch import is_beside
+from overweave.runtime.launch import behind_sides, is_beside
 from overweave.runtime.library import run_operation
 from overweave.runtime.matmul import programs_for
 from overweave.runtime.order import Action, launch_order
@@ -75,7 +75,10 @@ class AuthoredSlot:
         self.replays = Replays()
         self._queues: list[tuple[int, CopyQueue]] = []
         self._started: WaitStep | None = None  # that a kernel which pushes has all its programs on their SMs
-        self.enqueue = tuple(self._bound(action, given) for action in launch_order(plan, self._rank))
+        self.enqueue = tuple(
+            behind_sides(plan, workspace, action.queue, self._bound(action, given))
+            for action in launch_order(plan, self._rank)
+        )
 
     def prepare(self, addresses: Mapping[str, int]) -> None:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
@@ -112,7 +115,7 @@ class AuthoredSlot:
         trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
         arguments = [operands, out, *arrays, workspace.limits, trace, len(rows), cols, workspace.group.world_size]
         launch = reduction_launch(config, arguments, len(rows), widths_of(reduces), Summing())
-        gate = self._gate(reduces[0], config.programs) if is_beside(self._plan, action) else None
+        gate = self._gate(reduces[0], config.programs) if is_beside(self._plan, action.queue) else None
         side = workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
@@ -268,7 +271,7 @@ class AuthoredRun(SlotCalls[AuthoredSlot]):
         leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
         slots = [AuthoredSlot(plan, workspace, slot, kernel, given) for slot in leased]
         actions = launch_order(plan, workspace.group.rank)
-        sides = [action.queue for action in actions if is_beside(plan, action)]
+        sides = [action.queue for action in actions if is_beside(plan, action.queue)]
         super().__init__(workspace, slots, sides, may_replay(plan))
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,19 +46,45 @@ class Timed(NamedTuple):
     end: torch.cuda.Event
 
 
-def is_beside(plan: Plan, action: Action) -> bool:
-    """Whether an action runs on a stream of its own: a copy engine's do, and a reduction or copy kernel that no kernel
+def is_beside(plan: Plan, queue: str) -> bool:
+    """Whether a queue runs on a stream of its own: a copy engine's do, and a reduction or copy kernel that no kernel
     boundary precedes."""
-    if action.engine in (REDUCE_KERNEL, COPY_KERNEL):
-        return not next(queue.after for queue in plan.schedule.queues if queue.name == action.queue)
-    return action.engine == COPY_ENGINE
+    engine = plan.realization.engine_of(queue)
+    if engine in (REDUCE_KERNEL, COPY_KERNEL):
+        return not after_of(plan, queue)
+    return engine == COPY_ENGINE
+
+
+def after_of(plan: Plan, queue: str) -> tuple[str, ...]:
+    """The queues that a queue is after."""
+    return next(one.after for one in plan.schedule.queues if one.name == queue)
+
+
+def behind_sides(plan: Plan, workspace: Workspace, queue: str, enqueue: Callable[..., None]) -> Callable[..., None]:
+    """The same, behind what was enqueued on streams of their own for queues that this one, on the caller's, is after.
+
+    Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
+    """
+    used = {operation.queue for operation in plan.schedule.of_rank(workspace.group.rank)}
+    names = [name for name in after_of(plan, queue) if name in used and is_beside(plan, name)]
+    if not names or is_beside(plan, queue):
+        return enqueue
+    sides, done = [workspace.stream(name) for name in names], torch.cuda.Event()
+
+    def behind(stream: torch.cuda.Stream, *given: Any) -> None:
+        for side in sides:
+            done.record(side)
+            stream.wait_event(done)
+        enqueue(stream, *given)
+
+    return behind
 
 
 def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation | None:
     """The library call behind which sums follow on the same stream, if there is one that has peers to tell: a launch
     and its way through the GPU are saved where the sums' kernel tells them as it begins."""
     for call, sums in pairwise(actions):
-        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and not is_beside(plan, sums):
+        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and not is_beside(plan, sums.queue):
             if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
                 return call.operations[0]
     return None
@@ -94,7 +120,7 @@ class BoundSlot:
         self.replays = Replays()
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
-        self.enqueue = tuple(self._bound(action) for action in actions)
+        self.enqueue = tuple(self._in_order(action) for action in actions)
         del self._plan  # large, and bound
 
     def prepare(self, addresses: Addresses) -> None:
@@ -108,6 +134,9 @@ class BoundSlot:
         places = ((each, self._layout.buffers[each.name], _dtype(each, self._dtype)) for each in buffers)
         return {each.name: self._slot.view(offset, (each.rows, each.cols), dtype) for each, offset, dtype in places}
 
+    def _in_order(self, action: Action) -> Enqueue:
+        return behind_sides(self._plan, self._workspace, action.queue, self._bound(action))
+
     def _bound(self, action: Action) -> Enqueue:
         if action.engine == COPY_ENGINE:
             return self._timed_copies(action) if self._traced else self._copies(action)
@@ -116,7 +145,7 @@ class BoundSlot:
         if action.engine == TILE_KERNEL:
             return self._tiles()
         launch = self._kernels.reduce if action.engine == REDUCE_KERNEL else self._kernels.copy
-        if is_beside(self._plan, action):
+        if is_beside(self._plan, action.queue):
             return self._kernel_beside(action, launch)
         return lambda stream, tensors, addresses: launch(stream.cuda_stream, addresses)
 
@@ -249,7 +278,7 @@ class CudaRun(SlotCalls[BoundSlot]):
         addresses = {name: tensor.data_ptr() for name, tensor in example.items()}
         for bound in slots:
             bound.prepare(addresses)
-        sides = [action.queue for action in actions if is_beside(plan, action)]
+        sides = [action.queue for action in actions if is_beside(plan, action.queue)]
         # What a trace times is enqueued one by one.
         super().__init__(workspace, slots, sides, not traced and may_replay(plan))
 

@@ -1,7 +1,8 @@
 """Puts of finished tiles that a kernel carries: on SMs of its own, beside the tiles that come after them.
 
 The kernel has one source, what tiles write; sums that travel on stay with the copy engine. It is launched behind the
-tiles' kernel once the first of them are stored, and its Puts stand in front of whatever waits for peers.
+tiles' kernel once the first of them are stored, and its Puts stand in front of whatever waits for peers. Sums, which
+do, are launched behind it: beside it their blocks could hold the SMs that it needs, on every rank.
 SOURCE: AutoOverlap 5 (communication on dedicated SMs, for producers as well as for consumers).
 """
 
@@ -14,7 +15,9 @@ from msgspec.structs import replace
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Operation, Put, Queue
 from overweave.schedules.back_ends import PUSHES
-from overweave.schedules.communication import ISSUE, Chunk, Communication
+from overweave.schedules.communication import ISSUE, SUMS, TILES, Chunk, Communication
+
+BEHIND = (TILES, PUSHES)
 
 
 def carried_behind_tiles(made: Communication, tile_rows: int) -> Communication:
@@ -32,8 +35,9 @@ def carried_behind_tiles(made: Communication, tile_rows: int) -> Communication:
     steps = [moved.get(step.name, step) for step in made.steps]
     steps.sort(key=lambda step: (step.rank, _turn(step)))
     left = {step.queue for step in steps if not isinstance(step, Chunk)}
-    queues = tuple(queue for queue in made.queues if queue.name in left)
-    return replace(made, queues=(*queues, Queue(PUSHES, ISSUE)), steps=tuple(steps))
+    queues = (replace(queue, after=BEHIND) if queue.name == SUMS else queue for queue in made.queues)
+    kept = tuple(queue for queue in queues if queue.name in left)
+    return replace(made, queues=(*kept, Queue(PUSHES, ISSUE)), steps=tuple(steps))
 
 
 def in_parts(made: Communication, rows_of: Mapping[str, int]) -> Communication:

@@ -37,6 +37,7 @@ from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
     COMPUTED,
+    COPYING_KERNELS,
     ISSUE,
     MAIN,
     PARTIAL,
@@ -84,7 +85,9 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
     """
     books = keep_books(reduction, rows, cols)
     _check_movers(books)
-    ways = (BESIDE, BEHIND, LIBRARY) if cols % KERNEL_COLS == 0 else (LIBRARY,)
+    ways: tuple[str, ...] = (BESIDE, BEHIND, LIBRARY) if cols % KERNEL_COLS == 0 else (LIBRARY,)
+    if any(move.mover in COPYING_KERNELS for move in reduction.moves if not isinstance(move, chunks.Sum)):
+        ways = tuple(way for way in ways if way != BESIDE)  # sums could hold the SMs that the own pushes need
     for way in ways:
         made = _Lowering(books, cols, way)
         if way == LIBRARY or made.is_for_a_kernel:
@@ -377,9 +380,11 @@ class _Lowering:
             yield Goal(result, product(A, B), rows[0], 0, held)
 
     def _queues(self, steps: Iterable[Operation | Chunk]) -> Iterator[Queue]:
-        for name in dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk)):
+        names = dict.fromkeys(step.queue for step in steps if not isinstance(step, Chunk))
+        behind = (TILES, PUSHES) if PUSHES in names else (TILES,)
+        for name in names:
             if name in (SUMS, PUSHES):
-                yield Queue(name, ISSUE, after=(TILES,) if name == SUMS and self.way == BEHIND else ())
+                yield Queue(name, ISSUE, after=behind if name == SUMS and self.way == BEHIND else ())
             elif name != TILES:
                 yield Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ())
 

@@ -137,7 +137,7 @@ def test_a_gather_that_takes_its_rows_from_elsewhere_is_refused():
     home = Region("messages", 1, (2, 4), (0, 16))
     kept = Copy(name="keep.1", rank=1, queue="main", sources=sent.reads, destinations=(home,))
     operations = (kept, *plan.schedule.operations)
-    queues = tuple(replace(one, after=("main", "packed")) for one in plan.schedule.queues)
+    queues = tuple(replace(one, after=tuple({"main", "packed"} - {one.name})) for one in plan.schedule.queues)
     around = replace(plan, schedule=replace(plan.schedule, operations=operations, queues=queues))
     move = operation(plan, "move.1")
     sources = tuple(home if one == sent.reads[0] else one for one in move.reads)

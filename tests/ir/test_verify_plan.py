@@ -203,7 +203,11 @@ def test_engines():
 
     refused(assigned("tiles", "library"), "engine", "queue tiles runs in issue order")
     refused(assigned("copies", "library"), "engine", "Put cannot run on a library")
-    refused(assigned("main", "copy_engine"), "engine", "needs SMs")
+    refused(assigned("main", "copy_engine"), "engine", "is after tiles")
+    free = replace(
+        plan, schedule=replace(plan.schedule, queues=tuple(replace(one, after=()) for one in plan.schedule.queues))
+    )
+    refused(replace(free, realization=assigned("main", "copy_engine").realization), "engine", "needs SMs")
     refused(replace(plan, realization=replace(plan.realization, engines=engines[1:])), "engine", "has no engine")
     refused(replace(plan, realization=replace(plan.realization, matmul=None)), "engine", "no configuration")
 

@@ -23,6 +23,13 @@ MAIN, SIDE = 1, 2
 Log = list[tuple[str, int]]
 
 
+class Event:
+    """recorded: on which stream."""
+
+    def record(self, stream: Any) -> None:
+        self.recorded = stream.cuda_stream
+
+
 def plan_of(name: str, **options: int | str) -> Plan:
     problem = Problem(operator=name.split(".")[0], m=1000, n=512, k=512, world_size=3, dtype="bfloat16")
     return build(name, problem, {"mover": "copy_kernel", "copy_programs": 4, "block_m": 64, "block_n": 128} | options)
@@ -37,7 +44,9 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
         return lambda stream, addresses=None: log.append((name, stream))
 
     slot = object.__new__(BoundSlot)
-    side = SimpleNamespace(cuda_stream=SIDE)
+    side, caller = SimpleNamespace(cuda_stream=SIDE), SimpleNamespace(cuda_stream=MAIN)
+    caller.wait_event = lambda event: log.append((f"behind {event.recorded}", MAIN))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     slot._plan, slot._traced = plan, False
     slot._workspace = SimpleNamespace(group=SimpleNamespace(rank=1), stream=lambda queue: side)
     slot._addresses = SlotAddresses(plan.schedule, "bfloat16", lay_out(plan.schedule, "bfloat16"), (0, 0, 0))
@@ -47,7 +56,7 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
         **{name: kernel(name) for name in ("multiply", "reduce", "copy")},
     )
     for action in launch_order(plan, 1):
-        slot._bound(action)(SimpleNamespace(cuda_stream=MAIN), {}, {})
+        slot._in_order(action)(caller, {}, {})
     return log
 
 
@@ -61,7 +70,8 @@ def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.M
     plan = plan_of("matmul_reduce_scatter.scatter", sms=8, pieces=1)
     tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("scatter"))
     log = launched(plan, monkeypatch)
-    assert log == [("multiply", MAIN), (f"wait {tiles}", SIDE), ("copy", SIDE), ("reduce", MAIN)]
+    behind_pushes = (f"behind {SIDE}", MAIN)
+    assert log == [("multiply", MAIN), (f"wait {tiles}", SIDE), ("copy", SIDE), behind_pushes, ("reduce", MAIN)]
 
 
 def test_a_scatter_of_one_wave_pushes_behind_it_on_one_stream(monkeypatch: pytest.MonkeyPatch):
@@ -71,7 +81,7 @@ def test_a_scatter_of_one_wave_pushes_behind_it_on_one_stream(monkeypatch: pytes
 
 def test_only_what_runs_beside_has_a_stream_to_join():
     plans = [plan_of("matmul_reduce_scatter.scatter", sms=sms) for sms in (8, 132)]
-    beside = [{action.queue for action in launch_order(plan, 0) if is_beside(plan, action)} for plan in plans]
+    beside = [{action.queue for action in launch_order(plan, 0) if is_beside(plan, action.queue)} for plan in plans]
     assert beside == [{"copies"}, set()]
 
 

@@ -60,13 +60,17 @@ def slices_of(at: int, row: TileRow, count: int) -> dict[str, int]:
 
 
 def check_slices(rows: list[TileRow], before: Mapping[int, int], count: int, findings: Findings) -> None:
-    """Whether tiles claim what they must. before: of each operation, how many slices go before it; count: of all."""
+    """Whether tiles claim what they must, and all of it. before: of each operation, how many slices go before it;
+    count: of all."""
     for at, row in enumerate(rows):
         wanted = slices_of(at, row._replace(col=before[row.operation]), count)
         if (row.col, row.width) != (wanted["col"], wanted["width"]):
             said = f"tile {at} claims slices up to {row.col} ({row.width}), not {wanted['col']} ({wanted['width']})"
             findings.add("lowering", None, said)
             return
+    claimed = max(len(rows), before[rows[-1].operation] if rows else 0)
+    if claimed < count:
+        findings.add("lowering", None, f"its tiles claim {claimed} of {count} slices: nobody moves the others")
 
 
 def check_applied(apply: Apply, rows: list[TileRow], homes: Mapping[str, str], findings: Findings) -> None:

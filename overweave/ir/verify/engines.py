@@ -47,8 +47,10 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
         engine = engines.get(operation.queue)
         if engine is not None:
             _check_operation(operation, engine, findings)
-            if engine == COPY_ENGINE:
-                _check_announcement(graph, position, findings)
+            if engine in (COPY_ENGINE, LIBRARY):
+                _check_announcement(graph, position, engine, findings)
+    for positions in graph.of_rank:
+        _check_boundaries(graph, positions, engines, findings)
 
 
 def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Findings) -> None:
@@ -57,6 +59,9 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
         return
     if queue.order != ORDER[engine]:
         findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
+    if engine == COPY_ENGINE and queue.after:
+        said = f"queue {queue.name} is after {', '.join(queue.after)}, but a {engine} starts by signals alone"
+        findings.add("engine", None, said)
     realization = plan.realization
     configs = {
         TILE_KERNEL: realization.matmul,
@@ -86,9 +91,29 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
         findings.add("engine", operation, "a library call touches its own rank's memory only")
 
 
-def _check_announcement(graph: Graph, position: int, findings: Findings) -> None:
-    """A copy engine can only set a word: it must be the signal's only contributor."""
+def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str], findings: Findings) -> None:
+    """A kernel starts with its first operation: what it is after must have been launched by then, or be without it.
+
+    positions: of a rank's operations."""
+    after = {queue.name: queue.after for queue in graph.schedule.queues}
+    of_queue: dict[str, list[int]] = {}
+    for at in positions:
+        of_queue.setdefault(graph.operations[at].queue, []).append(at)
+    for queue, members in of_queue.items():
+        if engines.get(queue) not in (*KERNELS, PACKED_KERNEL):
+            continue
+        for name in after[queue]:
+            launched = of_queue.get(name, [])[: 1 if engines.get(name) in KERNELS else None]
+            within = [at for at in launched if members[0] < at < members[-1]]
+            if within:
+                late, first = graph.operations[within[0]], graph.operations[members[0]]
+                said = f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
+                findings.add("engine", late, said)
+
+
+def _check_announcement(graph: Graph, position: int, engine: str, findings: Findings) -> None:
+    """A stream can only set a word: it must be the signal's only contributor."""
     for key in graph.notified[position]:
         if graph.full[key] != 1:
-            said = f"sets {graph.signal_name(key)} to 1, but in a call the signal counts to {graph.full[key]}"
+            said = f"a {engine} sets {graph.signal_name(key)} to 1; in a call the signal counts to {graph.full[key]}"
             findings.add("engine", graph.operations[position], said)
