@@ -79,6 +79,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
     properties = SimpleNamespace(multi_processor_count=132, major=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None))
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(driver, name, lambda *given: None)
     return calls
