@@ -72,7 +72,7 @@ def assert_all_proven(world_size: int, rows: tuple[int, ...]) -> None:
     ):
         problem = problem_of(m, world_size, scaling, gathered)
         if name.endswith("packed") and scaling == "rows" and world_size > 1:
-            with pytest.raises(InputError, match="Packed messages carry none"):
+            with pytest.raises(InputError, match="packed messages carry no scales of rows"):
                 build(name, problem, {})
             continue
         assert_proven(build(name, problem, {}))
