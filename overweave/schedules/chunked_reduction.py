@@ -86,7 +86,8 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
     books = keep_books(reduction, rows, cols)
     _check_movers(books)
     ways: tuple[str, ...] = (BESIDE, BEHIND, LIBRARY) if cols % KERNEL_COLS == 0 else (LIBRARY,)
-    if any(move.mover in COPYING_KERNELS for move in reduction.moves if not isinstance(move, chunks.Sum)):
+    moves = (move for move in reduction.moves if isinstance(move, chunks.Put | chunks.Get))
+    if any(move.mover in COPYING_KERNELS for move in moves):
         ways = tuple(way for way in ways if way != BESIDE)  # sums could hold the SMs that the own pushes need
     for way in ways:
         made = _Lowering(books, cols, way)
