@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import CodePosition, MetadataWrapper, PositionProvider
@@ -17,13 +18,14 @@ from overweave.compiler.language import Language, language_of
 from overweave.errors import InputError
 
 Statement = cst.BaseStatement
+Kind = TypeVar("Kind", bound=Directive)
 MOST_BYTES = 1 << 20
 
 
-class Marked(Struct, frozen=True):
+class Marked(Struct, Generic[Kind], frozen=True):
     """A directive, the statement below it, and its path: indices from block to block, from the function's body on."""
 
-    directive: Directive
+    directive: Kind
     statement: Statement
     path: tuple[int, ...]
 
@@ -34,7 +36,7 @@ class Source(Struct, frozen=True):
     path: Path
     module: cst.Module
     function: cst.FunctionDef
-    marks: tuple[Marked, ...]
+    marks: tuple[Marked[Directive], ...]
     line: int
     language: Language
 
@@ -57,8 +59,8 @@ class Source(Struct, frozen=True):
         numbers = ((one.name.value, one.default) for one in listed(self.function))
         return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
 
-    def of_kind(self, kind: type[Struct]) -> list[Marked]:
-        return [mark for mark in self.marks if isinstance(mark.directive, kind)]
+    def of_kind(self, kind: type[Kind]) -> list[Marked[Kind]]:
+        return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
     def place(self) -> Place:
         """The function itself, for what is wrong with all of it."""
@@ -115,7 +117,7 @@ class _Reader:
         self.file, self.lines = file, lines
         self.read: list[cst.Comment] = []
 
-    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked]:
+    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked[Directive]]:
         for index, statement in enumerate(block.body):
             here = (*path, index)
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():

@@ -126,11 +126,8 @@ def read_kernel(source: Source) -> Kernel:
     loop, number, first = _tile(source)
     path = () if loop is None else (loop,)
     dispatch, blocks = _dispatch(source, path, axes, number)
-    accesses = [
-        Access(mark.directive, mark.statement, _index(mark, path))
-        for mark in source.of_kind(AccessDirective)
-        if isinstance(mark.directive, AccessDirective)
-    ]
+    marks = source.of_kind(AccessDirective)
+    accesses = [Access(mark.directive, mark.statement, _index(mark, path)) for mark in marks]
     return Kernel(
         source=source,
         axes=axes,
@@ -146,7 +143,7 @@ def read_kernel(source: Source) -> Kernel:
 
 
 def _axes(source: Source) -> tuple[AxisDirective, ...]:
-    axes = [mark.directive for mark in source.of_kind(AxisDirective) if isinstance(mark.directive, AxisDirective)]
+    axes = [mark.directive for mark in source.of_kind(AxisDirective)]
     names: set[str] = set()
     for axis in axes:
         if axis.name in names:
@@ -170,11 +167,7 @@ def check_names(place: Place, said: Polynomial, source: Source, others: frozense
 def _tile(source: Source) -> tuple[int | None, str | None, int]:
     """(index of the loop over tiles, variable of the tile's number, index of the statement it comes from)."""
     marks = source.of_kind(TileIdDirective)
-    begins = [
-        m
-        for m in source.of_kind(DispatchDirective)
-        if isinstance(m.directive, DispatchDirective) and m.directive.begins
-    ]
+    begins = [mark for mark in source.of_kind(DispatchDirective) if mark.directive.begins]
     if not marks and len(begins) == 1 and len(begins[0].path) == 1:
         return None, None, begins[0].path[0]
     if len(marks) != 1:
@@ -182,7 +175,6 @@ def _tile(source: Source) -> tuple[int | None, str | None, int]:
         raise place.error(f"{len(marks)} tile ids", "Put one `# @overweave.tile_id` above the statement that makes it")
     mark = marks[0]
     directive = mark.directive
-    assert isinstance(directive, TileIdDirective)
     if len(mark.path) != 1:
         raise directive.place.error("it stands inside another block", "Put the tile id at the top level of the kernel")
     if directive.is_persistent:
@@ -217,14 +209,14 @@ def _dispatch(
     grid = [axis.name for axis in axes if not axis.is_streamed]
     if not marks and not maps and len(grid) == 1 and number is not None:
         return None, {grid[0]: number}
-    turns = [mark.directive.begins for mark in marks if isinstance(mark.directive, DispatchDirective)]
+    turns = [mark.directive.begins for mark in marks]
     if turns != [True, False] or len(maps) != 1:
-        place = (marks + maps)[0].directive.place if marks + maps else source.place()
+        places = [*(mark.directive.place for mark in marks), *(mark.directive.place for mark in maps)]
+        place = places[0] if places else source.place()
         found = f"{turns.count(True)} `dispatch begin`, {turns.count(False)} `dispatch end`, {len(maps)} `pid_map`"
         raise place.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
     begin, end = marks
     directive = maps[0].directive
-    assert isinstance(directive, PidMapDirective)
     for mark in (begin, end):
         if mark.path[:-1] != path:
             raise mark.directive.place.error("it is not in the body of the tile", "Put it beside the tile id")
@@ -249,7 +241,6 @@ def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, .
     streams: list[Stream] = []
     for mark in source.of_kind(StreamDirective):
         directive = mark.directive
-        assert isinstance(directive, StreamDirective)
         if directive.axis not in streamed:
             known = ", ".join(streamed) or "none"
             raise directive.place.error(f"no streamed axis is called {directive.axis}", f"Streamed axes: {known}")
@@ -267,7 +258,7 @@ def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, .
     return tuple(streams)
 
 
-def _index(mark: Marked, path: tuple[int, ...]) -> int:
+def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
     if mark.path[: len(path)] != path or len(mark.path) <= len(path):
         raise mark.directive.place.error(
             "it is outside of the loop over tiles", "Put it where each tile loads or stores"
