@@ -1,11 +1,34 @@
-"""Kernels that are interpreted in threads beside the loop of a call."""
+"""The loop of a call on a CPU rank, and kernels that are interpreted in threads beside it."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
+from overweave.memory.alarm import Alarm
+from overweave.memory.board import Board
+from overweave.memory.records import Pause
+
 IsDone = Callable[[], bool]
+
+
+def work_off(
+    is_over: Callable[[], bool], advance: Callable[[], bool], late: Callable[[], Alarm], board: Board, timeout_s: float
+) -> None:
+    """Advances until all is over. Raises what peers raised, and PeerTimeout once nothing has moved for so long.
+
+    advance: whether anything has moved. late: what stands still.
+    """
+    pause, moved_s = Pause(), time.monotonic()
+    while not is_over():
+        if advance():
+            pause, moved_s = Pause(), time.monotonic()
+        else:
+            pause()
+        board.check_now_and_then()
+        if time.monotonic() - moved_s > timeout_s:
+            raise board.alarm(late())
 
 
 class Beside:

@@ -32,9 +32,8 @@ from overweave.memory.group import Group
 from overweave.memory.host_lock import run_alone
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
-from overweave.memory.records import Pause
 from overweave.runtime.agenda import Agenda, Step
-from overweave.runtime.beside import IsDone
+from overweave.runtime.beside import IsDone, work_off
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.library import View, movable
 from overweave.runtime.norm import finish_sum
@@ -149,15 +148,13 @@ class HostCall:
         return matrix[slice(*region.rows), slice(*region.cols)]
 
     def _work_off(self) -> None:
-        pause, moved_s = Pause(), time.monotonic()
-        while not self.agenda.is_done:
-            if self._advance() or self.has_moved():
-                pause, moved_s = Pause(), time.monotonic()
-            else:
-                pause()
-            self.workspace.board.check_now_and_then()
-            if time.monotonic() - moved_s > self.timeout_s:
-                raise self.workspace.board.alarm(self._late())
+        work_off(
+            lambda: self.agenda.is_done,
+            lambda: self._advance() or self.has_moved(),
+            self._late,
+            self.workspace.board,
+            self.timeout_s,
+        )
 
     def _advance(self) -> bool:
         moved = False

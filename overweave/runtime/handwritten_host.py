@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +14,8 @@ from overweave.memory.group import Group
 from overweave.memory.host_heap import ABORT, COMPLETED, HostHeap
 from overweave.memory.host_workspace import HostWorkspace
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS, SlotLayout
-from overweave.memory.records import Pause
 from overweave.runtime import interpreter
-from overweave.runtime.beside import Beside, IsDone
+from overweave.runtime.beside import Beside, IsDone, work_off
 from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
@@ -108,16 +106,13 @@ class _Call:
         for queue, action in steps:
             lines.setdefault(queue, []).append(action)
         running: dict[str, IsDone] = {}
-        pause, moved_s = Pause(), time.monotonic()
-        timeout_s = self._view.group.timeout_s
-        while any(lines.values()):
-            if self._advance(lines, running) or self._has_moved():
-                pause, moved_s = Pause(), time.monotonic()
-            else:
-                pause()
-            self._workspace.board.check_now_and_then()
-            if time.monotonic() - moved_s > timeout_s:
-                raise self._workspace.board.alarm(self._late(lines))
+        work_off(
+            lambda: not any(lines.values()),
+            lambda: self._advance(lines, running) or self._has_moved(),
+            lambda: self._late(lines),
+            self._workspace.board,
+            self._view.group.timeout_s,
+        )
 
     def give_up(self) -> None:
         """The call is void: sets the abort word, which every wait polls, and waits for the kernels to end."""
