@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 import torch
@@ -36,6 +35,7 @@ from overweave.tuner.baselines import (
     Method,
     methods_of,
 )
+from overweave.tuner.cache import version_of
 from overweave.tuner.choose import choose
 from overweave.tuner.dressed_side import side_of
 from overweave.tuner.measures import Measures, Roofs, measure
@@ -158,7 +158,7 @@ def run(
         dtype=request.dtype,
         effort=request.effort,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=_versions(),
+        versions={package: version_of(package) for package in PACKAGES},
         devices=tuple(names),
         cases=(),
     )
@@ -243,13 +243,3 @@ def _baselines(samples: Samples) -> dict[str, tuple[float, ...]]:
     by_torch = [times[name] for name in TORCH if name in times]
     fastest = {TORCH_FUSED: min(by_torch, key=median)} if by_torch else {}
     return {SEQUENTIAL: times[SEQUENTIAL], **fastest}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

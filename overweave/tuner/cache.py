@@ -41,8 +41,8 @@ def fingerprint(target: Target, world_size: int) -> Fingerprint:
         world_size=world_size,
         driver=_driver() if on_gpu else "none",
         torch=str(torch.__version__),
-        triton=_version("triton"),
-        overweave=_version("overweave"),
+        triton=version_of("triton"),
+        overweave=version_of("overweave"),
     )
 
 
@@ -164,7 +164,8 @@ def _read(path: Path) -> bytes | None:
         return file.read(LARGEST_BYTES + 1)
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Of a package, as results tell it."""
     try:
         return version(package)
     except PackageNotFoundError:
