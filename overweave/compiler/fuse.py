@@ -13,6 +13,7 @@ from overweave.compiler.soundness import check_kernel
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
+from overweave.ir.tensors import exchanged
 
 
 def kernel_of(path: Path, name: str, line: int | None = None) -> Kernel:
@@ -47,7 +48,7 @@ def _stored_away(plan: Plan) -> str | None:
     """The tensor that tiles store at peers."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
     made = ((apply, one) for apply in applies for one in apply.makes)
-    return next((one.tensor.split(".")[0] for apply, one in made if one.region.rank != apply.rank), None)
+    return next((exchanged(one.tensor) for apply, one in made if one.region.rank != apply.rank), None)
 
 
 def _chosen(plan: Plan) -> str | None:
@@ -56,7 +57,7 @@ def _chosen(plan: Plan) -> str | None:
     sides: dict[str, set[bool]] = {}
     for operation in plan.schedule.operations:
         for need in operation.needs if isinstance(operation, Apply) else ():
-            sides.setdefault(need.tensor.split(".")[0], set()).add(homes[need.region.buffer] == INPUT)
+            sides.setdefault(exchanged(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
     return next((tensor for tensor, found in sides.items() if len(found) == 2), None)
 
 

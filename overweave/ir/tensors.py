@@ -5,6 +5,16 @@ from __future__ import annotations
 _FINISHED = ".finished"
 
 
+def received(tensor: str, rank: int) -> str:
+    """Name of what a rank holds after an all-to-all of `tensor`: every rank has one of its own."""
+    return f"{tensor}.{rank}"
+
+
+def exchanged(tensor: str) -> str:
+    """Name of what was exchanged, given that of what a rank holds of it."""
+    return tensor.split(".")[0]
+
+
 def scale_of(a: str) -> str:
     """Name of the tensor `[rows, 1]` that holds what each row of tensor `a` is to be multiplied by."""
     return f"{a}.scale"

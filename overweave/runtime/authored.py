@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from overweave.compiler.emit import CARRYING, PARAMETERS
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
+from overweave.ir.tensors import exchanged
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 
 
@@ -53,20 +55,15 @@ def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, 
     for operation in plan.schedule.operations:
         if isinstance(operation, Apply):
             for need in (*operation.needs, *operation.late_needs):
-                tensor = _name(need.tensor)
+                tensor = exchanged(need.tensor)
                 if tensor not in held or homes[need.region.buffer] != INPUT:
                     held[tensor] = need.region.buffer
             own = (
                 made for made in operation.makes if made.region.rank == operation.rank
             )  # a table says where others lie
-            held |= {_name(made.tensor): made.region.buffer for made in own}
+            held |= {exchanged(made.tensor): made.region.buffer for made in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
     return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
-
-
-def _name(tensor: str) -> str:
-    """The author's name of a tensor of which every rank has one of its own, such as `A.3`."""
-    return tensor.split(".")[0]
 
 
 def tiles_and_parts(rows: tuple[TileRow, ...]) -> tuple[int, int]:
@@ -77,15 +74,14 @@ def tiles_and_parts(rows: tuple[TileRow, ...]) -> tuple[int, int]:
 
 def protocol_arguments(arrays: list[Any], tiles: int, parts: int, world_size: int) -> dict[str, Any]:
     """The compiler's own parameters by name. arrays: table, claims, signals, words, limits."""
-    names = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
-    return {f"overweave_{name}": value for name, value in zip(names, (*arrays, tiles, parts, world_size), strict=True)}
+    return dict(zip(PARAMETERS, (*arrays, tiles, parts, world_size), strict=True))
 
 
 def slice_arguments(targets: torch.Tensor, plan: Plan, rank: int, queue: str) -> dict[str, Any]:
     """The compiler's parameters for what tiles carry, if they carry anything. targets: memory/lower.py."""
     slices = [row.kind for row in plan.tile_order(rank, queue).rows].count(COPY)
     carries = any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations)
-    return {"overweave_targets": targets, "overweave_slices": slices} if carries else {}
+    return dict(zip(CARRYING, (targets, slices), strict=True)) if carries else {}
 
 
 Place = tuple[str, int, int]  # a buffer, on a rank, and how many rows further on it is stored there
@@ -113,7 +109,7 @@ def place_rows(
 def _places(apply: Apply, kernel: AuthoredKernel) -> list[Place]:
     """Where the tiles of an Apply store the tensor that goes to peers: the first of its tiles has its first row."""
     assert kernel.away is not None
-    made = [one.region for one in apply.makes if _name(one.tensor) == kernel.away.tensor]
+    made = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.away.tensor]
     lowest: dict[tuple[str, int], int] = {}
     for region in made:
         key = (region.buffer, region.rank)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 
+from overweave.compiler.emit import PLACES
 from overweave.errors import ScheduleError
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, SPINNING, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Put, Reduce, Region
@@ -228,7 +229,7 @@ class AuthoredSlot:
 
         operations = (one for one in schedule.of_rank(self._rank) if one.queue == queue)
         rows = place_rows(operations, self._kernel, schedule.world_size, distance, lambda rank: bases[rank])
-        return {"overweave_places": torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)}
+        return {PLACES: torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)}
 
     def _copies(self, action: Action) -> Enqueue:
         copies = CopyQueue(copy_steps(self._addresses, action.operations))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from overweave.compiler.emit import PLACES
 from overweave.ir.plan import AUTHOR_KERNEL, KERNELS, Plan
 from overweave.ir.schedule import Put
 from overweave.ir.words import INT32_BYTES
@@ -108,4 +109,4 @@ class AuthoredCall(InterpretedCall):
             distance,
             lambda rank: self.slot.heap.signal_address(rank, self.slot.index, 0),
         )
-        return {"overweave_places": torch.tensor(rows, dtype=torch.int64)}
+        return {PLACES: torch.tensor(rows, dtype=torch.int64)}

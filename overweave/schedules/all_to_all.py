@@ -24,6 +24,7 @@ from overweave.ir.schedule import (
     SignalPad,
 )
 from overweave.ir.shards import piece_rows
+from overweave.ir.tensors import received
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -47,11 +48,6 @@ from overweave.schedules.communication import (
 )
 
 OWN, LANDED = "own", "landed"
-
-
-def received(tensor: str, rank: int) -> str:
-    """The name of what a rank holds after the exchange of a tensor."""
-    return f"{tensor}.{rank}"
 
 
 def receive(split: Split, cols: int, by_library: bool = False) -> Communication:

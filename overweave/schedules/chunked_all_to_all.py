@@ -27,8 +27,9 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.ir.schedule import Collective as LibraryCollective
+from overweave.ir.tensors import received
 from overweave.schedules import chunks
-from overweave.schedules.all_to_all import LANDED, OWN, received
+from overweave.schedules.all_to_all import LANDED, OWN
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
 from overweave.schedules.chunks import AllToAll, Box, earlier
 from overweave.schedules.communication import (

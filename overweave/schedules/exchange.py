@@ -17,10 +17,10 @@ from overweave.errors import InputError
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import CopyConfig
 from overweave.ir.schedule import Range
-from overweave.ir.tensors import product
+from overweave.ir.tensors import product, received
 from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
-from overweave.schedules.all_to_all import receive, received, send
+from overweave.schedules.all_to_all import receive, send
 from overweave.schedules.back_ends import PUSHES, check_mover
 from overweave.schedules.behind_tiles import carried_behind_tiles, in_parts
 from overweave.schedules.beside_tiles import carried_by_tiles, slice_rows
