@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.schedule import Notify, Operation, Put, Region
+from overweave.ir.schedule import Notify, Operation, Put, Region, SignalPad
 from overweave.ir.verify.races import overlap
 from overweave.schedules.communication import TILES, Chunk, Communication
 
@@ -26,6 +26,7 @@ def stored_at_peers(made: Communication) -> Communication:
     """
     if made.world_size == 1:
         return made
+    made = _told_alike(made)
     named = {step.name for step in made.steps if isinstance(step, Put) and step.queue == TILES}
     waiters = _waiters(made.steps)
     following = {
@@ -45,6 +46,32 @@ def stored_at_peers(made: Communication) -> Communication:
     steps = tuple(_away(step, following[step.name], read) if step.name in following else step for step in left)
     told = {notify.pad for step in steps for notify in step.notifies}
     return replace(made, pads=tuple(pad for pad in made.pads if pad.name in told), steps=steps)
+
+
+def _told_alike(made: Communication) -> Communication:
+    """The same, with one signal where a tile would tell its peers different ones, and they wait for all of these.
+
+    Before: each peer's arrival has a signal of its own, `wait arrived[0:3]`. After: all add to the first.
+    """
+    apart: dict[tuple[str, object], set[int]] = {}
+    for put in (step for step in made.steps if isinstance(step, Put)):
+        for notify in put.notifies:
+            apart.setdefault((notify.pad, put.sources), set()).add(notify.signal)
+    differing = {pad for (pad, _), signals in apart.items() if len(signals) > 1}
+    waits = [wait for step in made.steps for wait in (step.waits if isinstance(step, Chunk) else step.all_waits)]
+    sizes = {pad.name: pad.size for pad in made.pads}
+    asked = {name: {wait.signals for wait in waits if wait.pad == name} for name in sizes}
+    together = {name for name in differing if asked[name] == {(0, sizes[name])}}
+    if not together:
+        return made
+
+    def one(step: Operation | Chunk) -> Operation | Chunk:
+        told = tuple(replace(each, signal=0) if each.pad in together else each for each in step.notifies)
+        heard = tuple(replace(each, signals=(0, 1)) if each.pad in together else each for each in step.waits)
+        return replace(step, notifies=told, waits=heard)
+
+    pads = tuple(SignalPad(pad.name, 1 if pad.name in together else pad.size) for pad in made.pads)
+    return replace(made, pads=pads, steps=tuple(map(one, made.steps)))
 
 
 def _waiters(steps: Iterable[Operation | Chunk]) -> dict[Signal, list[Operation | Chunk]]:

@@ -129,7 +129,11 @@ TRANSPORTS: dict[str, Transport] = {
         gathers_sums=True,
     ),
     "all_reduce.one_shot": Transport(
-        SCATTER, "one_shot", "partials are put to every peer, and every rank sums them", (ORDER,), gathers_sums=True
+        SCATTER,
+        "one_shot",
+        "partials are put to every peer, and every rank sums them",
+        (ORDER, ANY_MOVER, COPY_PROGRAMS),
+        gathers_sums=True,
     ),
     "all_reduce.mesh": Transport(
         SCATTER,

@@ -57,9 +57,12 @@ def test_other_kernels_take_them_too():
     assert max(error for errors in found for error in errors) < 0.05
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_a_one_shot_all_reduce(world_size: int):
-    found = run_ranks(reduced_matmul, world_size, "all_reduce.one_shot")
+@pytest.mark.parametrize(
+    ("world_size", "mover"),
+    [*((ranks, "copy_engine") for ranks in WORLDS), (3, "copy_kernel"), (3, "bulk_kernel"), (3, "tiles"), (4, "tiles")],
+)
+def test_a_one_shot_all_reduce(world_size: int, mover: str):
+    found = run_ranks(reduced_matmul, world_size, f"all_reduce.one_shot mover={mover}")
     assert len({str(errors) for errors in found}) == 1
     assert max(error for errors in found for error in errors) <= 2.0
 

@@ -19,10 +19,11 @@ from overweave.schedules.transports import TRANSPORTS, wanted_of
 from tests.schedules.test_weave import BLOCK, PUSH, matmul, without_one_emitted_wait, without_one_wait
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
-SPREAD, SEND, TWO_SHOT = (
+SPREAD, SEND, TWO_SHOT, ONE_SHOT = (
     "spread.push mover=tiles pieces=2",
     "all_to_all.send mover=tiles",
     "all_reduce.two_shot mover=tiles",
+    "all_reduce.one_shot mover=tiles",
 )
 
 
@@ -33,7 +34,7 @@ def norm(rows: int) -> TileSpace:
 
 def plans(world_size: int) -> Iterator[Plan]:
     whole = matmul(2 * BLOCK * world_size, k=64)
-    for wanted in ({"C": SCATTER}, {"A": PUSH, "C": SCATTER}, {"C": SEND}, {"C": TWO_SHOT}):
+    for wanted in ({"C": SCATTER}, {"A": PUSH, "C": SCATTER}, {"C": SEND}, {"C": TWO_SHOT}, {"C": ONE_SHOT}):
         yield author_plan(whole, wanted, world_size, "bfloat16")
     gathered = {"A": "all_gather.push mover=tiles", "C": "reduce_scatter.scatter mover=tiles"}
     yield author_plan(whole, gathered, world_size, "bfloat16", chosen="A")
@@ -57,6 +58,24 @@ def test_without_any_one_wait_a_plan_is_refuted():
     for plan in plans(3):
         assert all(refusals(broken) for broken in without_one_wait(plan)), plan.name
         assert all(refusals(broken) for broken in without_one_emitted_wait(plan)), plan.name
+
+
+@pytest.mark.parametrize("mover", ["copy_kernel", "bulk_kernel", "tiles"])
+def test_whole_partials_may_be_carried_by_others_than_the_copy_engine(mover: str):
+    plan = author_plan(matmul(100, k=64), {"C": f"all_reduce.one_shot mover={mover}"}, 3, "bfloat16")
+    assert not refusals(plan)
+    assert any(isinstance(one, Put) for one in plan.schedule.operations) == (mover != "tiles")
+    broken = [*without_one_wait(plan), *without_one_emitted_wait(plan)]
+    assert all(map(refusals, broken))
+    assert broken
+
+
+def test_a_tile_that_is_stored_at_every_peer_tells_all_the_same_signal():
+    plan = author_plan(matmul(64), {"C": ONE_SHOT}, 4, "bfloat16")
+    applies = [one for one in plan.schedule.of_rank(0) if isinstance(one, Apply)]
+    assert {(notify.rank, notify.signal) for one in applies for notify in one.notifies} == {(1, 0), (2, 0), (3, 0)}
+    (waits,) = (one.waits for one in plan.schedule.of_rank(0) if isinstance(one, Reduce))
+    assert waits[0].count == 3 * sum(one.instances for one in applies)
 
 
 def test_no_put_is_left_and_sums_wait_for_all_tiles_of_peers():
