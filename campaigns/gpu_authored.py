@@ -211,6 +211,42 @@ def blocks_by_hand(sends: bool) -> ow.AllToAll:
     return ow.AllToAll(ranks, tuple(moves), sends)
 
 
+def halves() -> tuple[tuple[ow.Chunk, ...], tuple[ow.Chunk, ...]]:
+    """The upper and the lower half of every rank's rows."""
+    ranks, rows = dist.get_world_size(), ROWS // dist.get_world_size()
+    cuts = [(rank * rows, rank * rows + rows // 2, (rank + 1) * rows) for rank in range(ranks)]
+    return tuple(ow.Chunk((low, half)) for low, half, _ in cuts), tuple(ow.Chunk((half, end)) for _, half, end in cuts)
+
+
+def pulled_and_carried() -> ow.Gather:
+    """Peers come for one half of every shard, so that it is copied; tiles push the other from there."""
+    upper, lower = halves()
+    pairs = [(rank, peer) for rank in range(len(upper)) for peer in range(len(upper)) if peer != rank]
+    pushes = (ow.Put(rank, peer, upper[rank], mover="tiles") for rank, peer in pairs)
+    return ow.Gather(len(upper), (*pushes, *(ow.Get(peer, rank, lower[rank]) for rank, peer in pairs)))
+
+
+def partly_the_librarys(sends: bool) -> ow.AllToAll:
+    """One half of every block is the library's, the other is pushed."""
+    upper, lower = halves()
+    pairs = [(rank, peer) for rank in range(len(upper)) for peer in range(len(upper)) if peer != rank]
+    return ow.AllToAll(
+        len(upper), (ow.Collective(upper), *(ow.Put(rank, peer, lower[peer]) for rank, peer in pairs)), sends
+    )
+
+
+def partly_summed_by_the_library(everywhere: bool) -> ow.Reduction:
+    """One half of every shard; partials of the other go to their owner, and its sum to all who want it."""
+    upper, lower = halves()
+    pairs = [(rank, owner) for owner in range(len(upper)) for rank in range(len(upper)) if owner != rank]
+    moves: list[ow.Put | ow.Sum | ow.Collective] = [ow.Collective(upper)]
+    moves += [ow.Put(rank, owner, lower[owner]) for rank, owner in pairs]
+    if everywhere:
+        moves += [ow.Sum(owner, part) for owner, part in enumerate(lower)]
+        moves += [ow.Put(owner, rank, lower[owner], lane=1) for rank, owner in pairs]
+    return ow.Reduction(len(upper), tuple(moves), everywhere)
+
+
 def trials() -> Iterator[Trial]:
     """Every kernel with every schedule."""
     for how in (*CHUNKED_SUMS, *PUSHED_BEHIND):
@@ -221,6 +257,11 @@ def trials() -> Iterator[Trial]:
     yield Trial("persistent", {"C": PUSHED_BEHIND[0]}, matmul(True, "C"))
     yield Trial("matmul", {"C": "all_to_all.send mover=bulk_kernel"}, sent)
     yield Trial("matmul", {"A": blocks_by_hand(False), "C": blocks_by_hand(True)}, exchanged)
+    yield Trial("matmul", {"A": pulled_and_carried()}, matmul(False, "A"))
+    yield Trial("persistent", {"A": pulled_and_carried()}, matmul(True, "A"))
+    yield Trial("matmul", {"A": partly_the_librarys(False), "C": partly_the_librarys(True)}, exchanged)
+    yield Trial("matmul", {"C": partly_summed_by_the_library(False)}, matmul(False, "C"))
+    yield Trial("matmul", {"C": partly_summed_by_the_library(True)}, reduced)
     for name, is_persistent in (("matmul", False), ("persistent", True)):
         yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*GATHERS, *CHUNKED, by_hand()))
         yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)
@@ -231,6 +272,8 @@ def trials() -> Iterator[Trial]:
     yield Trial("matmul", {"C": AT_PEERS[0]}, matmul(False, "C"))
     yield Trial("matmul", {"A": BY_TILES[0], "C": AT_PEERS[0]}, matmul(False, "AC"))
     yield Trial("matmul", {"C": "all_reduce.two_shot mover=tiles"}, reduced)
+    one_shot = (f"all_reduce.one_shot mover={mover}" for mover in ("copy_kernel", "bulk_kernel", "tiles"))
+    yield from (Trial("matmul", {"C": how}, reduced) for how in one_shot)
     library = {"A": "all_to_all.receive_collective", "C": "all_to_all.send_collective"}
     yield Trial("matmul", library, exchanged)
     yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, exchanged)
