@@ -108,6 +108,7 @@ class Family(Struct, frozen=True):
 _PIECES: _Grid = {"pieces": (1, 2, 4)}
 _IN_TWO: _Grid = {"pieces": (2, 1, 4)}  # of which the model can say nothing: two were best, or close to it
 _EARLY: _Grid = {"matmul": ("early",)}
+IN_BULK = "bulk_kernel"
 _BY_KERNEL: _Grid = {"mover": ("copy_kernel",), "copy_programs": (8, 16, 32)}
 SPACE: dict[str, tuple[Family, ...]] = {
     "all_gather_matmul": (
@@ -119,7 +120,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("push", {"pieces": (1, 2)} | _BY_KERNEL),
         Family("pull", {"pieces": (1, 2)}),
         Family("gather", {"order": ("ring", "all_peers")}),
-        Family("gather", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
+        Family("gather", {"mover": ("copy_kernel", IN_BULK), "copy_programs": (16, 64)}),
         Family("gather_pull"),
         Family("gather_packed"),
         Family("gather_packed", {"matmul": ("skinny", "early")}),
@@ -168,7 +169,8 @@ def candidates(operator: str) -> tuple[Candidate, ...]:
 
 def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
     """A candidate with a tile kernel in every tile shape of the GPU's best kernel, of the portable one in its best, and
-    with the last tiles of each dealt out along k where the model says that this takes less time; nothing for others.
+    with the last tiles of each dealt out along k where the model says that this takes less time; and if a kernel pushes
+    by loads and stores, with one that pushes in bulk, of which the model says the same. Nothing for others.
 
     MEASURED: of 18 problems that were tuned with all shapes of both, the portable kernel was quickest in one, by 1 %,
     and behind by 3 to 25 % in 17, always best in its first shape (the shipped tables of 2026-11-22).
@@ -183,6 +185,7 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     pinned = [_pins(config) for config in tried]
     if base.plan not in STORED:
         pinned += [_pins(config) | {"split_k": BEST} for config in tried if _is_dealt_out(config, problem, target)]
+    pinned += [{"mover": IN_BULK}] if target.is_hopper and dict(base.options).get("mover") == "copy_kernel" else []
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
 
 
@@ -214,6 +217,8 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return why
         if dict(what.options).get("kernel") == "hopper" and not (target.kind == "cuda" and target.is_hopper):
             return "the hopper kernel needs sm_90"
+        if dict(what.options).get("mover") == IN_BULK and target.kind == "cuda" and not target.is_hopper:
+            return "copies in bulk need sm_90"
     if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
         return f"tiles store at {MOST_PEERS} peers at most"
     if (problem.operator, problem.world_size) == (MATMUL_REDUCE_SCATTER, 2) and what.plan in OF_TWO:
@@ -231,6 +236,8 @@ def is_member(operator: str, what: Candidate) -> bool:
     if "kernel" in options and options.get("split_k") == BEST:  # pinned with it
         del options["split_k"]
     pins = {name: options.pop(name) for name in _PINNED if name in options}
+    if options.get("mover") == IN_BULK and not pins:  # where loads and stores could be
+        options["mover"] = "copy_kernel"
     return (
         operator in SPACE and candidate(what.plan, options) in candidates(operator) and (not pins or pins in _ALL_PINS)
     )

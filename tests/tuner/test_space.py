@@ -125,6 +125,21 @@ def test_torch_needs_cuda_and_the_hopper_kernel_a_hopper():
         assert "sm_90" in obstacle(problem_of("all_gather_matmul"), target, pinned)
 
 
+def test_what_a_kernel_pushes_is_tried_in_bulk_too():
+    problem = problem_of("all_gather_matmul")
+    base = candidate("push", {"pieces": 1, "mover": "copy_kernel", "copy_programs": 8})
+    (in_bulk,) = (what for what in variations(base, problem, GPU) if dict(what.options)["mover"] == "bulk_kernel")
+    assert dict(in_bulk.options) == dict(base.options) | {"mover": "bulk_kernel"}
+    assert is_member(problem.operator, in_bulk)
+    assert not is_member(problem.operator, candidate("push", {"pieces": 1, "mover": "bulk_kernel", "copy_programs": 9}))
+    whole = [what for what in candidates(problem.operator) if dict(what.options).get("mover") == "bulk_kernel"]
+    for what in (in_bulk, *whole):
+        assert obstacle(problem, GPU, what) == ""
+        assert "sm_90" in obstacle(problem, replace(GPU, is_hopper=False), what)
+        build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
+    assert {what.plan for what in whole} == {"gather"}
+
+
 def test_variations_pin_every_tile_shape_and_can_be_built():
     problem = problem_of("all_gather_matmul")
     base = candidate("push", {"pieces": 2})
