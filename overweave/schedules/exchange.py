@@ -66,7 +66,6 @@ class Exchange(Struct, frozen=True, kw_only=True):
     method: str
     side: Side
     communication: Communication
-    mover: Mover = "copy_engine"
     copy: CopyConfig | None = None  # of the kernel that moves it, if one does
 
     def read(self, rank: int) -> str:
@@ -128,7 +127,6 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         communication=_carried(
             _communication(split, operand, transport, settings), transport.side, settings.mover, split.tile_rows
         ),
-        mover=settings.mover,
         copy=copy_config(settings),
     )
 

@@ -36,7 +36,7 @@ SPREAD: Final = "spread"
 
 
 class Transport(Struct, frozen=True):
-    """A way to exchange a tensor.
+    """A way to exchange a tensor; docs/directives.md says what each moves.
 
     side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
     ranks get as it is. gathers_sums: every rank gets all of the sum.
@@ -44,7 +44,6 @@ class Transport(Struct, frozen=True):
 
     side: Side
     method: str
-    summary: str
     options: tuple[Option, ...] = ()
     gathers_sums: bool = False
 
@@ -61,132 +60,50 @@ class Transport(Struct, frozen=True):
 
 
 TRANSPORTS: dict[str, Transport] = {
-    "all_gather.push": Transport(
-        GATHER, "push", "each rank puts its pieces to its peers", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)
-    ),
-    "all_gather.pull": Transport(GATHER, "pull", "each rank gets its peers' pieces", (PIECES, ORDER, ANY_MOVER)),
-    "all_gather.mesh": Transport(
-        GATHER,
-        "mesh",
-        "chunks by rows and columns go straight to every rank of a mesh, line by line",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "all_gather.ring": Transport(
-        GATHER,
-        "ring",
-        "every rank passes on what came from the next one",
-        (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "all_gather.double_ring": Transport(
-        GATHER,
-        "double_ring",
-        "two rings, one each way, take chunks by turns",
-        (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "all_gather.islands": Transport(
-        GATHER,
-        "islands",
-        "inside islands, while each shard crosses to others once and is passed on there",
-        (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "all_gather.collective": Transport(GATHER, "collective", "the library's, before the kernel"),
-    "reduce_scatter.scatter": Transport(
-        SCATTER,
-        "scatter",
-        "pieces are put to their owner, who sums in rank order",
-        (PIECES, ORDER, OWN_PIECES, ANY_MOVER, COPY_PROGRAMS),
-    ),
+    "all_gather.push": Transport(GATHER, "push", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)),
+    "all_gather.pull": Transport(GATHER, "pull", (PIECES, ORDER, ANY_MOVER)),
+    "all_gather.mesh": Transport(GATHER, "mesh", (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS)),
+    "all_gather.ring": Transport(GATHER, "ring", (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS)),
+    "all_gather.double_ring": Transport(GATHER, "double_ring", (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS)),
+    "all_gather.islands": Transport(GATHER, "islands", (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS)),
+    "all_gather.collective": Transport(GATHER, "collective"),
+    "reduce_scatter.scatter": Transport(SCATTER, "scatter", (PIECES, ORDER, OWN_PIECES, ANY_MOVER, COPY_PROGRAMS)),
     "reduce_scatter.mesh": Transport(
-        SCATTER,
-        "mesh",
-        "chunks go straight to their owner, owners of one line of the mesh first",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS),
+        SCATTER, "mesh", (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS)
     ),
-    "reduce_scatter.ring": Transport(
-        SCATTER,
-        "ring",
-        "chunks travel round the ring, summed on the way",
-        (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "reduce_scatter.double_ring": Transport(
-        SCATTER,
-        "double_ring",
-        "two rings, one each way, take chunks by turns",
-        (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "reduce_scatter.islands": Transport(
-        SCATTER,
-        "islands",
-        "summed inside islands, whose sums cross to the owner's once",
-        (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "reduce_scatter.collective": Transport(SCATTER, "collective", "the library's, behind the kernel"),
-    "all_reduce.two_shot": Transport(
-        SCATTER,
-        "two_shot",
-        "owners sum pieces in rank order and put them to all",
-        (PIECES, ANY_MOVER, COPY_PROGRAMS),
-        gathers_sums=True,
-    ),
-    "all_reduce.one_shot": Transport(
-        SCATTER,
-        "one_shot",
-        "partials are put to every peer, and every rank sums them",
-        (ORDER, ANY_MOVER, COPY_PROGRAMS),
-        gathers_sums=True,
-    ),
+    "reduce_scatter.ring": Transport(SCATTER, "ring", (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS)),
+    "reduce_scatter.double_ring": Transport(SCATTER, "double_ring", (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS)),
+    "reduce_scatter.islands": Transport(SCATTER, "islands", (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS)),
+    "reduce_scatter.collective": Transport(SCATTER, "collective"),
+    "all_reduce.two_shot": Transport(SCATTER, "two_shot", (PIECES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True),
+    "all_reduce.one_shot": Transport(SCATTER, "one_shot", (ORDER, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True),
     "all_reduce.mesh": Transport(
-        SCATTER,
-        "mesh",
-        "chunks go straight to their owner, whose sums go straight to all",
-        (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS),
-        gathers_sums=True,
+        SCATTER, "mesh", (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
     ),
     "all_reduce.ring": Transport(
-        SCATTER,
-        "ring",
-        "summed once round the ring, shared once round it",
-        (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS),
-        gathers_sums=True,
+        SCATTER, "ring", (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
     ),
     "all_reduce.double_ring": Transport(
-        SCATTER,
-        "double_ring",
-        "the same by two rings, one each way",
-        (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS),
-        gathers_sums=True,
+        SCATTER, "double_ring", (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
     ),
     "all_reduce.islands": Transport(
-        SCATTER,
-        "islands",
-        "summed inside islands and then across, shared across and then inside",
-        (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS),
-        gathers_sums=True,
+        SCATTER, "islands", (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
     ),
-    "all_reduce.collective": Transport(SCATTER, "collective", "the library's, behind the kernel", gathers_sums=True),
-    "all_to_all.receive": Transport(
-        GATHER,
-        "receive",
-        "block p of each rank is put to rank p, piece by piece",
-        (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS),
-    ),
-    "all_to_all.send": Transport(
-        SPREAD, "send", "what tiles store of block p is put to rank p", (PIECES, ANY_MOVER, COPY_PROGRAMS)
-    ),
-    "all_to_all.receive_collective": Transport(GATHER, "receive_collective", "the library's, before the kernel"),
-    "all_to_all.send_collective": Transport(SPREAD, "send_collective", "the library's, behind the kernel"),
-    "spread.push": Transport(
-        SPREAD, "spread", "what tiles store is put to every peer, piece by piece", (PIECES, ANY_MOVER, COPY_PROGRAMS)
-    ),
+    "all_reduce.collective": Transport(SCATTER, "collective", gathers_sums=True),
+    "all_to_all.receive": Transport(GATHER, "receive", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)),
+    "all_to_all.send": Transport(SPREAD, "send", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
+    "all_to_all.receive_collective": Transport(GATHER, "receive_collective"),
+    "all_to_all.send_collective": Transport(SPREAD, "send_collective"),
+    "spread.push": Transport(SPREAD, "spread", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
 }
 
 
 BY_HAND: dict[type, Transport] = {
-    Gather: Transport(GATHER, "by_hand", "moves of chunks that the caller wrote down"),
-    Reduction: Transport(SCATTER, "by_hand", "moves and sums of chunks that the caller wrote down"),
-    AllToAll: Transport(GATHER, "receive_by_hand", "chunks of blocks, put as the caller wrote down"),
+    Gather: Transport(GATHER, "by_hand"),
+    Reduction: Transport(SCATTER, "by_hand"),
+    AllToAll: Transport(GATHER, "receive_by_hand"),
 }
-SENT_BY_HAND = Transport(SPREAD, "send_by_hand", "chunks of blocks that tiles store, put as the caller wrote down")
+SENT_BY_HAND = Transport(SPREAD, "send_by_hand")
 
 
 def transport_of(words: object) -> Transport:
