@@ -96,12 +96,8 @@ class HostWorkspace:
             self._packed = HostPacked(self.board, half_bytes, timeout_s)
         return self._packed
 
-    def reset(self, timeout_s: float | None = None) -> None:
-        """Collective. Makes a broken workspace usable again. Raises PeerDied, PeerTimeout; may then be repeated."""
-        self.board.reset(self.forget, timeout_s)
-
     def forget(self) -> None:
-        """This rank's part of a reset; the board's is its own affair."""
+        """This rank's part of a reset (`overweave.reset`); the board's is its own affair."""
         # A new heap at the next call: an interrupted growth may have left the ranks with different ones.
         self._take(None)
         self._packed = None

@@ -17,15 +17,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, OverweaveError
-from overweave.hardware.machine import Machine, load
+from overweave.hardware.machine import Machine
 from overweave.schedules.transports import Asked
 from overweave.tuner.caches import cache_folders
 from overweave.tuner.compiled_space import Constants, Family, Way, families, is_member, neighbours
-from overweave.tuner.rank import MOST_GPUS, REACH, WITH_KERNELS, machine_of
+from overweave.tuner.rank import REACH, WITH_KERNELS, machine_of
 from overweave.tuner.target import Target
 from overweave.tuner.whole_file import replace_whole
 
-DESCRIBED = "h200x4"  # on a CPU nothing is timed: what is simulated is this machine
 LARGEST_BYTES = 1 << 20
 MOST_MEASURED, MOST_AROUND, FINALISTS = 8, 4, 4
 
@@ -53,11 +52,8 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def described(target: Target, world_size: int) -> Machine | None:
-    """The machine that predictions are made on: the target's, or for a CPU one that stands for it."""
-    if target.kind == "cuda" or world_size > MOST_GPUS:
-        return machine_of(target, world_size)
-    machine = load(DESCRIBED)
-    return replace(machine, gpus=max(machine.gpus, world_size))
+    """The machine that predictions are made on: the target's, or for a CPU, where nothing is timed, a GPU's."""
+    return machine_of(target if target.kind == "cuda" else Target("cuda"), world_size)
 
 
 def judge(

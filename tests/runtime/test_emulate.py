@@ -115,7 +115,8 @@ def miss_a_signal() -> dict[str, Any]:
         told = {"text": str(error), "took_s": time.monotonic() - start_s, "is_void": bool(output.isnan().all())}
     with pytest.raises(WorkspaceBroken):
         run_on_host(plan, group, inputs, {"y": output})
-    HostWorkspace.of(group).reset(5.0)
+    workspace = HostWorkspace.of(group)
+    workspace.board.reset(workspace.forget, 5.0)
     told["is_mended"] = torch.equal(compute(case, plan, group, data, "library"), data.exact.bfloat16())
     return told
 
