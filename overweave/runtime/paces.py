@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overweave.ir.schedule import Compute
+from overweave.ir.words import LEAST_WAVES
 
 # With a strip of so many bytes from each SM so far apart, the link is full and no more.
 # MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it
 # where tiles are long; 75 ns less take up to 3 % more, 100 ns more up to 6 %.
 STRIP_BYTES, PACE_NS = 2048, 700
-LEAST_WAVES = 1.5
 
 
 def pace_ns(computes: Iterable[Compute], waves: float, strip_bytes: int) -> int:

@@ -50,7 +50,7 @@ from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
 from overweave.schedules.templates import MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER, TEMPLATES
 from overweave.schedules.tile_order import tile_orders
-from overweave.schedules.tile_shape import BEST, along_k, count_tiles, tile_shape
+from overweave.schedules.tile_shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
 MAX_WORLD_SIZE = 1024
 _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
@@ -148,7 +148,9 @@ def _config(problem: Problem, template: Template, settings: Settings) -> MatmulC
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
-    candidates = shapes_of_tiles(problem, settings.kernel, template.method, settings.sums)
+    candidates = settings.tiles(shapes_of_tiles(problem, settings.kernel, template.method, settings.sums))
+    if template.method == "ring_stored" and not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms):
+        candidates = half_tiles(candidates) or candidates
     k = problem.k if settings.split_k == BEST else 0
     config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, k))
     if settings.split_k not in (1, BEST) and shares_obstacle(config):

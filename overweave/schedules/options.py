@@ -15,7 +15,7 @@ from overweave.schedules.chunks import MOST_PROGRAMS
 from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
 from overweave.schedules.gather_templates import Axis
 from overweave.schedules.skinny import Multiplier
-from overweave.schedules.tile_shape import BEST, Kernel
+from overweave.schedules.tile_shape import BEST, Kernel, TileShape
 
 AUTO = "auto"
 
@@ -85,10 +85,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     split_k: int | Literal["best"] = 1
     matmul: Multiplier = "library"
 
+    def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
+        """Those that are what was asked for; all, if none is."""
+        asked = self._asked().items()
+        return tuple(one for one in candidates if asked <= to_builtins(one.config).items()) or candidates
+
+    def _asked(self) -> dict[str, int]:
+        """Of the tile shape."""
+        return {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
+
     def tile(self, chosen: MatmulConfig) -> MatmulConfig:
         """The chosen tile shape, with whatever was asked for instead. Raises InputError for a tile it cannot run."""
-        asked = {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
-        config = replace(chosen, **asked)
+        config = replace(chosen, **self._asked())
         obstacle = split_obstacle(config)
         if obstacle and self.split_n is not None:
             cure = "Use split_n=1, or 3 for block_n=192, 5 for block_n=160"

@@ -26,6 +26,7 @@ from overweave.ir.plan import (
     narrow_width,
     shares_obstacle,
 )
+from overweave.ir.words import LEAST_WAVES
 from overweave.schedules.along_k import Deal, deals, dealt_out, is_worthwhile
 
 Kernel = Literal["portable", "hopper"]
@@ -39,6 +40,9 @@ RECTANGLE_TIMES = {(256, 2): 0.56, (256, 4): 0.65, (192, 3): 0.66, (160, 5): 0.6
 # Of a step of 64 in k, in 16 bits, by tiles of 128 x 256.
 # MEASURED: by `python -m campaigns.tile_fit`, as benchmarks/results/split_k.h200.2026-11-22.txt ends.
 STEP_US = 0.66
+
+
+LARGEST_TILE, HALF_A_TILE = 128 * 256, 128 * 128  # elements of the tile that most problems take, and of half of one
 
 
 class TileShape(Struct, frozen=True):
@@ -177,6 +181,19 @@ def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
     if kernel == "hopper":
         return HOPPER
     return SINGLE_PRECISION if dtype == "float32" else HALF_PRECISION
+
+
+def has_second_wave(rows: int, cols: int, world_size: int, sms: int) -> bool:
+    """Whether the tiles of a shard of the rows are more than the SMs compute at once."""
+    return rows * cols > LEAST_WAVES * world_size * sms * LARGEST_TILE
+
+
+def half_tiles(candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
+    """Those for a ring whose shards have no second wave: of halves they do, so that the SMs compute the one while the
+    other travels. MEASURED: half tiles were quicker on all 7 such shapes, by 5 to 26 %, and on 1 of the 14 others, by
+    3 % (two H200s, benchmarks/results/rings.*.h200x2.2026-11-22.json).
+    """
+    return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= HALF_A_TILE)
 
 
 Columns = int | tuple[int, ...]  # of one product, or of each of several

@@ -16,11 +16,10 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import Problem
 from overweave.ir.verify.plan import MachineLimits
 from overweave.memory.collector import without_collection
-from overweave.runtime.paces import LEAST_WAVES
 from overweave.schedules.catalog import build
 from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.templates import MATMUL_ALL_REDUCE
-from overweave.schedules.tile_shape import reduction_shape
+from overweave.schedules.tile_shape import has_second_wave, reduction_shape
 from overweave.sim.cost import library_matmul_us, tiles_of
 from overweave.sim.simulate import total_us
 from overweave.tuner.space import (
@@ -47,7 +46,6 @@ TORCHS = {TORCH_ONE_SHOT: "one_shot_all_reduce", TORCH_TWO_SHOT: "two_shot_all_r
 # sum, or gather, which fewer candidates do; and no fewer rows.
 MOST_ELEMENTS, MOST_SUMMED, MOST_GATHERED, FEWEST_ROWS = 1 << 28, 1 << 16, 1 << 19, 2048
 REACH = 1.15  # how far behind the quickest the first of a family may be for the others to be looked at
-LARGEST_TILE = 128 * 256  # elements of what most tiles store
 MOST_GPUS = 8  # of one host, all on one switch: a described machine of fewer stands for it
 
 
@@ -130,8 +128,9 @@ def _handicapped_us(each: Weighed, problem: Problem, base_us: float) -> float:
 def _margin(what: Candidate, problem: Problem) -> Margin:
     operator = problem.operator
     if what.plan in STORED:
-        is_known = (operator, what.plan) == (MATMUL_ALL_REDUCE, RING_STORED) and _has_second_wave(problem)
-        return OF_SUMS_IN_A_RING if is_known else OF_STORES
+        is_summed_in_a_ring = (operator, what.plan) == (MATMUL_ALL_REDUCE, RING_STORED)
+        has_time = has_second_wave(problem.m, problem.n, problem.world_size, MachineLimits().sms)
+        return OF_SUMS_IN_A_RING if is_summed_in_a_ring and has_time else OF_STORES
     if operator == MATMUL_ALL_REDUCE and "sums" in dict(what.options):
         return OF_ADDING_TILES if dict(what.options)["sums"] == "epilogue" else OF_SUMMING_KERNELS
     if what.has_messages(operator):
@@ -139,11 +138,6 @@ def _margin(what: Candidate, problem: Problem) -> Margin:
     if what.is_by_torch:
         return BY_TORCH
     return WITH_KERNELS if what.has_kernels(operator) else OF_LIBRARY
-
-
-def _has_second_wave(problem: Problem) -> bool:
-    """Whether the tiles of a shard are more than the SMs compute at once."""
-    return problem.m * problem.n > LEAST_WAVES * problem.world_size * MachineLimits().sms * LARGEST_TILE
 
 
 def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machine) -> float:

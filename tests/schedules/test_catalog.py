@@ -202,6 +202,34 @@ def test_a_problem_that_is_none_is_refused(fields: dict[str, object], found: str
         build("all_gather_matmul.push", problem("all_gather_matmul"), {}, rank=4)
 
 
+WHOLE = {"block_m": 128, "block_n": 256}
+
+
+@pytest.mark.parametrize(
+    ("m", "asked", "shape"), [(2048, {}, (128, 128, 5)), (4096, {}, (128, 256, 3)), (2048, WHOLE, (128, 256, 3))]
+)
+def test_rings_take_half_tiles_where_a_shard_of_whole_ones_is_one_wave(
+    m: int, asked: dict[str, int], shape: tuple[int, int, int]
+):
+    """4,096 columns, two ranks: 128 tiles of 128 x 256 for 132 SMs, or twice as many."""
+    size = Problem(operator="matmul_reduce_scatter", m=m, n=4096, k=2048, world_size=2, dtype="bfloat16")
+    for plan, expected in (("ring_stored", shape), ("scatter", (128, 256, 3))):
+        config = build(f"matmul_reduce_scatter.{plan}", size, {"kernel": "hopper", **asked}).realization.matmul
+        assert config is not None
+        assert (config.block_m, config.block_n, config.stages) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "stages"), [({"block_m": 128, "block_n": 128}, 5), ({"stages": 2}, 2), ({"block_n": 256, "stages": 2}, 2)]
+)
+def test_who_asks_for_a_tile_gets_what_it_runs_best_with(asked: dict[str, int], stages: int):
+    made = build("all_gather_matmul.push", problem("all_gather_matmul.push", 8192, 2), {"kernel": "hopper", **asked})
+    config = made.realization.matmul
+    assert config is not None
+    assert config.stages == stages
+    assert asked.items() <= {"block_m": config.block_m, "block_n": config.block_n, "stages": config.stages}.items()
+
+
 def test_numbers_may_come_as_text():
     name = "all_gather_matmul.push"
     as_text, as_numbers = {"pieces": "4", "block_m": "32", "warps": "auto"}, {"pieces": 4, "block_m": 32}
