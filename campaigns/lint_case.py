@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
-from overweave.compiler.lint_contract import Contract
+from overweave.compiler.lint_contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tile_shape import TileShape
@@ -52,6 +52,7 @@ class Variant(NamedTuple):
 VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
 SUM = Variant(two_sources=False)
+SHARES = Guard("arrivals", ("partials",))  # along k, of blocks of one device
 SCALED = Variant(is_transposed=True)
 
 

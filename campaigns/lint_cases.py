@@ -16,6 +16,7 @@ from campaigns.lint_case import (
     OPERANDS,
     RARE_VARIANTS,
     SCALED,
+    SHARES,
     SUM,
     VARIANTS,
     Case,
@@ -334,7 +335,7 @@ def matmul_case(
     announced = (*outs, *(name for name in sums if name.startswith("total")))
     contract = _tiles(guarded, announced, uses_tensor_cores=dtype != "float32")
     if config.split_k:
-        contract = replace(contract, private=("arrivals",))
+        contract = replace(contract, private=("arrivals",), counted=(SHARES,))
     contract = replace(contract, depth=0) if dtype == FLOAT8 else contract  # loads alone are ahead of a step's product
     return Case(source, _with_addends(contract, "addend_tiles" in sums) if addends else contract)
 

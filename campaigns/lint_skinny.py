@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from campaigns.lint_case import DTYPES, Case, source_of
+from campaigns.lint_case import DTYPES, SHARES, Case, source_of
 from overweave.compiler.lint_contract import Contract
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
@@ -54,4 +54,5 @@ def skinny_case(
         " ".join([f"{dtype} {config.block_m} rows", *(word for word, holds in words.items() if holds)]),
         () if is_ragged else numbers,
     )
-    return Case(source, Contract(private=("arrivals",) if shares else (), wgmma=True))
+    known = Contract(private=("arrivals",), counted=(SHARES,), wgmma=True)
+    return Case(source, known if shares else Contract(wgmma=True))

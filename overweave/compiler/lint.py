@@ -2,7 +2,8 @@
 
 It is given a compiled kernel and the kernel's own contract, and knows no kernel of ours: a user's has the same rights.
 What it cannot see: which element of an array a pointer names (an order between two chunks of one buffer is the
-schedule's proof, ir/verify), values (that the epoch waited for is the right one), and anything inside a call.
+schedule's proof, ir/verify), values (that the epoch waited for is the right one), anything inside a call, and what
+threads of one block pass one another through shared memory, which is the compiler's affair.
 
     findings = lint(compile_kernel(source), contract)
 
@@ -19,6 +20,7 @@ Rules, by the name a finding carries (the functions of RULES say what each asks 
     declared-counts                        as many waits and releases as the source has
     undeclared-signal                      each through a pointer the contract names
     packed-messages          lint_packed   a message and its flag are one access, looked for in a bounded loop
+    counted-shares           lint_counted  shares are stored before they are counted, and read behind that
     system-scope             lint_build    no smaller scope where peers are told
     spills, shared-base, wgmma, forbidden-instruction   what the compiler made of it
 """
@@ -32,6 +34,7 @@ from msgspec.structs import replace
 from overweave.compiler.aot import Compiled
 from overweave.compiler.lint_build import forbidden, shared_base, spills, system_scope, tensor_cores
 from overweave.compiler.lint_contract import Contract, Finding
+from overweave.compiler.lint_counted import counted_shares
 from overweave.compiler.lint_order import barrier_before_release, bulk_completion, handed_over, proxy_fence
 from overweave.compiler.lint_packed import packed_messages
 from overweave.compiler.lint_partitions import passed_on
@@ -54,6 +57,7 @@ RULES: tuple[Rule, ...] = (
     declared_counts,
     deadline,
     packed_messages,
+    counted_shares,
     spills,
     shared_base,
     tensor_cores,

@@ -46,6 +46,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     alarm: where abort words, reports and peers' abort words lie; a spin must watch one of them if any is named.
     claims: counters from which a block takes its next tile: there its next turn begins, whatever was waited for before.
     claims_ahead: the block claims its next tile before it announces this one, so that the release is not waited for.
+    counted: a counter and the shares that blocks of this device leave for whoever counts last.
     private: words that only blocks of this device touch, claims aside: any scope will do, nobody is told anything.
     packed: messages in memory that no signal guards.
     wgmma: tensor cores of Hopper are used; depth: how many of their groups stay in flight in the innermost loop.
@@ -61,6 +62,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     alarm: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     claims_ahead: bool = False
+    counted: tuple[Guard, ...] = ()
     private: tuple[str, ...] = ()
     packed: Packed | None = None
     wgmma: bool = False
@@ -70,7 +72,7 @@ class Contract(Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> frozenset[str]:
         """Every argument the contract speaks of, tables without their star."""
-        guards = (*self.guarded, *self.announced)
+        guards = (*self.guarded, *self.announced, *self.counted)
         pairs = (name for guard in guards for name in (guard.signal, *guard.data))
         packed = self.packed.at if self.packed else ()
         return frozenset(name.lstrip("*") for name in (*pairs, *self.alarm, *self.claims, *self.private, *packed))

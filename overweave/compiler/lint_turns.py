@@ -24,7 +24,8 @@ def guarded_order(subject: Subject) -> Iterator[Finding]:
         data = tuple(access for access in loads if guard.data and reaches(access.pointers, guard.data))
         waits = tuple(wait for wait in subject.waits if reaches(wait.pointers, (guard.signal,)))
         done = {item.index for wait in waits for item in wait.done}
-        before = facts_before(subject.graph, owed(subject, guard, done, inside={wait.loop.header for wait in waits}))
+        spins = {wait.loop.header for wait in waits}
+        before = facts_before(subject.graph, owed(subject, guard, done, inside=spins, decided=spins))
         for access in data:
             if before.get(access.instruction.index, NOTHING):
                 yield subject.finding(
@@ -94,11 +95,20 @@ def _unordered(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def owed(subject: Subject, guard: Guard, paid: set[int], inside: set[int], ahead: bool = False) -> Spread:
+def owed(
+    subject: Subject,
+    guard: Guard,
+    paid: set[int],
+    inside: set[int],
+    ahead: bool = False,
+    decided: set[int] | None = None,
+) -> Spread:
     """One fact, "owed": from the start, and again on each turn of a loop that pays; removed where it is paid.
 
     A turn ends at the loop's back edge, or sooner, where the block claims its next tile.
     inside: headers of spins, whose own turns owe nothing new. ahead: a claim is for the turn after this one.
+    decided: the blocks of which an optional guard may find that there is no need; those that pay, if not told. What a
+    spin is left with is no such decision: barriers behind it are for whoever has waited.
     """
     graph = subject.graph
     blocks = {graph.block_of[index] for index in paid}
@@ -106,7 +116,8 @@ def owed(subject: Subject, guard: Guard, paid: set[int], inside: set[int], ahead
     again = {edge for loop in loops for edge in loop.back_edges}
     turning = {block for loop in loops for block in loop.blocks}
     claims = {index for index in subject.claims if graph.block_of[index] in turning and not ahead}
-    around = {edge for block in blocks for edge in graph.branches_around(block)} if guard.optional else set()
+    needless = blocks if decided is None else decided
+    around = {edge for block in needless for edge in graph.branches_around(block)} if guard.optional else set()
 
     def step(item: Instruction, facts: Facts) -> Facts:
         if item.index in claims:

@@ -102,6 +102,10 @@ def deadline(subject: Subject) -> Iterator[Finding]:
             yield subject.finding(
                 "deadline", wait.first_poll, "a spin that does not watch the alarm", "Leave when the abort word is set"
             )
+    for access in subject.shared:
+        if access.kind == "load" and access.order == "weak" and access.pointers & {*subject.contract.alarm}:
+            what = "the alarm is read weakly, so perhaps only once"
+            yield subject.finding("deadline", access.instruction, what, "Use ld.relaxed.sys")
 
 
 def declared_counts(subject: Subject) -> Iterator[Finding]:

@@ -90,6 +90,7 @@ SEEDS = (
     Seed("deadline", "the clock read before the loop", "reduce_waits",
          ((r"mov\.u64 t1, %globaltimer;\nsub", "sub"), (r"(mov\.u64 t0, %globaltimer;\n)", r"\1mov.u64 t1, t0;\n"))),
     Seed("deadline", "no look at the abort word", "reduce_waits", ((r"@p bra void;\n", ""),)),
+    Seed("deadline", "the abort word read weakly", "reduce_waits", ((r"ld\.relaxed\.sys", "ld"),)),
     Seed("deadline", "the abort word read before the loop", "reduce_waits",
          ((r"(ld\.relaxed\.sys[^;]*;\n)", ""), (r"spin: ", "ld.relaxed.sys.global.u32 v, [%rd2];\nspin: "),
           (r"setp\.ne\.u32 p, w, 0;\n@p bra void", "setp.ne.u32 p, v, 0;\n@p bra void"))),

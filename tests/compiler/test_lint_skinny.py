@@ -9,6 +9,7 @@ from campaigns.lint_skinny import skinny_case
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.lint import lint
 from overweave.schedules.skinny import SHAPES
+from tests.compiler.cases import edit
 
 pytestmark = pytest.mark.slow
 
@@ -45,3 +46,25 @@ def test_a_share_is_counted_when_all_threads_have_stored_it() -> None:
     stored = before[before.rindex("st.global") :]
     assert count
     assert "bar.sync" in stored
+
+
+COUNT = r"(atom\.global\.gpu\.acq_rel\.add[^;]*;)"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("with relaxed order", (r"gpu\.acq_rel\.add", "gpu.relaxed.add")),
+        ("with release order", (r"gpu\.acq_rel\.add", "gpu.release.add")),
+        ("and cta scope", (r"gpu\.acq_rel\.add", "cta.acq_rel.add")),
+        ("no block barrier since", (rf"bar\.sync\s+0;((?:(?!bar\.sync).)*?@%p\d+ {COUNT})", r"\1")),
+        ("heard of the count", (rf"{COUNT}(.*?)bar\.sync\s+0;", r"\1\2")),
+        ("nobody counts them", (rf"@%p\d+ {COUNT}", "")),
+    ],
+)
+def test_seeded_violation_among_shares_is_found(what: str, change: tuple[str, str]) -> None:
+    source, contract = skinny_case("bfloat16", SHARED, True)
+    compiled = compile_kernel(source)
+    assert not lint(compiled, contract)
+    found = lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract)
+    assert [one for one in found if one.rule == "counted-shares" and what in one.what], found
