@@ -158,6 +158,12 @@ class Board:
             own.put(records.ALARMED, 1)
         return self._reported(self.rank)
 
+    def give_up(self, error: BaseException, operation: str) -> None:
+        """Tells all peers that this rank cannot do its part of a call that they have begun: what stopped it is no error
+        of ours, but memory exhausted, or an interrupt. Ours are raised by every rank, or told already."""
+        if not isinstance(error, OverweaveError):
+            self.alarm(Alarm("failed", f"{operation}: {type(error).__name__}: {error}", self.rank))
+
     def blame(self, error: Exception, operation: str) -> OverweaveError:
         """The error for what a library collective raised: a peer's alarm or death, if there is one within a second."""
         end_s = time.monotonic() + ABSENT_AFTER_S

@@ -119,7 +119,11 @@ class Fused:
         else:
             calls.move_to_end(key)
             Board.of(resolved).post(call.signature)
-        call.run(given)
+        try:
+            call.run(given)
+        except BaseException as error:
+            Board.of(resolved).give_up(error, self.kernel.source.name)
+            raise
 
     def _calls_of(self, group: Group) -> OrderedDict[Any, _Call]:
         """Those of a group; what was kept for groups that have been destroyed goes where a new one comes."""
@@ -241,7 +245,11 @@ class _Call:
         kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, launch)
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
-        self._bound = make.bind(self.plan, group, kernel, given)
+        try:
+            self._bound = make.bind(self.plan, group, kernel, given)
+        except BaseException as error:
+            Board.of(group).give_up(error, fused.kernel.source.name)
+            raise
 
     def run(self, given: Mapping[str, Any]) -> None:
         """Runs it. Exchanged tensors go by their names, as the matrices that the schedule knows."""

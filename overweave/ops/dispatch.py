@@ -150,12 +150,12 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     signature = _signature(problem, choice)
     Board.of(group).agree(signature)
     outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
-    made = {name: make(shape, dtype) for name, shape, dtype in outputs}
-    example = as_matrices(tensors) | made
-    if built is None:
-        run, bound = bind_by_torch(choice.plan, problem, group, tensors["x"].device)
-    else:
-        run, bound = _bind(built, group, example)
+    try:
+        made = {name: make(shape, dtype) for name, shape, dtype in outputs}
+        run, bound = _bound(built, choice, problem, (group, as_matrices(tensors) | made))
+    except BaseException as error:
+        Board.of(group).give_up(error, problem.operator)
+        raise
     prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
     _calls(group).put(key, prepared)
     return prepared
@@ -215,6 +215,16 @@ def _signature(problem: Problem, choice: Choice) -> bytes:
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{choice.plan} {shape} {options}".strip().encode()
+
+
+def _bound(
+    built: Plan | None, choice: Choice, problem: Problem, where: tuple[Group, Tensors]
+) -> tuple[Run, Bound | None]:
+    """How a plan runs, or what torch has in its place. where: the group, and tensors as it will be called with."""
+    group, example = where
+    if built is None:
+        return bind_by_torch(choice.plan, problem, group, example["x"].device)
+    return _bind(built, group, example)
 
 
 def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None]:

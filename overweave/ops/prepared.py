@@ -67,10 +67,17 @@ class Prepared(NamedTuple):
     make: Make = maker(torch.device("cpu"))
 
     def __call__(self, tensors: Tensors) -> None:
-        """Runs the call on its inputs by name, to which its outputs are added."""
-        for name, shape, dtype in self.outputs:
-            tensors[name] = self.make(shape, dtype)
-        self.run(tensors)
+        """Runs the call on its inputs by name, to which its outputs are added.
+
+        Peers count on it: they are told if it ends before it is launched."""
+        try:
+            for name, shape, dtype in self.outputs:
+                tensors[name] = self.make(shape, dtype)
+            self.run(tensors)
+        except BaseException as error:
+            if self.board is not None:
+                self.board.give_up(error, self.problem.operator)
+            raise
 
 
 def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.errors import OverweaveError, ScheduleError
+from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -78,8 +78,7 @@ class HostCall:
             self.give_up()
             for output in outputs.values():
                 output.fill_(torch.nan)
-            if not isinstance(error, OverweaveError):
-                self.workspace.board.alarm(Alarm("failed", f"{type(error).__name__}: {error}", self.group.rank))
+            self.workspace.board.give_up(error, self.plan.name)
             raise
         self.workspace.board.finish()
 
