@@ -42,11 +42,12 @@ def bench(
     if operator not in OPERATORS:
         raise InputError(f"bench {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
     shape_set = read_shapes(shapes, operator)
+    where = device if device != "auto" else "cuda" if device_count() else "cpu"
+    ranks = how_many(where, world)
     for case in shape_set.cases:
-        case.problem(operator, 2, dtype)  # what cannot be is refused before any rank is started
+        case.problem(operator, ranks, dtype)  # what cannot be is refused before any rank is started
     for words in plan or ():
         candidate_of(operator, words)
-    where = device if device != "auto" else "cuda" if device_count() else "cpu"
     warn_of_hours(where, shape_set.cases)
     if json is not None:
         check_file(json)
@@ -59,7 +60,7 @@ def bench(
     request = Request(operator=operator, cases=shape_set.cases, device=where, dtype=dtype, plans=tuple(plan or ()))
     order = Order(request=request, draft=draft, file=str(json or ""))
     if not is_one_of_the_ranks():
-        report = run_on_own_ranks(order, how_many(where, world))
+        report = run_on_own_ranks(order, ranks)
     elif repeat > 1:
         raise InputError(f"bench --repeat {repeat}", "torchrun started this process", "Start it without torchrun")
     else:

@@ -50,7 +50,12 @@ def where(device: Device) -> Literal["cpu", "cuda"]:
 
 
 def how_many(device: str, asked: int) -> int:
-    """How many ranks; 0 asks for every GPU, or four emulated ones. Raises MachineError for more than there are GPUs."""
+    """How many ranks; 0 asks for every GPU, or four emulated ones. Raises MachineError for more than there are GPUs.
+
+    Where torchrun has started them, as many as there are.
+    """
+    if is_one_of_the_ranks() and "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
     if device == "cpu":
         return asked or CPU_RANKS
     gpus = device_count()

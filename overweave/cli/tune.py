@@ -43,16 +43,17 @@ def tune(
 ) -> None:
     """Measure the candidates for a set of shapes, keep the quickest, and print it as code."""
     cases = _cases(operator, shapes, shape, after)
+    place = where(device)
+    ranks = how_many(place, world)
     for case in cases:
-        case.problem(operator, 2, dtype)  # what cannot be is refused before any rank is started
+        case.problem(operator, ranks, dtype)  # what cannot be is refused before any rank is started
     if json is not None:
         check_file(json)
-    place = where(device)
     warn_of_hours(place, cases)
     if not is_one_of_the_ranks():
         words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
         words += [f"--shapes={shapes}"] if shape is None else [f"--shape={shape}", f"--after={after}"]
-        start_ranks(words + ([f"--json={json}"] if json else []), how_many(place, world))
+        start_ranks(words + ([f"--json={json}"] if json else []), ranks)
         return
     with joined_world(place) as group:
         own = own_device("cpu" if place == "cpu" else None)

@@ -13,11 +13,10 @@ from overweave.ir.epilogue import SCALE_W, SCALE_X, Scaling
 from overweave.ir.plan import Problem
 from overweave.ops.arguments import DTYPES
 from overweave.schedules.catalog import check_problem
-from overweave.tuner.endings import compared
+from overweave.tuner.endings import FP8_STEP, check_sizes, compared, unaligned
 
 FP8 = torch.float8_e4m3fn
 TAKEN = (*DTYPES, FP8)  # by the operators
-STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled matmul and for 16-byte rows
 
 
 class Scales(NamedTuple):
@@ -50,10 +49,9 @@ def problem_of(operator: str, extents: tuple[int, int, int], world_size: int, dt
     if dtype not in TAKEN:
         raise InputError(f"{operator} on [m, k] @ [k, n]", f"dtype {dtype}", f"Use one of {', '.join(map(str, TAKEN))}")
     m, n, k = extents
-    if dtype == FP8 and (k % STEP or n % STEP):
-        raise _unaligned(operator, n, k)
     problem = Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=name_of(dtype))
     check_problem(f"{operator} on [{m}, {k}] @ [{k}, {n}]", problem)
+    check_sizes(problem)
     return compared(problem)
 
 
@@ -109,13 +107,8 @@ def _refuse_scales(operator: str, scales: Scales, x: torch.Tensor) -> None:
 
 def _check_layout(operator: str, w: torch.Tensor) -> None:
     k, n = w.shape
-    if k % STEP or n % STEP:
-        raise _unaligned(operator, n, k)
+    if k % FP8_STEP or n % FP8_STEP:
+        raise unaligned(operator, n, k)
     if not w.t().is_contiguous():
         found, cure = f"w {list(w.shape)} has strides {w.stride()}", "Store the weight as [n, k] and pass weight.t()"
         raise InputError(f"{operator}: fp8 w with k contiguous", found, cure)
-
-
-def _unaligned(operator: str, n: int, k: int) -> InputError:
-    cure = f"Pad both to multiples of {STEP}, as torch._scaled_mm wants them"
-    return InputError(f"{operator}: fp8 operands", f"k={k}, n={n}", cure)

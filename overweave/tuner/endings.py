@@ -15,6 +15,7 @@ from overweave.schedules.templates import MATMUL_ALL_REDUCE
 
 RMS_NORM = "rms_norm"
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+FP8_STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled matmul and for 16-byte rows
 WORDS = (BIAS, *ACTIVATIONS, GATE, RESIDUAL, RMS_NORM)
 
 
@@ -24,6 +25,7 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
     columns: of each weight, if there are several. after: words joined by `+`: `bias`, an activation (`silu`, `gelu`,
     `gelu_tanh`), `gate`, `residual`, as `ow.Extras` has them, or `residual+rms_norm`, as `ow.RmsNorm`.
     """
+    check_sizes(problem, columns)
     words = [word for word in after.split("+") if word]
     unknown = [word for word in words if word not in WORDS]
     if unknown or len(set(words)) < len(words):
@@ -35,6 +37,19 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
         raise InputError(f"{problem.operator} of {len(columns)} weights", found, cure)
     several = replace(problem, columns=columns if len(columns) > 1 else ())
     return _normed(several, words) if RMS_NORM in words else _finished(several, words)
+
+
+def check_sizes(problem: Problem, columns: tuple[int, ...] = ()) -> None:
+    """Raises InputError where nobody multiplies fp8 of such sizes. columns: of each of several weights."""
+    for n in columns or (problem.n,):
+        if problem.dtype == FLOAT8 and (n % FP8_STEP or problem.k % FP8_STEP):
+            raise unaligned(problem.operator, n, problem.k)
+
+
+def unaligned(operator: str, n: int, k: int) -> InputError:
+    """What is raised for fp8 operands of such sizes."""
+    cure = f"Pad both to multiples of {FP8_STEP}, as torch._scaled_mm wants them"
+    return InputError(f"{operator}: fp8 operands", f"k={k}, n={n}", cure)
 
 
 def compared(problem: Problem) -> Problem:

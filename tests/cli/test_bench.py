@@ -183,6 +183,9 @@ def test_a_case_that_cannot_be_is_refused_before_the_others_are_measured(monkeyp
     result = CliRunner().invoke(app, ["bench", OPERATORS[0], "--shapes", str(path), "--device=cpu"])
     assert result.exit_code == 2
     assert "'tanh' is none" in result.output
+    path.write_text(json.dumps({"cases": [case, case | {"name": "b", "n": 96}]}))
+    command = ["bench", OPERATORS[0], "--shapes", str(path), "--device=cpu", "--dtype=fp8", "-w", "4"]
+    assert "n=24" in CliRunner().invoke(app, command).output
 
 
 def test_whole_runs_are_no_matter_of_one_of_torchruns_ranks(monkeypatch, shapes):

@@ -67,6 +67,9 @@ def test_a_rank_that_cannot_is_told_by_the_exit_code():
         ("matmul_reduce_scatter", "--shape=8,8+8,8"),
         ("all_gather_matmul", "--shape=8,8,8", "--after=tanh"),
         ("all_gather_matmul", "--shapes=mlp", "--after=silu"),
+        ("all_gather_matmul", "--shape=64,96,64", "-w", "4", "--dtype=fp8"),
+        ("all_gather_matmul", "--shape=64,48+80,64", "-w", "2", "--dtype=fp8"),
+        ("matmul_all_reduce", "--shapes=mlp", "-w", "3", "--dtype=fp8"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):

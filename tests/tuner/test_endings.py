@@ -62,6 +62,7 @@ def test_fp8_stays_scaled():
         (product(SCATTER), (), "gate+silu", "takes no gate"),
         (product(), (), "rms_norm", "it has none"),
         (product(REDUCE), (), "bias+rms_norm", "bias beside it"),
+        (product(dtype=FLOAT8), (40, 56), "", "n=40"),
     ],
 )
 def test_what_is_refused(problem: Problem, columns: tuple[int, ...], after: str, found: str):
