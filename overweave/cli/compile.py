@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from overweave.cli.destination import write_file
+from overweave.cli.of_kernel import schedules_of
 from overweave.errors import InputError
 from overweave.ops.compile import compile as fuse
 from overweave.ops.compile import where_of
@@ -21,7 +22,7 @@ def compile(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write it; else it is printed.")] = None,
 ) -> None:
     """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
-    text = fuse(kernel, _schedules(schedule)).source()
+    text = fuse(kernel, schedules_of(schedule)).source()
     if out is not None and out.resolve() == where_of(kernel)[0].resolve():
         raise InputError(f"write {out}", "it holds the kernel that was compiled", "Name another file")
     if out is None:
@@ -29,12 +30,3 @@ def compile(
         return
     write_file(out, text.encode())
     typer.echo(f"{out}: {len(text.splitlines())} lines")
-
-
-def _schedules(words: list[str]) -> str | dict[str, str]:
-    if len(words) == 1 and ":" not in words[0]:
-        return words[0]
-    named = dict(word.partition(":")[::2] for word in words)
-    if len(named) != len(words) or not all(named.values()):
-        raise InputError(f"schedules {words}", "not one for each tensor", "Write TENSOR:SCHEDULE, each tensor once")
-    return named

@@ -27,6 +27,7 @@ from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.attempt import attempt
 from overweave.tuner.cache import fingerprint
+from overweave.tuner.choice import SOURCES, Weight
 from overweave.tuner.compiled import (
     FINALISTS,
     Judged,
@@ -156,10 +157,32 @@ class AutoFused:
     ) -> tuple[Judged, ...]:
         """What the model says of every way that it looked at, the quickest first; on paper. numbers: as `plan` takes
         them, without those of `configs`. Raises InputError for what is no call."""
+        return _quickest_first(self._judged(numbers, world_size, dtype, target))
+
+    def explain(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", target: Target | None = None
+    ) -> str:
+        """What calls take before they are tuned, and beside it every way that the model looked at, with its time or
+        why it cannot be; as text, on paper. Raises InputError for what is no call, and where no way can be."""
+        judged = self._judged(numbers, world_size, dtype, target)
+        if all(one.obstacle for one in judged):
+            asked = f"explain {self.kernel.source.name} on {world_size} ranks"
+            raise InputError(asked, f"none of {len(judged)} ways can be; {judged[0].obstacle}", "Mend this first")
+        taken = cold(judged)
+        told = [Weight(str(one.way), one.predicted_us, None, one.obstacle) for one in _quickest_first(judged)]
+        width = max(len(one.candidate) for one in told)
+        marks = ("->" if one.candidate == str(taken) else "  " for one in told)
+        lines = (f"  {mark} {one.line(width)}" for mark, one in zip(marks, told, strict=True))
+        return "\n".join(
+            [str(taken), f"  source: {SOURCES['model']}; the library's way unless another is well ahead", *lines]
+        )
+
+    def _judged(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype, target: Target | None
+    ) -> tuple[Judged, ...]:
         check_on_paper(self.kernel.source.name, numbers, world_size, dtype)
         machine = described(target or Target("cpu"), world_size)
-        judged = judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
-        return tuple(sorted(judged, key=lambda each: (each.predicted_us is None, each.predicted_us or 0.0)))
+        return judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
 
     def _prediction(self, numbers: Mapping[str, int], world_size: int, dtype: Dtype) -> Callable[[Way, Machine], float]:
         def predict(way: Way, machine: Machine) -> float:
@@ -176,6 +199,10 @@ class AutoFused:
             wanted = {tensor: asked_as(self.asked[tensor], how) for tensor, how in way.exchanges}
             self._fused[way.exchanges] = Fused(self.kernel, wanted)
         return self._fused[way.exchanges]
+
+
+def _quickest_first(judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    return tuple(sorted(judged, key=lambda each: (each.predicted_us is None, each.predicted_us or 0.0)))
 
 
 class _Call:

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
+from tests.source_tree import ROOT
 
 
 def run(*words: str, exit_code: int = 0) -> str:
@@ -76,3 +77,33 @@ def test_eight_bits_and_several_weights():
 )
 def test_what_it_refuses(words: tuple[str, ...]):
     run(*words, exit_code=2)
+
+
+KERNEL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
+NUMBERS = "M=2048,N=512,K=512,BLOCK_M=128,BLOCK_N=128"
+
+
+@pytest.mark.slow
+def test_the_schedules_of_a_kernel_and_why_others_cannot_be():
+    shown = run(KERNEL, "--schedule", "A:all_gather.auto", "--shape", NUMBERS, "--world", "2")
+    (taken, source, *ways) = shown.splitlines()
+    assert taken.startswith("A=all_gather.")
+    assert "simulated" in source
+    (marked,) = (way for way in ways if "->" in way)
+    assert taken in marked
+    assert any("mover=tiles" in way and "not: " in way for way in ways)  # of what a ring passes on
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ((KERNEL, "--schedule", "all_gather.push", "--shape", "M=2048"), "BLOCK_M is no whole number"),
+        ((KERNEL, "--shape", NUMBERS), "it is a kernel"),
+        ((KERNEL, "--schedule", "all_gather.push", "--shape", "M=2,M=3"), "'M=3'"),
+        ((KERNEL, "--schedule", "all_gather.push", "--shape", "M=2**8"), "NAME=NUMBER"),
+        ((KERNEL, "--schedule", "all_gather.push", "--shape", NUMBERS, "--norm"), "it is a kernel"),
+        (("all_gather_matmul", "--shape", "8,8,8", "--schedule", "all_gather.push"), "it is no kernel"),
+    ],
+)
+def test_operators_and_kernels_are_asked_for_in_their_own_words(words: tuple[str, ...], found: str):
+    assert found in run(*words, exit_code=2)
