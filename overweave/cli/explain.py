@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal
 
 import typer
 
-import overweave as ow
 from overweave.cli.of_kernel import numbers_of, schedules_of
 from overweave.cli.shape import SHAPE_HELP, problem_of_shape, shapes_of, tell_of_rounding
-from overweave.errors import InputError
+from overweave.errors import InputError, package_error
 from overweave.ops.explain import explain as explain_choice
 from overweave.ops.scales import dtype_of
 from overweave.tuner.shapes import DTYPES, DtypeWord
@@ -33,7 +33,7 @@ def explain(
     if ":" in operator:
         if norm or after or not schedule:
             raise InputError(f"explain {operator[:60]}", "it is a kernel", "Ask for it by --schedule and --shape alone")
-        auto = ow.compile_auto(operator, schedules_of(schedule))  # loaded for kernels alone: it needs LibCST
+        auto = _compile_auto()(operator, schedules_of(schedule))
         typer.echo(auto.explain(numbers_of(shape), world, DTYPES[dtype]))
         return
     if schedule:
@@ -48,3 +48,11 @@ def explain(
     choice = explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)
     tell_of_rounding(operator, shape, world)
     typer.echo(str(choice))
+
+
+def _compile_auto() -> Any:
+    """`compile_auto`, loaded where a kernel is asked for: it needs LibCST, which operators do without."""
+    try:
+        return resolve_name("overweave.ops.compile_auto:compile_auto")
+    except ModuleNotFoundError as error:
+        raise package_error("explain a kernel", error) from error
