@@ -7,6 +7,7 @@ that only read and think: show, verify and simulate start in a fraction of a sec
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from importlib.util import find_spec
@@ -33,6 +34,8 @@ COMMANDS = {
     "compile": "Fuse an annotated Triton kernel with a schedule; write the source.",
     "trace": "Record when each tile and chunk ran, beside what was simulated.",
 }
+OF_KERNELS = {"explain": "explain_kernel"}  # where it is asked of FILE.py:KERNEL
+_KERNEL = re.compile(r".+\.py:\w+", re.DOTALL)
 REFUTED, UNUSABLE = 1, 2
 SIGNALLED = 128  # and the signal's number, as shells say it
 
@@ -42,8 +45,10 @@ class _Later(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         single = typer.Typer(add_completion=False)
+        is_of_kernel = any(_KERNEL.fullmatch(arg) for arg in args)
+        home = OF_KERNELS.get(str(self.name), self.name) if is_of_kernel else self.name
         try:
-            function = resolve_name(f"overweave.cli.{self.name}:{self.name}")
+            function = resolve_name(f"overweave.cli.{home}:{home}")
         except ModuleNotFoundError as error:
             raise package_error(f"load the command {self.name}", error) from error
         single.command(self.name, help=self.help)(function)

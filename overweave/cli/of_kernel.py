@@ -22,7 +22,7 @@ def numbers_of(text: str) -> dict[str, int]:
         name, _, value = (part.strip() for part in word.partition("="))
         is_number = value.isascii() and value.isdecimal() and len(value) < 11
         if not name.isidentifier() or name in numbers or not is_number:
-            asked, found = f"shape {text[:60]!r} of a kernel", f"{word[:40]!r} is none, or twice"
+            asked, found = f"numbers {text[:60]!r}", f"{word[:40]!r} is none, or twice"
             raise InputError(asked, found, "Write NAME=NUMBER,NAME=NUMBER")
         numbers[name] = int(value)
     return numbers

@@ -85,7 +85,7 @@ NUMBERS = "M=2048,N=512,K=512,BLOCK_M=128,BLOCK_N=128"
 
 @pytest.mark.slow
 def test_the_schedules_of_a_kernel_and_why_others_cannot_be():
-    shown = run(KERNEL, "--schedule", "A:all_gather.auto", "--shape", NUMBERS, "--world", "2")
+    shown = run(KERNEL, "--schedule", "A:all_gather.auto", "--numbers", NUMBERS, "--world", "2")
     (taken, source, *ways) = shown.splitlines()
     assert taken.startswith("A=all_gather.")
     assert "simulated" in source
@@ -97,12 +97,12 @@ def test_the_schedules_of_a_kernel_and_why_others_cannot_be():
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ((KERNEL, "--schedule", "all_gather.push", "--shape", "M=2048"), "BLOCK_M is no whole number"),
-        ((KERNEL, "--shape", NUMBERS), "it is a kernel"),
-        ((KERNEL, "--schedule", "all_gather.push", "--shape", "M=2,M=3"), "'M=3'"),
-        ((KERNEL, "--schedule", "all_gather.push", "--shape", "M=2**8"), "NAME=NUMBER"),
-        ((KERNEL, "--schedule", "all_gather.push", "--shape", NUMBERS, "--norm"), "it is a kernel"),
-        (("all_gather_matmul", "--shape", "8,8,8", "--schedule", "all_gather.push"), "it is no kernel"),
+        ((KERNEL, "--schedule", "all_gather.push", "--numbers", "M=2048"), "BLOCK_M is no whole number"),
+        ((KERNEL, "--schedule", "all_gather.push", "--numbers", "M=2,M=3"), "'M=3'"),
+        ((KERNEL, "--schedule", "all_gather.push", "--numbers", "M=2**8"), "NAME=NUMBER"),
+        ((KERNEL, "--schedule", "all_gather.push", "--schedule", "X:ring", "--numbers", "M=2"), "TENSOR:SCHEDULE"),
+        (("--numbers", NUMBERS, KERNEL), "--schedule"),
+        (("all_gather_matmul", "--shape", "8,8,8", "--numbers", "M=1"), "--numbers"),
     ],
 )
 def test_operators_and_kernels_are_asked_for_in_their_own_words(words: tuple[str, ...], found: str):
