@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from overweave.compiler.author import Statement
 from overweave.compiler.expressions import Polynomial
-from overweave.compiler.kernel import Kernel, Stream
+from overweave.compiler.kernel import Kernel
 from overweave.compiler.language import is_value
 from overweave.compiler.module import fused_module
 from overweave.compiler.names import accesses_in, used_names
@@ -147,10 +147,10 @@ class _Tile:
             made = list(visited.nodes) if isinstance(visited, cst.FlattenSentinel) else [visited]  # type: ignore[list-item]
         for stream in self.kernel.streams if self.weaving.streams else ():
             if stream.index == index:
-                return self._streamed(stream, made[0])
+                return self._streamed(made[0])
         return made
 
-    def _streamed(self, stream: Stream, statement: cst.CSTNode) -> list[cst.CSTNode]:
+    def _streamed(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
         """The loop over parts around the author's loop, which keeps to the rows of one part."""
         assert isinstance(statement, cst.For)
         outer = _parse("for overweave_part in range(overweave_parts):\n    pass\n")

@@ -236,7 +236,7 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
     for at in plan.gather.of_rank(rank):
         move, waits = plan.gather.moves[at], plan.waits(at, rank)
         if isinstance(move, chunks.Collective):
-            yield _collective(plan, buffers, at, rank)
+            yield _collective(plan, at, rank)
             continue
         box = _box(plan, move.chunk)
         kind, source, target = (Put, rank, move.peer) if isinstance(move, chunks.Put) else (Get, move.peer, rank)
@@ -262,7 +262,7 @@ def _not_gathered(plan: _Plan, rank: int) -> list[Range]:
     return [rows for rows in zip(ends, begins, strict=True) if not is_empty(rows)]
 
 
-def _collective(plan: _Plan, buffers: _Buffers, at: int, rank: int) -> LibraryCollective:
+def _collective(plan: _Plan, at: int, rank: int) -> LibraryCollective:
     move = plan.gather.moves[at]
     assert isinstance(move, chunks.Collective)
     boxes = [_box(plan, chunk) for chunk in move.chunks]

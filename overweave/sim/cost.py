@@ -231,7 +231,7 @@ def segments(machine: Machine, schedule: Schedule, operation: Move, dtype: Dtype
     return tuple(found)
 
 
-def collective_us(machine: Machine, schedule: Schedule, parts: list[Collective], dtype: Dtype) -> float:
+def collective_us(machine: Machine, parts: list[Collective], dtype: Dtype) -> float:
     """One library collective over the ranks of its parts, once all have arrived."""
     regions = parts[0].destinations if parts[0].function == "all_gather" else parts[0].sources
     total = sum(size(region) for region in regions) * ITEMSIZE_BYTES[dtype]

@@ -334,7 +334,7 @@ class _Run:
         parts = [part for member in members if isinstance(part := member.step.operation, Collective)]
         for part in parts:
             self._change_collectives(part.rank, 1)
-        took = cost.collective_us(self._machine, self._schedule, parts, self._moved(parts[0]))
+        took = cost.collective_us(self._machine, parts, self._moved(parts[0]))
         self._clock.after(took, partial(self._leave, members, self._clock.now))
 
     def _leave(self, members: list[_Node], begin_us: float) -> None:

@@ -25,7 +25,7 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
         findings.add("stale_read", reader, said, region)
         return
     said = f"{who} reads what {writer.name} on rank {writer.rank} writes, and no path leads from one to the other"
-    findings.add("race", reader, f"{said}: {_missing_path(graph, writer, reader)}", region)
+    findings.add("race", reader, f"{said}: {_missing_path(writer, reader)}", region)
 
 
 def _past_of_read(graph: Graph, past: Past, position: int, region: Region) -> int:
@@ -58,7 +58,7 @@ def report_update(graph: Graph, past: Past, position: int, region: Region, touch
     toucher = graph.operations[other]
     said = f"adds to what {toucher.name} on rank {toucher.rank} reads or writes"
     said += ", and no path leads from one to the other"
-    findings.add("race", operation, f"{said}: {_missing_path(graph, toucher, operation)}", region)
+    findings.add("race", operation, f"{said}: {_missing_path(toucher, operation)}", region)
 
 
 def _writers(graph: Graph, region: Region) -> list[int]:
@@ -79,7 +79,7 @@ def overlap(one: Region, other: Region) -> bool:
     )
 
 
-def _missing_path(graph: Graph, first: Operation, second: Operation | None) -> str:
+def _missing_path(first: Operation, second: Operation | None) -> str:
     """What the first announces, what the second waits for, and the order in queues that does not help."""
     notifies = ", ".join(str(notify) for notify in first.notifies[:4]) or "nothing"
     if second is None:
