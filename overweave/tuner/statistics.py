@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 
 
 class Ratio(Struct, frozen=True):
-    """A median of paired ratios and the interval that holds the true median with the confidence asked for."""
+    """A median of paired ratios and the interval that holds the true median with 95 % confidence."""
 
     value: float
     low: float
@@ -53,18 +53,18 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-def paired_ratio(above: Sequence[float], below: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """Median of `above[i] / below[i]` over rounds, with its interval."""
     if len(above) != len(below):
         raise InputError(
             "paired_ratio", f"{len(above)} samples against {len(below)}", "Pair samples of the same rounds"
         )
     ratios = sorted(a / b for a, b in zip(above, below, strict=True))
-    skip = interval_rank(len(ratios), confidence)
+    skip = interval_rank(len(ratios))
     return Ratio(median(ratios), ratios[skip], ratios[len(ratios) - 1 - skip])
 
 
-def interval_rank(samples: int, confidence: float = CONFIDENCE) -> int:
+def interval_rank(samples: int) -> int:
     """How many of the smallest and of the largest ordered samples lie outside the interval of the median.
 
     Each sample falls below the median with probability one half, so the count below it is binomial, and leaving out
@@ -72,7 +72,7 @@ def interval_rank(samples: int, confidence: float = CONFIDENCE) -> int:
     samples no interval reaches 95 %: nothing is left out, and the whole range is the best there is.
     """
     skip, at_most_skip = 0, 0.5**samples
-    while 2 * (at_most_skip + math.comb(samples, skip + 1) * 0.5**samples) <= 1 - confidence:
+    while 2 * (at_most_skip + math.comb(samples, skip + 1) * 0.5**samples) <= 1 - CONFIDENCE:
         skip += 1
         at_most_skip += math.comb(samples, skip) * 0.5**samples
     return skip
