@@ -6,10 +6,11 @@ residency and races, by the proof of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from overweave.errors import InputError
+from overweave.errors import InputError, ScheduleError
+from overweave.ir.schedule import Notify
 from overweave.schedules.chunks import AUTO, Box, Get, Put
 from overweave.schedules.communication import CARRYING_TILES, COPIES, COPYING_KERNELS, TILES, Mover
 
@@ -49,6 +50,13 @@ def check_mover(name: str, mover: Mover) -> None:
 def legal(name: str) -> Iterator[Mover]:
     """The back ends that can."""
     return (mover for mover in MOVERS if not obstacle(name, mover))
+
+
+def check_told(at: int, move: Put | Get, told: Sequence[Notify]) -> None:
+    """Raises ScheduleError where others than the peer wait for what a kernel, or tiles, carry."""
+    if move.mover != ENGINE and len(told) > 1:
+        found = f"ranks {sorted({notify.rank for notify in told})} wait for it, and kernels tell the peer alone"
+        raise ScheduleError(f"move {at}: carry {move.chunk} by mover={move.mover}", found, "Use mover=copy_engine")
 
 
 def queue_of(move: Put | Get, has_lanes: bool) -> str:

@@ -30,7 +30,7 @@ from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.tensors import received
 from overweave.schedules import chunks
 from overweave.schedules.all_to_all import LANDED, OWN
-from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
+from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, check_told, move_obstacle, queue_of
 from overweave.schedules.chunks import AllToAll, Box, earlier
 from overweave.schedules.communication import (
     ARRIVED,
@@ -305,13 +305,15 @@ class _Exchange:
 
     def _put(self, one: _Move, source: str, target: str) -> Put:
         rank = one.put.rank
-        told = [self.heard.notifies(("move", one.at, peer)) for peer in range(self.size)]
+        of_ranks = (self.heard.notifies(("move", one.at, peer)) for peer in range(self.size))
+        told = tuple(notify for notifies in of_ranks for notify in notifies)
+        check_told(one.at, one.put, told)
         return Put(
             name=f"push.{rank}-{one.put.peer}.{one.at}",
             rank=rank,
             queue=queue_of(one.put, self.has_lanes),
             waits=self.waits[one.at],
-            notifies=tuple(notify for notifies in told for notify in notifies),
+            notifies=told,
             sources=(Region(source, rank, one.box.rows, one.box.cols),),
             destinations=(Region(target, one.put.peer, one.lands, one.box.cols),),
         )

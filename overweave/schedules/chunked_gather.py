@@ -17,7 +17,7 @@ from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import shard_rows
 from overweave.schedules import chunks
 from overweave.schedules.all_gather import GATHERED_OUT
-from overweave.schedules.back_ends import ENGINE, PUSHES, move_obstacle, queue_of
+from overweave.schedules.back_ends import ENGINE, PUSHES, check_told, move_obstacle, queue_of
 from overweave.schedules.chunks import MOST_LANES, Box, Gather, Held, Move, earlier
 from overweave.schedules.communication import (
     ARRIVED,
@@ -238,7 +238,8 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
         if isinstance(move, chunks.Collective):
             yield _collective(plan, at, rank)
             continue
-        box = _box(plan, move.chunk)
+        box, told = _box(plan, move.chunk), plan.notifies(at)
+        check_told(at, move, told)
         kind, source, target = (Put, rank, move.peer) if isinstance(move, chunks.Put) else (Get, move.peer, rank)
         first = own[0] if at in plan.from_x else 0
         read = (box.rows[0] - first, box.rows[1] - first)
@@ -247,7 +248,7 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
             rank=rank,
             queue=queue_of(move, len(lanes) > 1),
             waits=waits,
-            notifies=plan.notifies(at),
+            notifies=told,
             sources=(Region(X if at in plan.from_x else GATHERED, source, read, box.cols),),
             destinations=(Region(GATHERED, target, box.rows, box.cols),),
         )

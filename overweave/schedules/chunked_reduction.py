@@ -31,7 +31,7 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.tensors import product
 from overweave.schedules import chunks
-from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, move_obstacle, queue_of
+from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, check_told, move_obstacle, queue_of
 from overweave.schedules.chunks import Box, Reduction, earlier
 from overweave.schedules.communication import (
     ARRIVED,
@@ -333,13 +333,15 @@ class _Lowering:
     def _carry(self, one: Carried) -> Put | Get:
         mover = self._mover(one)
         kind, peer = (Put, one.target) if mover == one.source else (Get, one.source)
-        notifies = [self.heard.notifies(("move", one.at, rank)) for rank in range(self.size)]
+        of_ranks = (self.heard.notifies(("move", one.at, rank)) for rank in range(self.size))
+        told = tuple(notify for notifies in of_ranks for notify in notifies)
+        check_told(one.at, self._move(one.at), told)
         return kind(
             name=f"{'push' if kind is Put else 'pull'}.{mover}-{peer}.{one.at}",
             rank=mover,
             queue=self._lane(one.at),
             waits=self.waits[one.at],
-            notifies=tuple(notify for told in notifies for notify in told),
+            notifies=told,
             sources=tuple(self._place(part, one.source, piece.box) for piece in one.pieces for part in piece.parts),
             destinations=tuple(self._place(one.lands, one.target, piece.box) for piece in one.pieces),
         )

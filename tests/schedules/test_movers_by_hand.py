@@ -69,6 +69,21 @@ def test_moves_of_a_reduction_may_be_carried_by_different_back_ends(other: str):
     assert (config.programs if config else 8) == 8
 
 
+@pytest.mark.parametrize("mover", [mover for mover in MOVERS if mover != "copy_engine"])
+def test_what_a_kernel_carries_is_told_to_its_peer_alone(mover: str):
+    """Rank 2 fetches from rank 1 what rank 0 has pushed there; or waits for it before it pushes to another."""
+    own = [rows(0, 32), rows(32, 64), rows(64, 96)]
+    rest = [ow.Put(rank, peer, own[rank]) for rank in (1, 2) for peer in range(3) if peer != rank]
+    first = ow.Put(0, 1, own[0], mover=mover)  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match=r"ranks \[1, 2\] wait for it, and kernels tell the peer alone"):
+        planned(ow.Gather(3, (first, ow.Get(2, 1, own[0]), *rest)))
+    if mover in ("copy_kernel", "bulk_kernel"):
+        to = [ow.Put(rank, owner, own[owner]) for owner in range(3) for rank in range(3) if rank != owner]
+        late = replace(to[-2], mover=mover), replace(to[0], after=((to[-2].rank, 0),))
+        with pytest.raises(ScheduleError, match="kernels tell the peer alone"):
+            planned(ow.Reduction(3, (*late, *to[1:-2], to[-1])))
+
+
 def staged(m: int) -> ow.Gather:
     """Tiles push one half of rank 0's rows, the other half is pulled, so that its shard is copied where peers reach."""
     half, whole = m // 4, m // 2
