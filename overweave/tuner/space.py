@@ -41,8 +41,8 @@ Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
 SEQUENTIAL, RING_STORED = "sequential", "ring_stored"
-# What a reduce-scatter round a ring is of two ranks.
-OF_TWO = {"fused_ring": "scatter sums=epilogue", RING_STORED: "what scatter_stored is"}
+# What reduce-scatters are of two ranks.
+OF_TWO = {"fused_ring": "scatter sums=epilogue", "scatter_stored": RING_STORED}
 STORED = ("scatter_stored", RING_STORED, "two_shot_stored")  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
@@ -222,7 +222,7 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
     if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
         return f"tiles store at {MOST_PEERS} peers at most"
     if (problem.operator, problem.world_size) == (MATMUL_REDUCE_SCATTER, 2) and what.plan in OF_TWO:
-        return f"a ring of two is {OF_TWO[what.plan]}"
+        return f"of two ranks it is {OF_TWO[what.plan]}"
     return (
         _packed_obstacle(problem, what)
         or _multiplier_obstacle(problem, target, dict(what.options).get("matmul", "library"))

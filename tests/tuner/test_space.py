@@ -214,3 +214,11 @@ def test_tiles_are_dealt_out_along_k_where_the_model_says_so():
     assert not is_member("all_gather_matmul", unpinned)
     short = problem_of("all_gather_matmul", m=1024, n=4096, k=512)
     assert not [what for what in variations(candidate("push", {}), short, GPU) if "split_k" in dict(what.options)]
+
+
+def test_of_two_ranks_a_reduce_scatter_that_is_another_is_left_out():
+    two, four = (problem_of("matmul_reduce_scatter", world_size=size) for size in (2, 4))
+    for plan, other in (("scatter_stored", "ring_stored"), ("fused_ring", "scatter sums=epilogue")):
+        assert obstacle(two, GPU, Candidate(plan)) == f"of two ranks it is {other}"
+        assert obstacle(four, GPU, Candidate(plan)) == ""
+    assert obstacle(two, GPU, Candidate("ring_stored")) == ""
