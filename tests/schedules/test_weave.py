@@ -15,7 +15,7 @@ from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply
 from overweave.ir.text import from_text, to_text
-from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART
+from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.transports import TRANSPORTS, wanted_of
@@ -206,6 +206,25 @@ def test_parts_stand_behind_the_tiles_in_the_order_of_arrival():
         parts = [(row.row, row.row_end) for row in order.rows if row.kind == PART]
         assert parts[0] == (rank * 32, (rank + 1) * 32)
         assert [lo // 32 for lo, _ in parts] == [rank, *[(rank + s) % 3 for s in (1, 2) for _ in range(2)]]
+
+
+def test_a_part_waits_for_signals_in_full_wherever_another_waits_for_them():
+    """A kernel heeds neither of a part's signals where their range ends before it begins."""
+    wanted = {"K": f"{PUSH} mover=tiles", "V": f"{PUSH} mover=tiles"}
+    plan = author_plan(attention(1024, width=4096), wanted, 2, "bfloat16")
+    order = plan.tile_orders[0]
+    parts = [at for at, row in enumerate(order.rows) if row.kind == PART and row.wait_lo < row.wait_hi]
+    own = next(at for at, row in enumerate(order.rows) if row.kind == PART and row.wait_lo == row.wait_hi)
+    (first, second), rows = parts[:2], order.rows
+
+    def with_rows(changed: dict[int, TileRow]) -> Plan:
+        table = replace(order, rows=tuple(changed.get(at, row) for at, row in enumerate(rows)))
+        return replace(plan, tile_orders=(table, *plan.tile_orders[1:]))
+
+    more = rows[second]._replace(wait_lo=rows[first].wait_lo)
+    assert is_proven(with_rows({second: more}))
+    assert not is_proven(with_rows({second: more, first: rows[first]._replace(wait_count=0)}))
+    assert not is_proven(with_rows({own: rows[own]._replace(wait_hi=-1)}))
 
 
 def moved(scale: int, shift: int) -> TileSpace:

@@ -113,6 +113,10 @@ def check_parts(
     waited: dict[int, int] = {}
     for part in listed:
         waited |= waits_of(part)
+        if not 0 <= part.wait_lo <= part.wait_hi or any(late.get(key) != at for key, at in waits_of(part).items()):
+            said = f"part [{part.row}:{part.row_end}] waits until [{part.wait_lo}:{part.wait_hi}] are {part.wait_count}"
+            findings.add("lowering", apply, f"{said}, against {sorted(late.items())[:8]}")
+            return
     if waited != late:
         findings.add(
             "lowering", apply, f"its parts wait for {sorted(waited.items())[:8]}, not {sorted(late.items())[:8]}"
