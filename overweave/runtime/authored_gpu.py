@@ -76,9 +76,10 @@ class AuthoredSlot:
         self.replays = Replays()
         self._queues: list[tuple[int, CopyQueue]] = []
         self._started: WaitStep | None = None  # that a kernel which pushes has all its programs on their SMs
+        actions = launch_order(plan, self._rank)
         self.enqueue = tuple(
-            behind_sides(plan, workspace, action.queue, self._bound(action, given))
-            for action in launch_order(plan, self._rank)
+            behind_sides(plan, workspace, action, actions[:at], self._bound(action, given))
+            for at, action in enumerate(actions)
         )
 
     def prepare(self, addresses: Mapping[str, int]) -> None:

@@ -60,13 +60,15 @@ def after_of(plan: Plan, queue: str) -> tuple[str, ...]:
     return next(one.after for one in plan.schedule.queues if one.name == queue)
 
 
-def behind_sides(plan: Plan, workspace: Workspace, queue: str, enqueue: Callable[..., None]) -> Callable[..., None]:
-    """The same, behind what was enqueued on streams of their own for queues that this one, on the caller's, is after.
+def behind_sides(
+    plan: Plan, workspace: Workspace, action: Action, earlier: tuple[Action, ...], enqueue: Callable[..., None]
+) -> Callable[..., None]:
+    """The same, behind what was enqueued earlier on streams of their own for queues that the action's is after.
 
     Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
     """
-    used = {operation.queue for operation in plan.schedule.of_rank(workspace.group.rank)}
-    names = [name for name in after_of(plan, queue) if name in used and is_beside(plan, name)]
+    queue, launched = action.queue, {one.queue for one in earlier}
+    names = [name for name in after_of(plan, queue) if name in launched and is_beside(plan, name)]
     if not names or is_beside(plan, queue):
         return enqueue
     sides, done = [workspace.stream(name) for name in names], torch.cuda.Event()
@@ -120,7 +122,7 @@ class BoundSlot:
         self.replays = Replays()
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
-        self.enqueue = tuple(self._in_order(action) for action in actions)
+        self.enqueue = tuple(self._in_order(action, actions[:at]) for at, action in enumerate(actions))
         del self._plan  # large, and bound
 
     def prepare(self, addresses: Addresses) -> None:
@@ -134,8 +136,8 @@ class BoundSlot:
         places = ((each, self._layout.buffers[each.name], _dtype(each, self._dtype)) for each in buffers)
         return {each.name: self._slot.view(offset, (each.rows, each.cols), dtype) for each, offset, dtype in places}
 
-    def _in_order(self, action: Action) -> Enqueue:
-        return behind_sides(self._plan, self._workspace, action.queue, self._bound(action))
+    def _in_order(self, action: Action, earlier: tuple[Action, ...]) -> Enqueue:
+        return behind_sides(self._plan, self._workspace, action, earlier, self._bound(action))
 
     def _bound(self, action: Action) -> Enqueue:
         if action.engine == COPY_ENGINE:

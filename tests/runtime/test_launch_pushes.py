@@ -55,8 +55,9 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
         copies_started=WaitStep(7, min(4, pushes)),
         **{name: kernel(name) for name in ("multiply", "reduce", "copy")},
     )
-    for action in launch_order(plan, 1):
-        slot._in_order(action)(caller, {}, {})
+    actions = launch_order(plan, 1)
+    for at, action in enumerate(actions):
+        slot._in_order(action, actions[:at])(caller, {}, {})
     return log
 
 

@@ -133,7 +133,8 @@ def _started(plan: Plan, launched: list[tuple[int, str]], moved: Moved | None) -
         return [at for at, _ in launched]
     place = next(place for place, (at, _) in enumerate(rest) if at == tile) + 1
     if is_late:
-        place = next((place for place, (_, queue) in enumerate(rest) if name in after[queue]), len(rest))
+        behind = (place for place, (at, queue) in enumerate(rest) if at > own[0][0] and name in after[queue])
+        place = next(behind, len(rest))
     return [at for at, _ in (*rest[:place], *own, *rest[place:])]
 
 
