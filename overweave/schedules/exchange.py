@@ -54,6 +54,7 @@ from overweave.schedules.renamed import renamed
 from overweave.schedules.spread import spread
 from overweave.schedules.stored_at_peers import stored_at_peers
 from overweave.schedules.transports import GATHER, SPREAD, Asked, Side, Transport, options_of, transport_of
+from overweave.schedules.without_gaps import without_gaps
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 CHUNKED = ("mesh", "ring", "double_ring", "islands")  # as lists of moves
@@ -199,10 +200,11 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
     if transport.direction:
         template = receive if transport.direction == "receive" else send
         made = template(split, operand.cols, by_library=not transport.is_woven)
+        made = without_gaps(made) if transport.side == GATHER else made
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
         return renamed(made, name, {X: name, Y: name}, tensors)
     if transport.side == GATHER:
-        made = all_gather(split, operand.cols, transport.method)
+        made = without_gaps(all_gather(split, operand.cols, transport.method))
         return renamed(made, name, {X: name}, {A: name})
     if transport.side == SPREAD:
         made = spread(replace(split, rows=split.world_size * split.rows), operand.cols)

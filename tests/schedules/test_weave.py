@@ -98,6 +98,17 @@ def test_moves_of_two_tensors_that_share_a_queue_imply_each_other_as_they_are_la
     verify_plan(author_plan(matmul(128, n=16), wanted, 4, "bfloat16"), MachineLimits()).raise_if_refused()
 
 
+@pytest.mark.parametrize("world_size", [3, 4, 5, 8])
+@pytest.mark.parametrize("how", ["all_gather.push", "all_gather.pull", "all_gather.push mover=copy_kernel"])
+def test_a_tile_may_wait_for_all_peers(how: str, world_size: int):
+    """Of what it reads whole, and of shards that are less than a tile: its own rank's rows are no gap."""
+    whole = matmul(2 * BLOCK, k=64)
+    whole = replace(whole, loads=(whole.loads[0], Operand("B", "b", (Dim(8 * world_size), Dim(64)))))
+    for space, tensor in ((whole, "B"), (matmul(2 * world_size, k=64), "A")):
+        plan = author_plan(space, {tensor: how}, world_size, "bfloat16")
+        verify_plan(plan, MachineLimits()).raise_if_refused()
+
+
 @pytest.mark.parametrize("how", ["all_to_all.send_collective", "all_to_all.send pieces=1"])
 def test_a_tile_may_write_rows_of_two_ranks(how: str):
     """Of which one at most is announced: blocks are of 20 rows, the own one stays here."""
