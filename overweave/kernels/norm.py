@@ -16,6 +16,21 @@ def read_operands(addresses, OPERANDS: tl.constexpr):
 
 
 @triton.jit
+def nothing(dtype: tl.constexpr):
+    """What stands for an operand that is not there: -0.0, to which any number, a zero of either sign, adds as it is.
+
+    By its bits: written as a number it would be +0.0, and a move, a sum of one operand, would lose the sign of a zero.
+    """
+    if dtype.primitive_bitwidth == 8:
+        bits = tl.full((), -(1 << 7), tl.int8)
+    elif dtype.primitive_bitwidth == 16:
+        bits = tl.full((), -(1 << 15), tl.int16)
+    else:
+        bits = tl.full((), -(1 << 31), tl.int32)
+    return bits.to(dtype, bitcast=True)
+
+
+@triton.jit
 def load_operands(sources, out, offsets, inside, OPERANDS: tl.constexpr, FIRST: tl.constexpr, SUM_FIRST: tl.constexpr):
     """The operands, each at the same offsets, from the FIRST on, round to the one before it.
 
@@ -26,28 +41,30 @@ def load_operands(sources, out, offsets, inside, OPERANDS: tl.constexpr, FIRST: 
         source = sources[(FIRST + step) % OPERANDS]
         kept_as = tl.pointer_type(tl.float32) if SUM_FIRST and (FIRST + step) % OPERANDS == 0 else out.dtype
         operand = tl.multiple_of(source.to(kept_as), 16)
-        loaded += (tl.load(operand + offsets, mask=inside & (source != 0), other=0.0),)  # type: ignore[assignment]
+        missing = nothing(operand.dtype.element_ty)
+        loaded += (tl.load(operand + offsets, mask=inside & (source != 0), other=missing),)  # type: ignore[assignment]
     return loaded
 
 
 @triton.jit
 def ordered_sum(loaded, verdict, OPERANDS: tl.constexpr, FIRST: tl.constexpr):
     """The operands that `load_operands` brought, added in fp32 from number 0 on; NaN where a wait failed."""
-    total = tl.zeros(loaded[0].shape, dtype=tl.float32)
-    for index in tl.static_range(OPERANDS):
+    total = loaded[(0 - FIRST) % OPERANDS].to(tl.float32)
+    for index in tl.static_range(1, OPERANDS):
         total += loaded[(index - FIRST) % OPERANDS].to(tl.float32)
-    return total + tl.where(verdict == 1, 0.0, float("nan"))
+    return tl.where(verdict == 1, total, float("nan"))
 
 
 @triton.jit
 def sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS: tl.constexpr, SUM_FIRST: tl.constexpr):
     """The same sum of operands that are more than the registers hold: loaded and added as the assembler sees fit."""
-    total = tl.zeros(inside.shape, dtype=tl.float32)
+    total = tl.broadcast_to(nothing(tl.float32), inside.shape)
     for index in tl.static_range(OPERANDS):
         kept_as = tl.pointer_type(tl.float32) if SUM_FIRST and index == 0 else out.dtype
         operand = tl.multiple_of(sources[index].to(kept_as), 16)
-        total += tl.load(operand + offsets, mask=inside & (sources[index] != 0), other=0.0).to(tl.float32)
-    return total + tl.where(verdict == 1, 0.0, float("nan"))
+        missing = nothing(operand.dtype.element_ty)
+        total += tl.load(operand + offsets, mask=inside & (sources[index] != 0), other=missing).to(tl.float32)
+    return tl.where(verdict == 1, total, float("nan"))
 
 
 @triton.jit

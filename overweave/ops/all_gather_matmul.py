@@ -91,8 +91,8 @@ def all_gather_matmul(
                   of several weights: ys = tuple(x @ each for each in w), over one gather
 
     x_shard: `[m/W, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, the same
-    shape on every rank. Returns y `[m, n]`, and x `[m, k]` as well if `return_gathered`, bit for bit, but that the plan
-    `gather_pull` makes +0.0 of -0.0.
+    shape on every rank. Returns y `[m, n]`, and x `[m, k]` as well if `return_gathered`,
+    bit for bit.
     w, a list or tuple of weights `[k, n_i]` in one layout (query, key and value; gate and up): returns a tuple of
     `[m, n_i]`, each a tensor of its own. What arrives is multiplied by all of them: one kernel takes up to three,
     library plans any number. Of extras they take no residual and no gate; the activation is that of all, bias and

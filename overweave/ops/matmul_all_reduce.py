@@ -62,9 +62,8 @@ def matmul_all_reduce(
                   with a norm:  z = y + residual; normed = torch.nn.functional.rms_norm(z, (n,), weight, eps)
 
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
-    n]`, in either memory layout. Returns y `[m, n]`, the same bits on every rank, but for the sign of a zero: in some
-    plans a sum comes to y by a kernel on one rank, which makes +0.0 of -0.0, and by a copy on another. Each rank waits
-    for its peers' partials of what it sums, and for their sums.
+    n]`, in either memory layout. Returns y `[m, n]`, the same bits on every rank. Each rank waits for its peers'
+    partials of what it sums, and for their sums.
     fp8: as in `matmul_reduce_scatter`, with `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`; a norm's tensors, the
     sum, z and the result are then of out_dtype.
     extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as

@@ -15,9 +15,12 @@ from overweave.runtime import interpreter
 interpreter.repair()
 
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
+from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
+from overweave.runtime.host import run_on_host  # noqa: E402
 from overweave.runtime.processes import run_ranks  # noqa: E402
 from overweave.schedules import catalog  # noqa: E402
 
@@ -99,3 +102,54 @@ def test_tiles_that_are_stored_at_peers_are_exact(plan: str, world_size: int):
     own = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
     problems = [(m, TILES | options) for m, options in own]
     assert run_ranks(run_plan, world_size, plan, problems, 2) == [[]] * world_size
+
+
+def bits_of_lost_sums(plan: str, options: dict[str, int | str]) -> list[int]:
+    """The bits of sums that are below 0 by less than half of the least fp16."""
+    group = resolve(None)
+    problem = Problem(operator=REDUCE, m=32, n=32, k=16, world_size=group.world_size, dtype="float16")
+    x, w = torch.full((32, 16), -(2.0**-14)).half(), torch.zeros(16, 32).half()
+    w[0] = 2.0**-14
+    y = torch.full((32, 32), torch.nan).half()
+    made = catalog.build(f"{REDUCE}.{plan}", problem, options)
+    run_on_host(made, group, {"x": x, "w": w}, {"y": y}, depth="interpreter")
+    return y.view(torch.int16).flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        ("two_shot", {"sums": "epilogue", "sharing": "get"}),
+        ("two_shot_stored", {}),
+        ("ring_stored", {}),
+    ],
+)
+def test_a_zero_has_the_same_sign_on_every_rank(plan: str, options: dict[str, int | str]):
+    """Own sums and those of peers come to `y` by different ways: a move must leave the bits as they are."""
+    first, *others = run_ranks(bits_of_lost_sums, 3, plan, {"block_m": 16, "block_n": 32} | options)
+    assert others == [first] * 2
+
+
+def gathered_by_a_kernel() -> bool:
+    """Whether what a kernel gathers has the bits of what it read, zeros of both signs among it, in fp8."""
+    group = resolve(None)
+    shape = {"m": 32, "n": 32, "k": 32, "world_size": group.world_size}
+    made = []
+    for dtype, out_dtype, scaling in (("bfloat16", None, None), ("float8_e4m3fn", "bfloat16", "tensor")):
+        problem = Problem(
+            operator="all_gather_matmul", dtype=dtype, returns_gathered=True, b_is_transposed=True, **shape,
+            epilogue=Epilogue(scaling=scaling), out_dtype=out_dtype,
+        )  # fmt: skip
+        kind = getattr(torch, dtype)
+        x = torch.where(torch.arange(32) % 3 == 0, -0.0, torch.arange(32) % 2).expand(32, 32).to(kind).contiguous()
+        own = slice(*shard_rows(32, group.world_size, group.rank))
+        inputs = {"x": x[own], "w": torch.ones(32, 32).to(kind).t()}
+        inputs |= {"scale_x": torch.ones(1, 1), "scale_w": torch.ones(1, 1)} if scaling else {}
+        outputs = {"y": torch.empty(32, 32).bfloat16(), "gathered_out": torch.empty(32, 32).to(kind)}
+        run_on_host(catalog.build("all_gather_matmul.gather_pull", problem, {}), group, inputs, outputs, "interpreter")
+        made.append(torch.equal(outputs["gathered_out"].view(torch.uint8), x.view(torch.uint8)))
+    return all(made)
+
+
+def test_what_a_kernel_gathers_has_the_bits_that_it_read():
+    assert run_ranks(gathered_by_a_kernel, 3) == [True] * 3
