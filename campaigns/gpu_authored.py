@@ -253,6 +253,7 @@ def trials() -> Iterator[Trial]:
         run = reduced if how.startswith("all_reduce") else matmul(False, "C")
         yield Trial("matmul", {"C": how}, run)
     yield Trial("matmul", {"C": sums_by_hand()}, matmul(False, "C"))
+    yield Trial("matmul", {"A": "all_gather.collective", "C": "reduce_scatter.ring"}, matmul(False, "AC"))
     yield Trial("persistent", {"A": "all_gather.ring", "C": "reduce_scatter.mesh"}, matmul(True, "AC"))
     yield Trial("persistent", {"C": PUSHED_BEHIND[0]}, matmul(True, "C"))
     yield Trial("matmul", {"C": "all_to_all.send mover=bulk_kernel"}, sent)

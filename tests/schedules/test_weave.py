@@ -18,6 +18,7 @@ from overweave.ir.text import from_text, to_text
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
+from overweave.schedules.back_ends import legal
 from overweave.schedules.transports import TRANSPORTS, wanted_of
 
 PUSH, PULL, LIBRARY = "all_gather.push pieces=2", "all_gather.pull order=all_peers", "all_gather.collective"
@@ -96,6 +97,16 @@ def test_moves_of_two_tensors_that_share_a_queue_imply_each_other_as_they_are_la
     """Both have lanes on the copy engine; a tile reads rows of all ranks of the narrow one."""
     wanted = {"A": "all_gather.double_ring", "B": "all_gather.islands"}
     verify_plan(author_plan(matmul(128, n=16), wanted, 4, "bfloat16"), MachineLimits()).raise_if_refused()
+
+
+@pytest.mark.parametrize("how", [name for name, one in TRANSPORTS.items() if one.side != "gather"])
+def test_the_library_may_gather_for_any_schedule_of_results(how: str):
+    """By every back end: what runs beside the tiles must not keep the collective, which runs first, from the SMs."""
+    movers = legal(how) if any(one.name == "mover" for one in TRANSPORTS[how].options) else ("copy_engine",)
+    for mover in movers:
+        words = how if mover == "copy_engine" else f"{how} mover={mover}"
+        plan = author_plan(matmul(96, k=64), {"A": LIBRARY, "C": words}, 3, "bfloat16")
+        verify_plan(plan, MachineLimits()).raise_if_refused()
 
 
 @pytest.mark.parametrize("world_size", [3, 4, 5, 8])
