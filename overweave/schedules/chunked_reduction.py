@@ -333,8 +333,7 @@ class _Lowering:
     def _carry(self, one: Carried) -> Put | Get:
         mover = self._mover(one)
         kind, peer = (Put, one.target) if mover == one.source else (Get, one.source)
-        of_ranks = (self.heard.notifies(("move", one.at, rank)) for rank in range(self.size))
-        told = tuple(notify for notifies in of_ranks for notify in notifies)
+        told = tuple(each for rank in range(self.size) for each in self.heard.notifies(("move", one.at, rank)))
         check_told(one.at, self._move(one.at), told)
         return kind(
             name=f"{'push' if kind is Put else 'pull'}.{mover}-{peer}.{one.at}",
@@ -388,8 +387,9 @@ class _Lowering:
         for name in names:
             if name in (SUMS, PUSHES):
                 yield Queue(name, ISSUE, after=behind if name == SUMS and self.way == BEHIND else ())
-            elif name != TILES:
-                yield Queue(name, COMPLETE, after=(TILES,) if name == MAIN else ())
+            elif name != TILES:  # the library's calls hold SMs that kernels may need
+                kernels = (TILES, SUMS, PUSHES) if self.books.together else (TILES,)
+                yield Queue(name, COMPLETE, after=kernels if name == MAIN else ())
 
 
 def _holes(reads: list[Range]) -> list[Range]:

@@ -137,6 +137,14 @@ def test_the_library_may_sum_a_part(everywhere: bool):
     assert not last.notifies  # what the library takes is computed behind what peers wait for
 
 
+@pytest.mark.parametrize("mover", ["copy_kernel", "bulk_kernel", "tiles"])
+def test_the_library_sums_behind_kernels_that_push(mover: str):
+    """Its calls hold SMs while they wait for each other."""
+    together = ow.Collective((rows(0, 16), rows(48, 96)))
+    put = ow.Put(1, 0, rows(16, 48), mover=mover)  # type: ignore[arg-type]
+    planned(ow.Reduction(2, (together, put)), 2, 96)
+
+
 @pytest.mark.parametrize(
     ("moves", "found"),
     [
