@@ -36,6 +36,8 @@ PLANS = (
     (SCATTER, "scatter_stored kernel=hopper"),
     (SCATTER, "scatter_stored kernel=portable"),
     (SCATTER, "ring_stored kernel=hopper"),
+    (SCATTER, "scatter_pull kernel=hopper"),
+    (SCATTER, "scatter_pull kernel=portable"),
     (REDUCE, "sequential"),
     (REDUCE, "one_shot"),
     (REDUCE, "one_shot_pull"),

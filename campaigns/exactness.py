@@ -46,6 +46,7 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     ("matmul_reduce_scatter.remote_add", {"pieces": 2}),
     ("matmul_reduce_scatter.scatter_stored", {"pieces": 2}),
     ("matmul_reduce_scatter.ring_stored", {"pieces": 2}),
+    ("matmul_reduce_scatter.scatter_pull", {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2, "sums": "epilogue", "sharing": "get"}),
     (f"{ALL_REDUCE}.one_shot", {}),

@@ -41,6 +41,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.remote_add",
     "matmul_reduce_scatter.scatter_stored",
     "matmul_reduce_scatter.ring_stored",
+    "matmul_reduce_scatter.scatter_pull",
     "matmul_all_reduce.two_shot_stored",
     "matmul_all_reduce.ring_stored",
     "matmul_reduce_scatter.ring",
@@ -56,7 +57,7 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter_packed",
     "matmul_all_reduce.two_shot_pull",
 )
-FUSED = (*SCHEDULES[:9], *SCHEDULES[-5:])
+FUSED = (*SCHEDULES[:10], *SCHEDULES[-5:])
 
 
 @dataclass(frozen=True)

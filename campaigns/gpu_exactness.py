@@ -85,6 +85,10 @@ PLANS = {
         "ring_stored pieces=4 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
         "ring_stored kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "ring_stored kernel=hopper block_m=64 block_n=256 split_n=1 stages=4",
+        "scatter_pull",
+        "scatter_pull pieces=1 own_pieces=1 kernel=portable",
+        "scatter_pull pieces=4 own_pieces=2 kernel=hopper block_m=128 block_n=192 split_n=3 stages=4",
+        "scatter_pull kernel=hopper block_m=128 block_n=256 split_n=4 stages=3 sms=24",
         "remote_add",
         "remote_add copy_programs=4 sms=1 kernel=hopper",  # beside the tiles, however few they are
         "remote_add pieces=4 order=all_peers kernel=portable",
@@ -137,6 +141,7 @@ LONG_RUNS = (
     (REDUCE_SCATTER, "fused_ring"),
     (REDUCE_SCATTER, "scatter_stored"),
     (REDUCE_SCATTER, "ring_stored"),
+    (REDUCE_SCATTER, "scatter_pull"),
     (REDUCE_SCATTER, "remote_add sms=1"),
     (REDUCE_SCATTER, "scatter mover=copy_kernel sms=1"),
     (REDUCE_SCATTER, "scatter_packed"),

@@ -31,6 +31,7 @@ CASES = (
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "remote_add sms=1"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_stored"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
+    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_pull"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_stored"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),

@@ -75,6 +75,7 @@ OPERATORS = {
             *("scatter kernel=hopper own_pieces=2", "scatter kernel=hopper mover=copy_kernel"),
             *("scatter_stored kernel=hopper", "scatter_stored kernel=portable", "ring_stored kernel=hopper"),
             *("fused_ring kernel=hopper", "fused_ring kernel=portable"),
+            *("scatter_pull kernel=hopper", "scatter_pull kernel=portable"),
         ),
         _SCATTERED,
         speed_ratio=1.0,

@@ -54,6 +54,7 @@ CASES = (
     Case(SCATTER, f"scatter {KERNEL} own_pieces=4"),
     Case(SCATTER, f"fused_ring {KERNEL}"),
     Case(SCATTER, f"ring_stored {KERNEL}"),
+    Case(SCATTER, f"scatter_pull {KERNEL}"),
     Case(REDUCE, "one_shot_pull"),
     Case(REDUCE, f"two_shot {KERNEL}"),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),

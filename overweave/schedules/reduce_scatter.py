@@ -41,6 +41,7 @@ from overweave.schedules.communication import (
     SLOTS,
     SUMMED,
     SUMS,
+    TELLERS,
     TILES,
     A,
     B,
@@ -56,6 +57,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.scatter_adds import remote_add
 from overweave.schedules.scatter_packed import scatter_packed, scatter_packed_pads
+from overweave.schedules.scatter_pulls import scatter_pull
 from overweave.schedules.scatter_rings import fused_ring, ring
 from overweave.schedules.scattered import FINISHED, Scatter
 from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
@@ -72,7 +74,8 @@ def reduce_scatter(
     must pass on a sum before its kernel has ended). fused_ring: the same way, but the tiles themselves add what arrived
     to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
     last tile. remote_add: partials are added at their owners in fp32, in whatever order they come. pull: owners read
-    the partials where they lie, and sum them in rank order. packed: in messages that carry their flag
+    the partials where they lie, and sum them in rank order. scatter_pull: so they do, piece by piece beside the tiles
+    (schedules/scatter_pulls.py). packed: in messages that carry their flag
     (schedules/scatter_packed.py). stored, ring_stored: tiles store at peers themselves (schedules/stored.py).
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
@@ -80,7 +83,7 @@ def reduce_scatter(
     ranks = range(split.world_size)
     scatter = Scatter(
         split,
-        Buffer(PARTIAL, split.rows, cols, "symmetric" if method == "pull" else "local"),
+        Buffer(PARTIAL, split.rows, cols, "symmetric" if method in PULLS else "local"),
         Buffer(SLOTS, split.shard_size, cols, "symmetric", SUM_DTYPE)
         if method == "remote_add"
         else Buffer(SLOTS, split.world_size * split.shard_size, cols, "symmetric"),
@@ -137,6 +140,10 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
         return (*main, Queue(SUMS, ISSUE, after=(MAIN,)))
     if method == "packed":
         return (Queue(PACKED, ISSUE, after=(MAIN,)),)
+    # Sums of parts wait for their own tiles and run on SMs that the last tiles leave idle; one sum waits for them all.
+    beside = Queue(sums, ISSUE, after=(TILES,) if is_whole else ())
+    if method == "scatter_pull":
+        return (Queue(TELLERS, COMPLETE), beside)
     copies = split.copy_queues((TILES,) if split.is_one_wave else ())
     if method in ("ring", "fused_ring") or sums != SUMS:
         return main + copies
@@ -145,8 +152,7 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     if split.is_by_kernel:
         # Sums that wait for peers must not hold the SMs that the own pushes need.
         return (*copies, Queue(sums, ISSUE, after=(TILES, COPIES)))
-    # Sums of parts wait for their own tiles and run on SMs that the last tiles leave idle; one sum waits for them all.
-    return (*copies, Queue(sums, ISSUE, after=(TILES,) if is_whole else ()))
+    return (*copies, beside)
 
 
 def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], method: str) -> Goal:
@@ -235,15 +241,7 @@ def _scatter(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     for index, rows in enumerate(parts):
         yield _sum(scatter, rank, index, rows)
     if not parts:
-        yield _idle(scatter, rank)
-
-
-def _idle(scatter: Scatter, rank: int) -> Copy:
-    """A rank without a shard only takes note that its peers have sent nothing."""
-    split, peers = scatter.split, scatter.split.world_size - 1
-    waits = (Wait(ARRIVED, (0, split.pieces * peers), 1),)
-    queue = split.copy_queue(peers)
-    return Copy(name=f"idle.{rank}", rank=rank, queue=queue, waits=waits, sources=(), destinations=())
+        yield scatter.idle(rank, split.copy_queue(peers))
 
 
 def _own_sums(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
@@ -269,7 +267,7 @@ def _own_sums(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
             late_waits=(arrived,),
         )
     if not pieces:
-        yield _idle(scatter, rank)
+        yield scatter.idle(rank, split.copy_queue(peers))
 
 
 def _stored(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
@@ -287,9 +285,7 @@ def _in_y(scatter: Scatter, rank: int, piece: int) -> Stored:
 def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
     """The ordered sum of a part of the own shard, once the peers' pieces that it needs are here."""
     split, peers = scatter.split, scatter.split.world_size - 1
-    lo, hi = split.shard(rank)
-    needed = split.pieces if rows[1] == hi else sum(split.piece(rank, p)[0] < rows[1] for p in range(split.pieces))
-    arrived = Wait(ARRIVED, (0, needed * peers), 1)
+    lo, arrived = split.shard(rank)[0], scatter.arrived(rank, rows)
     own = region(scatter.partial, rank, rows)
     slots = [region(scatter.slots, rank, split.in_slot(rank, source, rows)) for source in range(peers + 1)]
     return Reduce(
@@ -303,6 +299,7 @@ def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
 
 
 STORED = {"stored": to_owners_pad, "ring_stored": round_a_ring_pad}
+PULLS = ("pull", "scatter_pull")  # whose sums read the peers' partials
 RINGS = ("ring", "fused_ring", "ring_stored")
 METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
@@ -311,6 +308,7 @@ METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "fused_ring": fused_ring,
     "remote_add": remote_add,
     "pull": _pull,
+    "scatter_pull": scatter_pull,
     "packed": scatter_packed,
     "stored": _stored,
     "ring_stored": _ring_stored,

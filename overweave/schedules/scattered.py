@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from overweave.ir.schedule import Buffer, Notify, Range
+from overweave.ir.schedule import Buffer, Copy, Notify, Range, Wait
 from overweave.ir.shards import piece_rows
-from overweave.schedules.communication import COMPUTED, Chunk, Split, is_empty, region, shifted
+from overweave.schedules.communication import ARRIVED, COMPUTED, Chunk, Split, is_empty, region, shifted
 
 FINISHED = "finished"  # pad: a part of the own shard is stored
 
@@ -34,6 +34,18 @@ class Scatter(Struct, frozen=True):
             notifies = (Notify(COMPUTED, rank, self.split.signal(peer, piece)),) if signals else ()
             name, part = f"multiply.{rank}-{peer}.{piece}", region(self.partial, rank, rows)
             yield Chunk(name=name, rank=rank, rows=rows, region=part, notifies=notifies)
+
+    def arrived(self, rank: int, rows: Range) -> Wait:
+        """For all that peers announce of the pieces in which some rows of the own shard lie, and of those before."""
+        split, hi = self.split, self.split.shard(rank)[1]
+        pieces = range(split.pieces)
+        needed = len(pieces) if rows[1] == hi else sum(split.piece(rank, piece)[0] < rows[1] for piece in pieces)
+        return Wait(ARRIVED, (0, needed * (split.world_size - 1)), 1)
+
+    def idle(self, rank: int, queue: str) -> Copy:
+        """A rank without a shard only takes note that its peers have announced nothing."""
+        waits = (self.arrived(rank, self.split.shard(rank)),)
+        return Copy(name=f"idle.{rank}", rank=rank, queue=queue, waits=waits, sources=(), destinations=())
 
     def slot_rows(self, slot: int, rank: int, piece: int) -> Range:
         """Rows of `slots` where a piece of `rank`'s shard lands: each slot holds one shard."""

@@ -90,6 +90,13 @@ TEMPLATES: dict[str, Template] = {
     f"{_RS}.pull": Template(
         _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
     ),
+    f"{_RS}.scatter_pull": Template(
+        _RS,
+        "scatter_pull",
+        True,
+        "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there",
+        (options.PIECES, options.OWN_PIECES, *options.TILES),
+    ),
     f"{_RS}.scatter_packed": Template(
         _RS, "packed", False, "one matmul, packed parts to their owners, who sum in order", _PACKED, helped=True
     ),

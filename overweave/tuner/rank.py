@@ -24,6 +24,7 @@ from overweave.sim.cost import library_matmul_us, tiles_of
 from overweave.sim.simulate import total_us
 from overweave.tuner.space import (
     RING_STORED,
+    SCATTER_PULL,
     SEQUENTIAL,
     SPACE,
     STORED,
@@ -79,6 +80,8 @@ OF_SUMMING_KERNELS, OF_ADDING_TILES = Margin(10.0, 0.035), Margin(20.0, 0.06)
 # more than 31 us too short; those with one wave 31 % too short to 12 % too long, and up to 91 us too short, for there
 # each hop waits for the one before. Reduce-scatters of stored.* are predicted 4 to 19 % too short on four.
 OF_SUMS_IN_A_RING, OF_STORES = Margin(25.0, 0.02), Margin(75.0, 0.04)
+# Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
+OF_PULLS = OF_STORES
 # Of two H200s sim_accuracy of rings.* finds reduce-scatters round a ring no more than 34 us too short, and 16 %, but
 # for the one in whole tiles that takes half ones now; own tiles that add no more than 36 us, but 23 %. With these
 # margins no choice is one that was measured behind the library (campaigns.cold_choice, of the same files).
@@ -133,6 +136,8 @@ def _margin(what: Candidate, problem: Problem) -> Margin:
     operator = problem.operator
     if what.plan in STORED:
         return _margin_of_stores(what, problem)
+    if what.plan == SCATTER_PULL:
+        return OF_PULLS
     if operator == MATMUL_ALL_REDUCE and "sums" in dict(what.options):
         return OF_ADDING_TILES if dict(what.options)["sums"] == "epilogue" else OF_SUMMING_KERNELS
     if dict(what.options).get("sums") == "epilogue":

@@ -40,7 +40,7 @@ from overweave.tuner.target import DESCRIPTOR_BYTES, Target, kernel_obstacle, ti
 Value = str | int
 Options = dict[str, Value]
 _Grid = dict[str, tuple[Value, ...]]
-SEQUENTIAL, RING_STORED = "sequential", "ring_stored"
+SEQUENTIAL, RING_STORED, SCATTER_PULL = "sequential", "ring_stored", "scatter_pull"
 # What reduce-scatters are of two ranks.
 OF_TWO = {"fused_ring": "scatter sums=epilogue", "scatter_stored": RING_STORED}
 STORED = ("scatter_stored", RING_STORED, "two_shot_stored")  # whose tiles store at peers
@@ -139,6 +139,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("scatter_stored", _PIECES | {"order": ("ring", "all_peers")}),
         Family(RING_STORED, _IN_TWO),
         Family("scatter", {"pieces": (1, 2), "own_pieces": (1,)} | _BY_KERNEL),
+        Family(SCATTER_PULL, {"pieces": (1, 2), "own_pieces": (1, 2, 4)}),
     ),
     "matmul_all_reduce": (
         Family(SEQUENTIAL),

@@ -31,6 +31,7 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "scatter sums=epilogue pieces=2",
         "fused_ring pieces=2",
         "remote_add",
+        "scatter_pull pieces=2",
         "scatter_stored pieces=2",
         "ring_stored pieces=2",
     ),

@@ -19,6 +19,7 @@ PLANS = (
     "scatter_stored",
     "ring_stored",
     "pull",
+    "scatter_pull",
     "scatter_packed",
     "ring",
     "fused_ring",
@@ -36,6 +37,8 @@ WITH_OPTIONS = (
     "scatter block_m=16 block_n=16",
     "scatter_stored pieces=3 order=all_peers block_m=16 block_n=16",
     "ring_stored pieces=3 block_m=16 block_n=16",
+    "scatter_pull pieces=1 own_pieces=1",
+    "scatter_pull pieces=3 own_pieces=2 block_m=16 block_n=16",
 )
 
 

@@ -28,6 +28,7 @@ PLANS = {
         "scatter pieces=2 own_pieces=2",
         "scatter pieces=2 sums=epilogue",
         "scatter mover=copy_kernel copy_programs=2",
+        "scatter_pull pieces=2 own_pieces=2",
         "scatter_stored pieces=2",
         "ring_stored pieces=2",
     ),

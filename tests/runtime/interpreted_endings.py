@@ -35,6 +35,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{SCATTER}.scatter_stored", TILES),
     (f"{SCATTER}.ring_stored", TILES),
     (f"{SCATTER}.remote_add", TILES),
+    (f"{SCATTER}.scatter_pull", TILES),
     (f"{SCATTER}.pull", {}),
     (f"{SCATTER}.scatter_packed", {}),
     (f"{REDUCE}.one_shot", {}),

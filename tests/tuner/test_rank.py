@@ -15,6 +15,7 @@ from overweave.tuner import rank
 from overweave.tuner.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.space import (
     RING_STORED,
+    SCATTER_PULL,
     SEQUENTIAL,
     SPACE,
     TORCH_FUSED,
@@ -108,6 +109,14 @@ def test_what_has_no_prediction_is_not_taken_cold():
         Weighed(Candidate("push"), None, "no"),
     )
     assert cold_choice(weighed, problem_of("all_gather_matmul")).candidate.plan == SEQUENTIAL
+
+
+def test_sums_that_pull_beside_tiles_need_the_largest_lead():
+    library, problem = Weighed(Candidate(SEQUENTIAL), 1000.0), problem_of("matmul_reduce_scatter")
+    least = max(rank.OF_PULLS.us, rank.WITH_KERNELS.us) + 1000 * max(rank.OF_PULLS.share, rank.WITH_KERNELS.share)
+    for gain, wanted in ((least - 0.1, SEQUENTIAL), (least + 0.1, SCATTER_PULL)):
+        rival = Weighed(candidate(SCATTER_PULL, {"pieces": 1}), 1000.0 - gain)
+        assert cold_choice((library, rival), problem).candidate.plan == wanted
 
 
 @pytest.mark.parametrize(("m", "wanted"), [(4096, SEQUENTIAL), (8192, RING_STORED)])
