@@ -41,14 +41,14 @@ def scatter_pull(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
 
 
 def _tell(scatter: Scatter, rank: int, peer: int, piece: int) -> Copy:
-    """Tells an owner that it may read a piece of its rows here, also an empty one: owners wait for ranges of signals."""
+    """Tells an owner that it may read a piece of its rows here; of an empty one too, for owners wait for ranges."""
     split = scatter.split
-    is_nothing = is_empty(split.piece(peer, piece))
+    has_rows = not is_empty(split.piece(peer, piece))
     return Copy(
         name=f"tell.{rank}-{peer}.{piece}",
         rank=rank,
         queue=TELLERS,
-        waits=() if is_nothing else one(COMPUTED, split.signal(peer, piece)),
+        waits=one(COMPUTED, split.signal(peer, piece)) if has_rows else (),
         notifies=(Notify(ARRIVED, peer, piece * (split.world_size - 1) + split.place(rank, peer)),),
         sources=(),
         destinations=(),

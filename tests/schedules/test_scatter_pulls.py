@@ -52,9 +52,9 @@ def test_nothing_is_moved_but_by_sums_in_rank_order():
     assert len(tiles) + len(told) + len(sums) == len(mine)
     assert not any(each.reads or each.writes for each in told)
     assert [each.notifies[0].rank for each in told] == [2, 2, 0, 0]
-    assert [each.out[0].rows for each in tiles] == [(200, 256), (256, 300), (0, 64), (64, 100), (100, 164), (164, 200)]
+    assert [each.out[0].rows for each in tiles] == [(200, 248), (248, 300), (0, 48), (48, 100), (100, 148), (148, 200)]
     assert [(part.buffer, part.rank) for part in sums[0].operands] == [("partial", rank) for rank in range(3)]
-    assert [{part.rows for part in each.operands} for each in sums] == [{(100, 164)}, {(164, 200)}]
+    assert [{part.rows for part in each.operands} for each in sums] == [{(100, 148)}, {(148, 200)}]
 
 
 def test_a_sum_waits_for_the_pieces_that_it_reads_and_no_more():

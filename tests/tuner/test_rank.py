@@ -113,7 +113,7 @@ def test_what_has_no_prediction_is_not_taken_cold():
 
 def test_sums_that_pull_beside_tiles_need_the_largest_lead():
     library, problem = Weighed(Candidate(SEQUENTIAL), 1000.0), problem_of("matmul_reduce_scatter")
-    least = max(rank.OF_PULLS.us, rank.WITH_KERNELS.us) + 1000 * max(rank.OF_PULLS.share, rank.WITH_KERNELS.share)
+    least = rank.OF_STORES.us + 1000 * rank.OF_STORES.share
     for gain, wanted in ((least - 0.1, SEQUENTIAL), (least + 0.1, SCATTER_PULL)):
         rival = Weighed(candidate(SCATTER_PULL, {"pieces": 1}), 1000.0 - gain)
         assert cold_choice((library, rival), problem).candidate.plan == wanted
