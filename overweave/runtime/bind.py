@@ -243,7 +243,7 @@ class SlotKernels:
         config = self._plan.realization.matmul
         assert config is not None
         strip_bytes = prod(hopper_strip(config)) * ITEMSIZE_BYTES[self._plan.problem.moved_dtype]
-        pace = pace_ns(computes, waves / len(rows), strip_bytes)
+        pace = pace_ns(self._plan.problem, computes, waves / len(rows), strip_bytes)
         behind = [own.data_ptr() if own is not None else 0, pace]
         places = torch.tensor([*rows, behind], dtype=torch.int64, device=self._workspace.device)
         return Peers(places, tuple(distance for _, distance in rows[1:]), own)

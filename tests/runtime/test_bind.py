@@ -331,7 +331,7 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     config = plan.realization.matmul
     assert config is not None
     strip = 16 * min(64, config.block_n // config.split_n if config.block_m >= 128 else config.block_n // 2)
-    assert pace_ns.call_args.args[2] == strip * tensors["y"].itemsize
+    assert pace_ns.call_args.args[3] == strip * tensors["y"].itemsize
     assert len(made[0].places) == case.world_size + 1
 
 

@@ -10,16 +10,25 @@ from overweave.schedules.catalog import build
 SMS = 132
 
 
-def pace(operator: str, world_size: int, waves: float, strip_bytes: int = STRIP_BYTES) -> int:
-    problem = Problem(operator=operator, m=8192, n=8192, k=7168, world_size=world_size, dtype="bfloat16")
+def pace(operator: str, world_size: int, waves: float, strip_bytes: int = STRIP_BYTES, k: int = 4096) -> int:
+    problem = Problem(operator=operator, m=8192, n=8192, k=k, world_size=world_size, dtype="bfloat16")
     plan = build(f"{operator}.ring_stored", problem, {})
-    return pace_ns((each for each in plan.schedule.of_rank(0) if isinstance(each, Compute)), waves, strip_bytes)
+    return pace_ns(
+        problem, (each for each in plan.schedule.of_rank(0) if isinstance(each, Compute)), waves, strip_bytes
+    )
 
 
 def test_strips_come_as_fast_as_the_link_takes_them():
     """Between what stores of all SMs reached together, and what the link is made for, both in GB/s."""
     assert [pace("matmul_reduce_scatter", size, 3.9) for size in (2, 3, 4)] == [PACE_NS] * 3
     assert 310 < SMS * STRIP_BYTES / PACE_NS < 450
+
+
+@pytest.mark.parametrize("k", [5504, 14336])
+def test_strips_of_a_long_tile_take_about_half_of_its_time(k: int):
+    """A tile of 128 x 256 takes 0.66 us for each 64 of k, and has 32 strips."""
+    half_ns = 0.66e3 * k / 64 / 2
+    assert 0.9 * half_ns < 32 * pace("matmul_reduce_scatter", 4, 3.9, k=k) < 1.1 * half_ns
 
 
 def test_smaller_strips_come_faster():
