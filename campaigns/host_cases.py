@@ -55,6 +55,7 @@ CASES = (
     Case(SCATTER, f"fused_ring {KERNEL}"),
     Case(SCATTER, f"ring_stored {KERNEL}"),
     Case(SCATTER, f"scatter_pull {KERNEL}"),
+    Case(SCATTER, "scatter_packed"),
     Case(REDUCE, "one_shot_pull"),
     Case(REDUCE, f"two_shot {KERNEL}"),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),
