@@ -3,7 +3,7 @@ told (`TileRow.to`).
 
 `peers` has a row for each rank of the group, the own one first and the others as they follow it: where its signals lie,
 and how many bytes its slot lies behind the own one. A buffer of the workspace is equally far away. Behind them
-stands where sums of peers lie here, if sums go to every rank, and how long tiles of the Hopper kernel rest.
+stands where sums of peers lie here, if sums go to every rank, and how far apart the Hopper kernel stores its strips.
 """
 
 import triton

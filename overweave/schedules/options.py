@@ -88,7 +88,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
         """Those that are what was asked for; all, if none is."""
         asked = self._asked().items()
-        return tuple(one for one in candidates if asked <= to_builtins(one.config).items()) or candidates
+        fitting = (one for one in candidates if all(getattr(one.config, name) == value for name, value in asked))
+        return tuple(fitting) or candidates
 
     def _asked(self) -> dict[str, int]:
         """Of the tile shape."""
