@@ -6,21 +6,22 @@ PYTEST := $(BIN)/python -m pytest -q
 export NCCL_NVLS_ENABLE := 0
 export TORCH_SYMM_MEM_DISABLE_MULTICAST := 1
 export NVSHMEM_DISABLE_NVLS := 1
+# Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test fast slow lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
 
-test: .venv/stamp lint   ## everything that needs no GPU: lint, types, the fast tier, the slow tier
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not gpu"
+test: .venv/stamp lint   ## everything that needs no GPU: lint, types, and both tiers at once, which collects them once
+	$(PYTEST) -n 3 --dist worksteal -m "not gpu"
 
 fast: .venv/stamp        ## the fast tier alone
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
 
 slow: .venv/stamp        ## the slow tier alone
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not gpu"
+	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu"
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +36,24 @@ NOTES = {
     " AutoOverlap, Figure 11d.",
     "streamed": "Of all gathered rows. Streamed: tiles of one kernel wait for chunks. Split: a captured sequence of"
     " matmuls, each behind the copy of its chunk; nothing is signalled. AutoOverlap, Figure 2b.",
-    "tuner": "`ow.compile_auto(...).tune`, timed anew beside the best rows of the two tables before.",
+    "tuner": "`ow.compile_auto(...).tune`, timed anew beside the best rows of the tables of back ends and"
+    " of tiles that the same file has.",
     "bandwidth": "Launch included; what leaves a rank. AutoOverlap, Figures 2c and 2d.",
     "compile": "From a kernel's text to the module that Triton is given: read, planned, proven, written.",
+}
+TORCHRUN = "torchrun --standalone --nproc-per-node {} -m campaigns."
+PARTS = (name for name in TABLES if name not in ("bandwidth", "compile"))
+# What measures a table again; {} stands for the number of GPUs.
+COMMANDS = {
+    **{part: f"{TORCHRUN}compiled_tables --parts {part} --csv FILE" for part in PARTS},
+    "bandwidth": f"{TORCHRUN}backend_bandwidth --csv FILE",
+    "compile": "python -m campaigns.compile_times --csv FILE",
+}
+CPU = "cpu"
+# What a file is not, of what is in the repository now.
+REMARKS = {
+    "backend_bandwidth.h200x2.2026-11-22.csv": "Bulk rows are of buffers of 4 KiB; those of 16 and 22 KiB, which copies"
+    " go through since, are not measured.",
 }
 
 
@@ -84,13 +100,37 @@ def page() -> str:
     """The whole page."""
     found = sources()
     sections = [section(one) for one in found] or ["No table has been measured yet.\n"]
-    return "\n".join([HEAD, *sections])
+    return "\n".join([HEAD, *([contents(found)] if found else []), *sections])
+
+
+def contents(found: Sequence[Source]) -> str:
+    """Which table is of which machine, from which file and by which command; what is of two GPUs alone, and missing."""
+    lines = ["| table | measured on | file | measured again by |", "| --- | --- | --- | --- |"]
+    for one in found:
+        command = COMMANDS[one.table].format(_gpus(one.machine))
+        lines.append(f"| {TABLES[one.table].title} | {_named(one.machine)} | `{one.file}` | `{command}` |")
+    largest = {one.table: max(_gpus(other.machine) for other in found if other.table == one.table) for one in found}
+    fewer = [TABLES[table].title for table, gpus in largest.items() if gpus == 2]
+    missing = [TABLES[table].title for table in TABLES if table not in largest]
+    lines += ["", f"On two GPUs alone: {'; '.join(fewer)}."] if fewer else []
+    lines += ["", f"Not measured: {'; '.join(missing)}."] if missing else []
+    return "\n".join([*lines, ""])
+
+
+def _gpus(machine: str) -> int:
+    """How many, as the name of a file says; 0 of a CPU."""
+    return 0 if machine == CPU else int(machine.rpartition("x")[2])
+
+
+def _named(machine: str) -> str:
+    return "a CPU" if machine == CPU else f"{_gpus(machine)} x NVIDIA {machine.partition('x')[0].upper()}"
 
 
 def section(source: Source) -> str:
     """One table with what it promises."""
-    table, lines = TABLES[source.table], [f"## {TABLES[source.table].title}, {source.machine}", ""]
+    table, lines = TABLES[source.table], [f"## {TABLES[source.table].title}, {_named(source.machine)}", ""]
     lines += [f"{NOTES[source.table]} `{source.file}`; {table.unit}:", ""]
+    lines += [REMARKS[source.file], ""] if source.file in REMARKS else []
     for (_, operator, shape), rows in grids(source.rows).items():
         if operator:
             lines += [f"**{operator}** {shape}".rstrip(), ""]

@@ -27,6 +27,14 @@ PUSHED_BEHIND = (
     "reduce_scatter.islands mover=tiles",
 )
 AT_PEERS = ("reduce_scatter.scatter mover=tiles pieces=2", "all_to_all.send mover=tiles", "spread.push mover=tiles")
+SPREADS = (
+    "spread.push",
+    "spread.push pieces=4",
+    "spread.collective",
+    "spread.push mover=copy_kernel",
+    "spread.push mover=bulk_kernel",
+    AT_PEERS[2],
+)
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
 CHUNKED_SUMS = (
     "reduce_scatter.mesh pieces=1",
@@ -71,6 +79,11 @@ _STORED_AWAY = (
     {"A": BY_TILES[1], "C": AT_PEERS[0]},
     {"A": "all_to_all.receive mover=tiles", "C": AT_PEERS[1]},
 )
+_WEIGHTS = (
+    {"B": GATHERS[0]},
+    {"B": BY_TILES[0]},
+    {"A": GATHERS[0], "B": GATHERS[1]},
+)
 
 AUTHORS: dict[str, Author] = {
     "matmul": Author(
@@ -78,7 +91,7 @@ AUTHORS: dict[str, Author] = {
         {"M": 4096, "N": 2048, "K": 1024} | dict(zip(_STRIDES, (1024, 1, 2048, 1, 2048, 1), strict=True)),
         _BLOCKS | {"GROUP_M": 8} | dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1),
         dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*bf16"),
-        (*_MATMULS, *_STORED_AWAY),
+        (*_MATMULS, *_STORED_AWAY, *_WEIGHTS),
         1,
         _LAUNCH,
     ),
@@ -114,7 +127,7 @@ AUTHORS: dict[str, Author] = {
         {"ROWS": 1024, "COLS": 4096},
         {"BLOCK": 4096},
         dict.fromkeys(("x", "residual", "weight", "out"), "*bf16") | {"eps": "fp32"},
-        ({"OUT": "spread.push"}, {"OUT": "spread.push pieces=4"}, {"OUT": AT_PEERS[2]}),
+        ({"OUT": "spread.push"}, {"OUT": "spread.push pieces=4"}, {"OUT": AT_PEERS[2]}, {"OUT": "spread.collective"}),
         0,
         {"num_warps": 8},
     ),

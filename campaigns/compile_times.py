@@ -1,17 +1,22 @@
 """What a compilation takes before Triton is asked: a text read, a plan made and proven, the new text written.
 
-No GPU is needed. Every annotated kernel of the examples, with every exchange that the lint looks at.
+    python -m campaigns.compile_times [--csv FILE]
+
+No GPU is needed. Every annotated kernel of the examples, with every exchange that the lint looks at. Ends with 1 if one
+took a second.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from campaigns.authored_cases import AUTHORS, KERNELS, WORLD_SIZE, Author
-from campaigns.table_rows import Row
+from campaigns.table_rows import Row, show, verdicts, write
 from overweave.compiler.emit import emit
 from overweave.compiler.fuse import weaving_of
 from overweave.compiler.generated import load_generated
@@ -41,3 +46,20 @@ def compiled_us(file: str, author: Author, exchanges: Mapping[str, str]) -> floa
         text = emit(fused.kernel, weaving_of(plan, fused.kernel.space(numbers), fused.wanted))
         load_generated(Path(folder), author.name, text)
         return (time.perf_counter_ns() - started_ns) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="campaigns.compile_times", description=__doc__.split("\n")[0])
+    parser.add_argument("--csv", type=Path, help="keep the rows there")
+    asked = parser.parse_args()
+    rows = list(compile_rows())
+    if asked.csv:
+        write(asked.csv, rows)
+    print(show(rows))
+    found = verdicts(rows)
+    print(*found, sep="\n", flush=True)
+    sys.exit(int(not all(verdict.holds for verdict in found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,10 +3,11 @@
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_host_cost [--rows M] [--only TEXT]
 
 host: of an eager call whose tensors come back, in bursts that nobody waits for; the median burst, the slowest rank.
-bare: of torch's own calls that do the same, made directly; of a call that is a graph, its launch, its new tensors and
-an event (campaigns/host_parts.py). ours: what is left. step: of the call with every graph forbidden, as the first calls
-run. replay: a graph of 100 calls, captured by the caller, between events, per call. kernels: of the same graph, the
-time in which any kernel or copy of it runs, as torch's profiler saw it. beyond: replay less kernels.
+bare: of torch's own calls that do the same, made directly, by turns with it; of a call that is a graph, its launch, its
+new tensors and an event (campaigns/host_parts.py). ours: what is left; `python -m campaigns.host_path` on the same host
+says how much Python is. step: of the call with every graph forbidden, as the first calls run. replay: a graph of 100
+calls, captured by the caller, between events, per call. kernels: of the same graph, the time in which any kernel or
+copy of it runs, as torch's profiler saw it. beyond: replay less kernels.
 The last lines say whether every host is at most 30 us, whether every `ours` is, which decides nothing, and whether
 every beyond is at most 8 us; exit 1 if the first or the last is not. `parts` are what an eager call is made of.
 """
@@ -27,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 import overweave as ow
 from campaigns.gpu_ranks import join
 from campaigns.host_cases import CASES, GATHER, REDUCE, SCATTER, Case, Sizes, call_of
-from campaigns.host_parts import WARM, bare_us, host_us, parts, slowest, warm
+from campaigns.host_parts import WARM, Call, host_and_bare_us, host_us, parts, slowest, warm
 from overweave.errors import OverweaveError
 from overweave.ops import dispatch
 
@@ -145,16 +146,16 @@ def kernels_us(graph: torch.cuda.CUDAGraph) -> float | None:
     return found or None
 
 
-def cost_of(case: Case, sizes: Sizes, part_us: dict[str, float]) -> Cost:
-    """Collective. part_us: see campaigns/host_parts.py."""
+def cost_of(case: Case, sizes: Sizes, part: dict[str, Call]) -> Cost:
+    """Collective. part: see campaigns/host_parts.py."""
     group = dist.group.WORLD
     assert group is not None
     call = call_of(case, group, sizes)
     for _ in range(WARM):
         call()
     ow.check()
-    eager_us, directly_us = host_us(call), bare_us(case, sizes, call, part_us)
-    bound: Any = next(reversed(dispatch._PREPARED[group]._calls.values())).bound
+    eager_us, directly_us = host_and_bare_us(case, sizes, call, part)
+    bound: Any = dispatch._PREPARED[group].latest().bound
     stepwise_us = eager_us
     if getattr(bound, "_may_replay", False):
         bound._may_replay = False
@@ -185,10 +186,11 @@ def main() -> None:
         warm(sizes)
         one = torch.ones(1, device="cuda")
         kernels_us(captured(lambda: one.add_(1)))  # the first profile of a process counts its own start, too
-        part_us = parts()
+        part = parts()
+        part_us = {name: host_us(each) for name, each in part.items()}
         for case in (each for each in (*CASES, *TORCHS) if asked.only in str(each)):
             try:
-                costs[str(case)] = cost_of(case, sizes, part_us)
+                costs[str(case)] = cost_of(case, sizes, part)
             except OverweaveError as error:
                 print(f"rank {dist.get_rank()}: {case}: {error}", flush=True)
                 break

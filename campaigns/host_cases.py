@@ -46,6 +46,7 @@ CASES = (
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
     Case(GATHER, "gather order=ring"),
     Case(GATHER, "gather_pull"),
+    Case(GATHER, "gather_packed"),
     Case(GATHER, "per_shard"),
     Case(GATHER, f"push {KERNEL}", "three weights"),
     Case(GATHER, f"push {KERNEL}", "bias silu"),

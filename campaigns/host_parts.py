@@ -13,25 +13,33 @@ import torch.distributed as dist
 from campaigns.host_cases import GATHER, REDUCE, SCATTER, Case, Sizes, sizes_of
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import resolve
+from overweave.memory.maker import maker
 from overweave.runtime.library import all_gather_flat, reduce_scatter_flat
 
 BURST, BURSTS, WARM, WARM_ROUNDS = 16, 15, 8, 2000
 Call = Callable[[], object]
+NEW_TENSOR, EVENT = "a new tensor", "an event"
 
 
 def host_us(call: Call) -> float:
     """Of a call, in bursts that nobody waits for; the median burst, the slowest rank."""
-    times = []
+    return by_turns_us(call)[0]
+
+
+def by_turns_us(*calls: Call) -> list[float]:
+    """Of each call, one burst of every call after the other: what slows the host for a while slows all of them."""
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(BURSTS):
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        start_ns = time.perf_counter_ns()
-        for _ in range(BURST):
-            call()
-        times.append((time.perf_counter_ns() - start_ns) / BURST / 1e3)
+        for call, found in zip(calls, times, strict=True):
+            torch.cuda.synchronize()
+            dist.barrier()
+            torch.cuda.synchronize()
+            start_ns = time.perf_counter_ns()
+            for _ in range(BURST):
+                call()
+            found.append((time.perf_counter_ns() - start_ns) / BURST / 1e3)
     torch.cuda.synchronize()
-    return slowest(sorted(times)[len(times) // 2])
+    return [slowest(sorted(found)[len(found) // 2]) for found in times]
 
 
 def slowest(us: float) -> float:
@@ -50,32 +58,35 @@ def warm(sizes: Sizes) -> None:
     torch.cuda.synchronize()
 
 
-def parts() -> dict[str, float]:
-    """Host time of what every call is made of."""
+def parts() -> dict[str, Call]:
+    """What every call is made of."""
     x, event, stream = torch.ones(512, 512, device="cuda"), torch.cuda.Event(), torch.cuda.current_stream()
-    graph = torch.cuda.CUDAGraph()
+    graph, make = torch.cuda.CUDAGraph(), maker(x.device)
     with torch.cuda.graph(graph):
         x.add_(1)
     return {
-        "a new tensor": host_us(lambda: x.new_empty((512, 512))),
-        "a small kernel by torch": host_us(lambda: x.add_(1)),
-        "a graph of one kernel": host_us(graph.replay),
-        "an event": host_us(lambda: event.record(stream)),
+        NEW_TENSOR: lambda: x.new_empty((512, 512)),
+        "a new tensor as ours are made": lambda: make((512, 512), torch.float32),
+        "a small kernel by torch": lambda: x.add_(1),
+        "a graph of one kernel": graph.replay,
+        EVENT: lambda: event.record(stream),
     }
 
 
-def bare_us(case: Case, sizes: Sizes, call: Call, part_us: dict[str, float]) -> float | None:
-    """What torch's own calls would cost that do what a case does; of one that is a graph: its launch, its new tensors
-    and an event. None where nothing of the kind is known. Collective."""
+def host_and_bare_us(case: Case, sizes: Sizes, call: Call, part: dict[str, Call]) -> tuple[float, float | None]:
+    """Of a call, and by turns with it what torch's own calls cost that do what the case does; of a call that is a
+    graph: its launch, its new tensors and an event. None where nothing of the kind is known. Collective.
+
+    part: see `parts`."""
     direct = _direct(case, sizes_of(case, sizes))
     if direct is not None:
         for _ in range(WARM):
             direct()
-        return host_us(direct)
+        call_us, direct_us = by_turns_us(call, direct)
+        return call_us, direct_us
     in_graph_us, results = _inside_graphs(call)
-    if not in_graph_us:
-        return None
-    return in_graph_us + results * part_us["a new tensor"] + part_us["an event"]
+    call_us, new_tensor_us, event_us = by_turns_us(call, part[NEW_TENSOR], part[EVENT])
+    return call_us, in_graph_us + results * new_tensor_us + event_us if in_graph_us else None
 
 
 def _direct(case: Case, sizes: Sizes) -> Call | None:

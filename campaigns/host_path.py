@@ -102,7 +102,7 @@ def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[
     call = call_of(case, process_group, SIZES)
     for _ in range(ENTRIES):  # until every entry of the board says what this call is
         call()
-    bound: Any = next(reversed(dispatch._PREPARED[process_group]._calls.values())).bound
+    bound: Any = dispatch._PREPARED[process_group].latest().bound
     if getattr(bound, "_may_replay", False):
         before, warm = Graph.replayed, 0
         while Graph.replayed < before + 4 and warm < MOST_WARM:

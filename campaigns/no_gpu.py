@@ -7,8 +7,9 @@ overweave's own code runs, on tensors of the CPU. Peers are silent, and alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,13 @@ import torch.distributed as dist
 from overweave.memory import driver, records
 from overweave.memory.board import Board
 from overweave.memory.group import Group
+from overweave.memory.maker import Make
 from overweave.memory.records import Records
 from overweave.memory.shared import SharedFile
 from overweave.memory.streams import Streams
 from overweave.memory.workspace import SLOTS, Workspace
 from overweave.ops import dispatch
-from overweave.ops.prepared import Make
-from overweave.runtime import kernels, launcher, library
+from overweave.runtime import kernels, launch, launcher
 from overweave.runtime.launcher import PackedLaunch
 
 FILE = __file__  # calls of functions of this file stand for calls into C
@@ -106,6 +107,7 @@ class HostWorkspace(Workspace):
         self._turn = self.calls = 0
         self._last_stream: Any = None
         self._last_call: Any = Stream()
+        self._record_last: Any = nothing
         self.current_stream: Any = CallersStream().current
         self.captures: Any = SimpleNamespace(graph=lambda enqueue: Graph())
 
@@ -121,24 +123,36 @@ class HostWorkspace(Workspace):
         return Stream()
 
 
+@dataclass(slots=True)
+class _Block:
+    """Memory, and what was given out of it last."""
+
+    memory: torch.Tensor
+    given: Callable[[], torch.Tensor | None] = nothing
+
+
 class Blocks:
     """An allocator that gives out first what came back first, as a GPU's does in a loop; a host's makes no promise."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[torch.UntypedStorage, weakref.ref[torch.Tensor]]] = []
+        self._made: dict[tuple[tuple[int, int], torch.dtype], list[_Block]] = {}
 
     def maker(self, device: torch.device) -> Make:
-        """What makes a matrix (ops/prepared.py)."""
+        """What makes a matrix (memory/maker.py)."""
         return self._make
 
     def _make(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        size_bytes = shape[0] * shape[1] * dtype.itemsize
-        fits = (index for index, (block, of) in enumerate(self._made) if of() is None and block.nbytes() == size_bytes)
-        index = next(fits, None)
-        block = torch.UntypedStorage(size_bytes) if index is None else self._made.pop(index)[0]
-        made = torch.empty(0, dtype=dtype).set_(block, 0, shape, (shape[1], 1))
-        self._made.append((block, weakref.ref(made)))
+        blocks = self._made.setdefault((shape, dtype), [])
+        block = next((each for each in blocks if each.given() is None), None)
+        if block is None:
+            blocks.append(block := _Block(torch.empty(shape, dtype=dtype)))
+        made = block.memory.detach()
+        block.given = weakref.ref(made)
         return made
+
+    def product(self, x: torch.Tensor, w: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Where torch.mm leaves its product."""
+        return self._make((x.shape[0], w.shape[1]), x.dtype) if out is None else out
 
 
 def _init_launch(self: Any, kernel: Any, programs: int, arguments: list[Any], options: dict[str, int]) -> None:
@@ -164,6 +178,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
     group = Group(world.group_name, 0, ranks, world, torch.device("cpu"))
     own = Board(group, SharedFile.create(ranks * records.RECORD_WORDS * 8))
     opened: list[HostWorkspace] = []
+    blocks = Blocks()
 
     def workspace_of(group: Group, device: torch.device) -> HostWorkspace:
         if not opened:
@@ -178,7 +193,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Workspace, "of", workspace_of),
             (Workspace, "opened", lambda group, device: opened[0] if opened else None),
             (dispatch, "_bind", dispatch._bind_aligned),
-            (dispatch, "maker", Blocks().maker),
+            *((where, "maker", blocks.maker) for where in (dispatch, launch)),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (kernels.Launch, "__init__", _init_launch),
@@ -188,9 +203,8 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "get_device_properties", lambda device: GPU),
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
-            *((library, name, nothing) for name in ("all_gather_flat", "reduce_scatter_flat")),
-            (dist, "all_reduce", nothing),
-            (torch, "mm", nothing),
+            *((dist.ProcessGroup, name, nothing) for name in ("_allgather_base", "_reduce_scatter_base", "allreduce")),
+            (torch, "mm", blocks.product),
         ):
             stack.enter_context(patch.object(where, name, stand_in, create=True))
         yield group

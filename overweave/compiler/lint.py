@@ -20,6 +20,7 @@ Rules, by the name a finding carries (the functions of RULES say what each asks 
     declared-counts                        as many waits and releases as the source has
     undeclared-signal                      each through a pointer the contract names
     packed-messages          lint_packed   a message and its flag are one access, looked for in a bounded loop
+    sounded-alarm            lint_alarm    a void wait is reported to the host, and to every peer
     counted-shares           lint_counted  shares are stored before they are counted, and read behind that
     system-scope             lint_build    no smaller scope where peers are told
     spills, shared-base, wgmma, forbidden-instruction   what the compiler made of it
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from overweave.compiler.aot import Compiled
+from overweave.compiler.lint_alarm import sounded_alarm
 from overweave.compiler.lint_build import forbidden, shared_base, spills, system_scope, tensor_cores
 from overweave.compiler.lint_contract import Contract, Finding
 from overweave.compiler.lint_counted import counted_shares
@@ -57,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     declared_counts,
     deadline,
     packed_messages,
+    sounded_alarm,
     counted_shares,
     spills,
     shared_base,

@@ -6,6 +6,7 @@ Bytes travel as fixed-width uint8 tensors. Object collectives unpickle what a pe
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -126,6 +127,23 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
 
 
 def _group_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
+    """Remembered, as long as both live: a mesh takes its time to answer. Another one, be it equal, has groups of
+    its own."""
+    number = id(mesh)
+    known = _OF_MESHES.get(number)
+    if known is not None and known[0]() is mesh:
+        group = known[1]()
+        if group is not None and group in LIVING:
+            return group
+    group = _asked_of_mesh(mesh)
+    _OF_MESHES[number] = weakref.ref(mesh, lambda gone: _OF_MESHES.pop(number, None)), weakref.ref(group)
+    return group
+
+
+_OF_MESHES: dict[int, tuple[weakref.ref[DeviceMesh], weakref.ref[ProcessGroup]]] = {}
+
+
+def _asked_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
     if mesh.ndim != 1:
         found = f"it has {mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
         raise GroupError("use a 1-D DeviceMesh", found, "Pass one dimension: mesh['name']")

@@ -32,6 +32,7 @@ from overweave.memory.lasting import lasting
 from overweave.ops.arguments import DTYPES
 from overweave.ops.author_arguments import (
     LAUNCH_OPTIONS,
+    check_asked,
     check_memory,
     check_on_paper,
     check_options,
@@ -78,6 +79,7 @@ class Fused:
         self.kernel = kernel
         loads = [load.directive.tensor for load in kernel.loads]
         self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
+        check_asked(kernel.source.name, self.wanted)
         sides = {tensor: transport_of(words).side for tensor, words in self.wanted.items()}
         read = {tensor for tensor, side in sides.items() if side == GATHER}
         check_exchanged(kernel, read, sides.keys() - read)
@@ -150,7 +152,7 @@ class Fused:
 
         Raises InputError for what is no call, and ScheduleError.
         """
-        check_on_paper(self.kernel.source.name, numbers, world_size, dtype)
+        check_on_paper(self.kernel.source, numbers, world_size, dtype)
         space = self.kernel.space(numbers)
         plan = author_plan(space, self.wanted, world_size, dtype, rank, self.chosen, tile_group)
         verify_plan(plan, MachineLimits(), rank=rank).raise_if_refused()
@@ -158,11 +160,14 @@ class Fused:
 
     @property
     def chosen(self) -> str | None:
-        """The tensor whose own shard tiles can read where the caller has it; what lies elsewhere is copied first."""
-        streamed = {axis.name for axis in self.kernel.axes if axis.is_streamed}
+        """The tensor whose own shard tiles can read where the caller has it; what lies elsewhere is copied first.
+
+        A tile reads rows of one block of it, which are one rank's: not all of them, nor part by part.
+        """
+        cut = {axis.name for axis in self.kernel.axes if not axis.is_streamed}
         for said in (access.directive for access in self.kernel.loads):
             is_woven = said.tensor in self.wanted and transport_of(self.wanted[said.tensor]).is_woven
-            if is_woven and not said.dims[0].names & streamed and can_choose(self.kernel, said.tensor):
+            if is_woven and said.dims[0].names & cut and can_choose(self.kernel, said.tensor):
                 return said.tensor
         return None
 

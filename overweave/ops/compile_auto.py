@@ -16,7 +16,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
-from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_on_paper, check_options
+from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_asked, check_on_paper, check_options
 from overweave.ops.compile import OPTIONS, Fused, by_name, where_of
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
@@ -103,6 +103,7 @@ class AutoFused:
         self.asked = {
             tensor: directed(how, tensor in loads) if isinstance(how, str) else how for tensor, how in asked.items()
         }
+        check_asked(kernel.source.name, self.asked)
         wanted_of(loads, stores, {tensor: how for tensor, how in self.asked.items() if not is_auto(how)})
         for tensor, how in self.asked.items():
             known = loads if side_of(how) == GATHER else stores
@@ -180,7 +181,7 @@ class AutoFused:
     def _judged(
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype, target: Target | None
     ) -> tuple[Judged, ...]:
-        check_on_paper(self.kernel.source.name, numbers, world_size, dtype)
+        check_on_paper(self.kernel.source, numbers, world_size, dtype)
         machine = described(target or Target("cpu"), world_size)
         return judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
 

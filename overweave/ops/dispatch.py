@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -25,11 +26,12 @@ from overweave.memory.board import Board
 from overweave.memory.group import LIVING, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
 from overweave.memory.lasting import lasting
+from overweave.memory.maker import maker
 from overweave.ops.arguments import check_kinds, check_plain
 from overweave.ops.by_torch import bind_by_torch
 from overweave.ops.cuda import bind_on_gpu
 from overweave.ops.plan_words import candidate_of
-from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, as_matrices, maker, outputs_of
+from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, as_matrices, outputs_of
 from overweave.runtime.host import run_on_host
 from overweave.schedules.catalog import build
 from overweave.tuner.agreement import agreed_knowledge
@@ -49,12 +51,15 @@ _PREPARED: dict[dist.ProcessGroup, Calls] = {}
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
 atexit.register(lambda: _GROUPS.clear())  # a process group must not outlive the interpreter
+_MEETING = threading.Lock()  # threads may be new to groups at once
 _INHERITED: list[object] = []  # groups of a process that this one was forked from, and what was kept for them
 
 
 def group_of(group: GroupLike) -> Group:
     """What the caller means by `group`, remembered. Raises GroupError."""
-    key = group if isinstance(group, dist.ProcessGroup) else process_group_of(group)
+    key = dist.group.WORLD if group is None else group
+    if not isinstance(key, dist.ProcessGroup):
+        key = process_group_of(group)
     known = _GROUPS.get(key)
     if known is None or key not in LIVING:
         known = _met(key)
@@ -66,18 +71,21 @@ def _met(process_group: dist.ProcessGroup) -> Group:
     if process_group in _INHERITED:
         found, cure = "this process was forked from the rank that made it", "Start ranks before they make groups"
         raise GroupError("compute in the group that was passed", found, cure)
-    for known in [known for known in _GROUPS if known not in LIVING]:
-        _GROUPS.pop(known, None)
-        if known in _PREPARED and _PREPARED[known].close():
-            del _PREPARED[known]
-    return _GROUPS.setdefault(process_group, resolve(process_group))
+    with _MEETING:
+        for known in [known for known in _GROUPS if known not in LIVING]:
+            del _GROUPS[known]
+            if known in _PREPARED and _PREPARED[known].close():
+                del _PREPARED[known]
+        if process_group not in _GROUPS:
+            _GROUPS[process_group] = resolve(process_group)
+        return _GROUPS[process_group]
 
 
 def _leave_to_parent() -> None:
     """In a forked process: a call there would speak in its parent's name. Kept, as threads of theirs end with them."""
-    global _GROUPS
+    global _GROUPS, _MEETING
     _INHERITED.extend([*LIVING, *_GROUPS, _GROUPS])
-    _GROUPS = {}
+    _GROUPS, _MEETING = {}, threading.Lock()  # another thread may have held that, and is not here
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
@@ -92,21 +100,19 @@ def look_up(
     comes beside, or what the caller passed in place of one.
     Raises InputError for operands that are no tensors and options of another type, RankMismatch and PeerError.
     """
-    needs_gradient = torch.is_grad_enabled()
-    told: list[object] = [operator, len(operands)]
-    parts = [*operands, *options.values()]
-    for each in extras:
-        told.append(each.__class__)
-        parts += each if isinstance(each, tuple) else (each,)
+    needs_gradient, given = torch.is_grad_enabled(), options.values()
+    told: list[object] = [operator, *given, *map(type, given)]  # 1, 1.0 and True are equal, and not the same
+    parts: tuple[object, ...] = operands
+    for beside in extras:
+        told.append(beside.__class__)
+        parts += beside if isinstance(beside, tuple) else (beside,)
     try:
         for each in parts:
             if isinstance(each, _Tensor):
                 misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
-                told += (each.__class__, each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
-            elif each is None:
-                told.append(None)
-            else:  # 1, 1.0 and True are equal, and not the same
-                told += (each.__class__, each)
+                told.append((each.__class__, each.shape, each.stride(), each.dtype, each.device, misaligned, gradient))
+            else:
+                told.append(None if each is None else (each.__class__, each))
         key = tuple(told)
         calls = _PREPARED.get(group.process_group)
         prepared = None if calls is None else calls.get(key)
@@ -123,7 +129,7 @@ def look_up(
 
 
 def _check(
-    group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options, given: list[object]
+    group: Group, operator: str, operands: tuple[torch.Tensor, ...], options: Options, given: tuple[object, ...]
 ) -> None:
     try:
         check_kinds(operator, operands[0], operands[1:], options)
@@ -156,6 +162,8 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     except BaseException as error:
         Board.of(group).give_up(error, problem.operator)
         raise
+    if bound is not None:
+        outputs = tuple(each for each in outputs if each[0] not in bound.makes)
     prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
     _calls(group).put(key, prepared)
     return prepared
@@ -246,7 +254,13 @@ def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Boun
     run = bind_on_gpu(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run
-    return (lambda moved: run(aligned(moved))), run
+
+    def run_aligned(moved: Tensors) -> None:
+        whole = aligned(moved)
+        run(whole)
+        moved |= {name: whole[name] for name in run.makes}
+
+    return run_aligned, run
 
 
 def aligned(tensors: Tensors) -> Tensors:

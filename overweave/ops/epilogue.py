@@ -44,8 +44,12 @@ class Extras(NamedTuple):
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """By the names under which plans know them, as they were passed: `as_matrices` of ops/prepared.py."""
-        given = zip(_TENSORS, (self.bias, self.residual, self.gate, self.scale_x, self.scale_w), strict=True)
-        return {name: tensor for name, tensor in given if tensor is not None}
+        found = {}
+        given = (self.bias, self.residual, self.gate, self.scale_x, self.scale_w)
+        for name, tensor in zip(_TENSORS, given, strict=True):
+            if tensor is not None:
+                found[name] = tensor
+        return found
 
 
 def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tuple[torch.Tensor, ...]) -> Epilogue:

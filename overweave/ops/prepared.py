@@ -5,15 +5,16 @@ A call that was forgotten is prepared again when it comes back; its peers, who m
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import Problem, numbered
 from overweave.memory.board import Board
+from overweave.memory.maker import Make, maker
 from overweave.tuner.choice import Choice
 
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
@@ -21,40 +22,26 @@ Tensors = dict[str, torch.Tensor]
 Run = Callable[[Tensors], None]
 Key = tuple[object, ...]
 Output = tuple[str, tuple[int, int], torch.dtype]
-Make = Callable[[tuple[int, int], torch.dtype], torch.Tensor]
-# What the code calls that torch's compiler writes; of a CPU's torch, there is none.
-_EMPTY_ON_GPU: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_ON_CPU = maker(torch.device("cpu"))
 
 
 class Bound(Protocol):
-    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns."""
+    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns. makes: results
+    that it makes itself, and adds to the tensors of a call."""
 
     was_captured: bool
+    makes: frozenset[str]
 
     def __call__(self, tensors: Tensors, /) -> None: ...
 
 
-def maker(device: torch.device) -> Make:
-    """What makes a row-major matrix on a device, nothing in it: on a GPU the way that asks least of the host."""
-
-    empty = _EMPTY_ON_GPU
-
-    def by_torch(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    def on_gpu(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        if empty is None or torch._C._cuda_getDevice() != device.index:
-            return by_torch(shape, dtype)
-        return empty(shape, (shape[1], 1), dtype)
-
-    return on_gpu if device.type == "cuda" else by_torch
-
-
-class Prepared(NamedTuple):
+@dataclass(slots=True)
+class Prepared:
     """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs.
 
-    bound: what the run keeps on a GPU; None if that is nothing. outputs: by name, what a call makes for its results.
-    board: where calls are announced to the peers. make: makes a matrix where x lies.
+    bound: what the run keeps on a GPU; None if that is nothing. outputs: by name, what is made for its results before
+    it runs. board: where calls are announced to the peers. make: makes a matrix where x lies. last_use: which of its
+    group's calls was the last like it.
     """
 
     problem: Problem
@@ -64,7 +51,8 @@ class Prepared(NamedTuple):
     bound: Bound | None = None
     outputs: tuple[Output, ...] = ()
     board: Board | None = None
-    make: Make = maker(torch.device("cpu"))
+    make: Make = _ON_CPU
+    last_use: int = 0
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the call on its inputs by name, to which its outputs are added.
@@ -101,22 +89,30 @@ def as_matrices(tensors: Tensors) -> Tensors:
 
 
 class Calls:
-    """The prepared calls of one group, those used last at the end; beyond the limit the first ones go."""
+    """The prepared calls of one group; beyond the limit those go that were used longest ago."""
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[Key, Prepared] = OrderedDict()
+        self._calls: dict[Key, Prepared] = {}
         self._held: list[Bound] = []  # forgotten, but replayed by graphs of the caller's
+        self._uses = 0
 
     def get(self, key: Key) -> Prepared | None:
         prepared = self._calls.get(key)
         if prepared is not None:
-            self._calls.move_to_end(key)
+            self._uses += 1
+            prepared.last_use = self._uses
         return prepared
 
     def put(self, key: Key, prepared: Prepared) -> None:
         self._calls[key] = prepared
+        self.get(key)
         if len(self._calls) > MOST_CALLS:
-            self._drop(list(self._calls)[: MOST_CALLS // 4])
+            by_use = sorted(self._calls, key=lambda key: self._calls[key].last_use)
+            self._drop(by_use[: MOST_CALLS // 4])
+
+    def latest(self) -> Prepared:
+        """The one that was used last."""
+        return max(self._calls.values(), key=lambda call: call.last_use)
 
     def forget(self, operator: str) -> None:
         """The next call of each signature of an operator chooses anew, but for what callers asked for by name."""

@@ -20,10 +20,11 @@ class CallFrame:
     """Calls on a workspace.
 
     was_captured: a graph of the caller's holds what this owns, and replays it as long as it lives: so the workspace
-    keeps it, whoever made it and drops it.
+    keeps it, whoever made it and drops it. makes: no results, which are given to it.
     """
 
     was_captured = False
+    makes: frozenset[str] = frozenset()
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

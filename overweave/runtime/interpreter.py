@@ -10,6 +10,8 @@ What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
     the language is patched at every call       once per process, so that launches may overlap
     a poll burns the core                       a poll that sees nothing new yields it
     sums are checked, and nobody is told        they are not checked
+    functions are made anew by every process    made once, before it forks
+    operands are asked what they are            those that need no conversion are taken as they are
     scalars break with numpy 2.4                converted through `.item()`
     only `tl.constexpr` is a constant           whatever the language is called: `T.constexpr`, too
 
@@ -41,6 +43,8 @@ import triton
 import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
+from overweave.runtime.interpreter_operands import prepare_operands_shortly
+from overweave.runtime.interpreter_source import make_functions_once
 from overweave.runtime.interpreter_types import make_types_once
 
 _Builder = triton_interpreter.InterpreterBuilder
@@ -66,9 +70,11 @@ def repair() -> None:
     _Builder.create_fp_to_fp = _cast_rounding
     _Builder.create_inline_asm = _inline_assembly
     _Builder.create_atomic_rmw = _atomic_rmw
+    prepare_operands_shortly()
     _patch_language()
     _run_programs_as_threads()
     make_types_once()
+    make_functions_once()
     _leave_out_what_nobody_looks_at()
     _is_repaired = True
 

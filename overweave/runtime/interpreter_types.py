@@ -28,6 +28,7 @@ _SHAPES: dict[tuple[int, ...], _Shape] = {}
 _NUMPY: dict[str, np.dtype[Any]] = {}
 _original_block: Callable[[Any, Any, Any], None] = tl.core.block_type.__init__
 _original_numpy: Callable[[Any], np.dtype[Any]] = triton_interpreter._get_np_dtype
+_bits: dict[str, int] = {}
 _SCALAR = tl.core.tuple([]), tl.core.constexpr(1)
 
 
@@ -36,6 +37,8 @@ def make_types_once() -> None:
     tl.core.block_type.__init__ = _init_block_type
     tl.core.tensor.__init__ = _init_tensor
     triton_interpreter._get_np_dtype = _numpy_dtype
+    triton_interpreter._validate_np_data_size = _fits
+    triton_interpreter.TensorHandle.__init__ = _init_handle
 
 
 def _init_block_type(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
@@ -61,3 +64,18 @@ def _numpy_dtype(type: Any) -> np.dtype[Any]:
     if scalar.name not in _NUMPY:
         _NUMPY[scalar.name] = _original_numpy(scalar)
     return _NUMPY[scalar.name]
+
+
+def _init_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    if not _fits(data, dtype):
+        raise ValueError(f"numpy data of {data.itemsize * 8} bits is wider than {dtype}")
+
+
+def _fits(array: Any, kind: Any) -> bool:
+    """Whether numbers of numpy's type are no wider than those of Triton's, of which even truths take a byte."""
+    bits = _bits.get(kind.name)
+    if bits is None:
+        bits = _bits[kind.name] = 64 if isinstance(kind, tl.pointer_type) else max(8, kind.primitive_bitwidth)
+    fits: bool = array.itemsize * 8 <= bits
+    return fits

@@ -21,13 +21,14 @@ from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.group import Group
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
+from overweave.memory.maker import maker
 from overweave.memory.steps import CopyStep
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.bind import SlotKernels
 from overweave.runtime.call_frame import SlotCalls
 from overweave.runtime.kernels import tell_launch
 from overweave.runtime.library import with_room
-from overweave.runtime.library_calls import library_call
+from overweave.runtime.library_calls import library_call, made_by
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.packed import PackedRun
 from overweave.runtime.replays import Replays, may_replay
@@ -291,29 +292,36 @@ class CudaRun(SlotCalls[BoundSlot]):
 
 
 class LibraryRun:
-    """A plan that only a library runs: no signals, no workspace; local buffers come from torch's allocator."""
+    """A plan that only a library runs: no signals, no workspace; local buffers come from torch's allocator.
+
+    makes: results that its matmuls make, unless it is given them.
+    """
 
     was_captured = False  # a graph that captured it keeps its own memory
 
     def __init__(self, plan: Plan, group: Group, example: Tensors) -> None:
-        buffers, dtype = plan.schedule.buffers, plan.problem.dtype
+        problem, shapes = plan.problem, {name: tuple(tensor.shape) for name, tensor in example.items()}
+        local = [each for each in plan.schedule.buffers if each.home == LOCAL]
+        shapes |= {each.name: (each.rows, each.cols) for each in local}
+        operations = [joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
+        made = {made_by(each, problem, shapes) for each in operations}
+        self.makes = frozenset(name for name in made if name in example)
+        self._calls = [library_call(each, problem, shapes, group) for each in operations]
+        self._make, self._ranks = maker(example["w"].device), group.world_size
         self._local = [
-            (each.name, (each.rows, each.cols), _dtype(each, dtype)) for each in buffers if each.home == LOCAL
+            (each.name, (each.rows, each.cols), _dtype(each, problem.dtype))
+            for each in local
+            if each.name not in made or each.rows % group.world_size  # as of `with_room`
         ]
-        shapes = {name: tuple(tensor.shape) for name, tensor in example.items()}
-        shapes |= {name: shape for name, shape, _ in self._local}
-        operations = (joined(each, shapes) for each in plan.schedule.of_rank(group.rank))
-        self._calls = [library_call(each, plan.problem, shapes, group) for each in operations]
-        self._ranks, self._board = group.world_size, Board.of(group)
+        self._board = Board.of(group)
         self._board.probes_rarely = True  # a collective that waits for a dead peer ends by its library's watchdog
 
-    def __call__(self, tensors: Tensors) -> None:
-        """Runs the plan once, on the current stream."""
-        like, whole = tensors["w"], dict(tensors)
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Runs the plan once, on the current stream. What it makes is added to the tensors."""
         for name, shape, dtype in self._local:
-            whole[name] = with_room(like, shape, dtype, self._ranks)
+            tensors[name] = with_room(self._make, shape, dtype, self._ranks)
         for call in self._calls:
-            call(whole)
+            call(tensors)
         if not self._board.is_watched:  # no workspace, whose end would say so
             self._board.finish()  # what is under way is the library's, and its watchdog's
 

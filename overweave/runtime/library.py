@@ -12,6 +12,7 @@ import torch.distributed as dist
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.memory.group import Group
+from overweave.memory.maker import Make
 
 View = Callable[[Region], torch.Tensor]
 # torch 2.13 renamed the flat collectives, and warns about the old names at every call.
@@ -205,12 +206,12 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
         target.copy_(summed[: target.shape[0]])
 
 
-def with_room(like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype, parts: int) -> torch.Tensor:
+def with_room(make: Make, shape: tuple[int, int], dtype: torch.dtype, parts: int) -> torch.Tensor:
     """A new tensor with memory behind it for as many rows as equal parts of it would have: for `equal_parts`."""
     rows, cols = shape
     if rows % parts == 0:
-        return like.new_empty(shape, dtype=dtype)
-    return like.new_empty((-(-rows // parts) * parts, cols), dtype=dtype)[:rows]
+        return make(shape, dtype)
+    return make((-(-rows // parts) * parts, cols), dtype)[:rows]
 
 
 def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:

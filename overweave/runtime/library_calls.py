@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
-from overweave.runtime import library
 from overweave.runtime.epilogue import run_with_epilogue
 from overweave.runtime.library import full_precision
 from overweave.runtime.norm import finish_sum
-from overweave.runtime.views import Shape, Views, cut
+from overweave.runtime.views import Cut, Shape, Views, cut
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 Call = Callable[[Tensors], None]
+_Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
 def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
@@ -31,6 +32,15 @@ def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Sh
     """
     short = _product(operation, problem, shapes) or _collective(operation, problem, shapes, group)
     return short or _in_full(operation, problem, shapes, group)
+
+
+def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> str | None:
+    """The buffer that an operation fills whole by one matmul, and makes if it is not among the tensors."""
+    match _factors(operation, problem, shapes):
+        case [(_, _, out, None)]:
+            return out
+        case _:
+            return None
 
 
 def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
@@ -45,27 +55,34 @@ def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
     return call
 
 
-def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> Call | None:
-    """Products of whole rows by one whole weight, and nothing else."""
+def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> list[_Factor]:
+    """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
-        return None
-    if problem.of_products.bits or (problem.norm and problem.world_size == 1):
-        return None
-    weight, precise = operation.b.buffer, full_precision(getattr(torch, problem.dtype))
-    pairs = [
+        return []
+    if problem.of_products.bits or (problem.norm and problem.world_size == 1) or cut(operation.b, shapes) is not None:
+        return []
+    return [
         (a.buffer, cut(a, shapes), out.buffer, cut(out, shapes))
         for a, out in zip(operation.a, operation.out, strict=True)
         if not out.is_empty
     ]
-    if cut(operation.b, shapes) is not None:
+
+
+def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> Call | None:
+    factors, precise = _factors(operation, problem, shapes), full_precision(getattr(torch, problem.dtype))
+    if not factors or not isinstance(operation, Compute):
         return None
+    weight = operation.b.buffer
 
     def call(tensors: Tensors) -> None:
         w = tensors[weight]
         with precise:
-            for a, a_cut, out, out_cut in pairs:
-                x, y = tensors[a], tensors[out]
-                torch.mm(x if a_cut is None else x[a_cut], w, out=y if out_cut is None else y[out_cut])
+            for a, a_cut, out, out_cut in factors:
+                x = tensors[a] if a_cut is None else tensors[a][a_cut]
+                if out in tensors:
+                    torch.mm(x, w, out=tensors[out] if out_cut is None else tensors[out][out_cut])
+                else:
+                    tensors[out] = torch.mm(x, w)  # `made_by`: the matmul asks for memory quicker than its caller
 
     return call
 
@@ -79,11 +96,41 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
     parts: tuple[Region, ...] = (*operation.sources, *operation.destinations)
     if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):
         return None
-    (source, target), process_group = (part.buffer for part in parts), group.process_group
-    if operation.function == "all_gather":
-        return lambda tensors: library.all_gather_flat(tensors[target], tensors[source], group=process_group)
-    if operation.function == "reduce_scatter":
-        return lambda tensors: library.reduce_scatter_flat(tensors[target], tensors[source], group=process_group)
-    if operation.function == "all_reduce" and source == target:
-        return lambda tensors: dist.all_reduce(tensors[target], group=process_group)
-    return None
+    source, target = (part.buffer for part in parts)
+    move = _MOVES.get(operation.function)
+    if move is None or (source == target) != (operation.function == "all_reduce"):
+        return None
+    run = move(group.process_group)
+
+    def call(tensors: Tensors) -> None:
+        work = run(tensors[target], tensors[source])
+        if work is not None:
+            work.wait()  # on a GPU, in stream order
+
+    return call
+
+
+# As torch.distributed's own functions call a process group, without what they ask first: a bound plan's tensors are
+# dense and real, on a rank of the group.
+_Move = Callable[[torch.Tensor, torch.Tensor], dist.Work | None]
+
+
+def _all_gather(group: dist.ProcessGroup) -> _Move:
+    how = AllgatherOptions()
+    how.asyncOp = False
+    return lambda target, source: group._allgather_base(target, source, how)
+
+
+def _reduce_scatter(group: dist.ProcessGroup) -> _Move:
+    how = ReduceScatterOptions()
+    how.reduceOp, how.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
+    return lambda target, source: group._reduce_scatter_base(target, source, how)
+
+
+def _all_reduce(group: dist.ProcessGroup) -> _Move:
+    how = AllreduceOptions()
+    how.reduceOp, how.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
+    return lambda target, source: group.allreduce([target], how)
+
+
+_MOVES = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}

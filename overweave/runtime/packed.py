@@ -24,7 +24,7 @@ from overweave.runtime.replays import Replays
 from overweave.runtime.skinny import may_start_early, skinny_launch
 from overweave.runtime.skinny_call import Factors, Turn, tiles_of
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 Enqueue = Callable[[torch.cuda.Stream, Tensors], None]
 
 
@@ -41,7 +41,7 @@ class PackedRun(CallFrame):
     such rule: their kernels run once every peer has begun the call.)
     """
 
-    def __init__(self, plan: Plan, workspace: Workspace, example: Tensors) -> None:
+    def __init__(self, plan: Plan, workspace: Workspace, example: Mapping[str, torch.Tensor]) -> None:
         super().__init__(workspace)
         self._plan = plan
         self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)

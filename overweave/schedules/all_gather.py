@@ -16,7 +16,6 @@ from overweave.ir.schedule import (
     CREDITS,
     ECHOES,
     Buffer,
-    Collective,
     Copy,
     Get,
     Given,
@@ -44,6 +43,7 @@ from overweave.schedules.communication import (
     Split,
     X,
     all_arrived,
+    gathered_by_library,
     is_empty,
     one,
     region,
@@ -139,19 +139,9 @@ def _collective(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
         if split.rows > 0:
             yield gather.own(rank)
         return
-    ranks = tuple(range(split.world_size))
     if split.rows == 0:
         return
-    yield Collective(
-        name=f"all_gather.{rank}",
-        rank=rank,
-        queue=MAIN,
-        function="all_gather",
-        label="all_gather",
-        ranks=ranks,
-        sources=(gather.own(rank).region,),
-        destinations=tuple(region(gather.gathered, rank, split.shard(peer)) for peer in ranks),
-    )
+    yield gathered_by_library(split, gather.own(rank).region, gather.gathered)
     whole = (0, split.rows)
     yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gather.gathered, rank, whole))
 

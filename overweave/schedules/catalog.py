@@ -149,7 +149,7 @@ def _config(problem: Problem, template: Template, settings: Settings) -> MatmulC
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
     candidates = settings.tiles(shapes_of_tiles(problem, settings.kernel, template.method, settings.sums))
-    if template.method == "ring_stored" and not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms):
+    if settings.half_tiles == "on" or _is_ring_of_one_wave(problem, template, settings.sms):
         candidates = half_tiles(candidates) or candidates
     k = problem.k if settings.split_k == BEST else 0
     config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, k))
@@ -165,6 +165,11 @@ def _config(problem: Problem, template: Template, settings: Settings) -> MatmulC
     if obstacle:
         raise InputError(f"block_k={config.block_k} for {problem.dtype}", obstacle, "Leave block_k to overweave")
     return config
+
+
+def _is_ring_of_one_wave(problem: Problem, template: Template, sms: int) -> bool:
+    """Whether each shard's tiles of a ring would all run at once, and be summed and stored at once, too."""
+    return template.method == "ring_stored" and not has_second_wave(problem.m, problem.n, problem.world_size, sms)
 
 
 def _queue(config: MatmulConfig | None) -> Queue:

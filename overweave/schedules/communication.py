@@ -7,7 +7,20 @@ from typing import Literal
 
 from msgspec import Struct
 
-from overweave.ir.schedule import CREDITS, Buffer, Given, Goal, Notify, Operation, Queue, Range, Region, SignalPad, Wait
+from overweave.ir.schedule import (
+    CREDITS,
+    Buffer,
+    Collective,
+    Given,
+    Goal,
+    Notify,
+    Operation,
+    Queue,
+    Range,
+    Region,
+    SignalPad,
+    Wait,
+)
 from overweave.ir.shards import piece_rows, shard_rows
 
 COMPLETE: Literal["complete"] = "complete"
@@ -191,6 +204,21 @@ def all_arrived(split: Split, rank: int) -> tuple[Wait, ...]:
     """The signals of all pieces but the own ones."""
     ranges = (0, split.signal(rank, 0)), (split.signal(rank + 1, 0), split.signal(split.world_size, 0))
     return tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals))
+
+
+def gathered_by_library(split: Split, own: Region, whole: Buffer, label: str = "all_gather") -> Collective:
+    """A rank's part of a library's all-gather: its own shard, and those of all ranks in `whole`."""
+    ranks = tuple(range(split.world_size))
+    return Collective(
+        name=f"{label}.{own.rank}",
+        rank=own.rank,
+        queue=MAIN,
+        function="all_gather",
+        label=label,
+        ranks=ranks,
+        sources=(own,),
+        destinations=tuple(region(whole, own.rank, split.shard(peer)) for peer in ranks),
+    )
 
 
 def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple[Buffer, ...]:

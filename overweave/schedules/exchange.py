@@ -207,7 +207,8 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         made = without_gaps(all_gather(split, operand.cols, transport.method))
         return renamed(made, name, {X: name}, {A: name})
     if transport.side == SPREAD:
-        made = spread(replace(split, rows=split.world_size * split.rows), operand.cols)
+        whole = replace(split, rows=split.world_size * split.rows)
+        made = spread(whole, operand.cols, by_library=not transport.is_woven)
         return renamed(made, name, {Y: name}, {A: name})
     held = tuple((rank, rank + 1) for rank in range(split.world_size))
     if transport.gathers_sums:

@@ -83,6 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     warps: int | None = None
     split_n: int | None = None
     split_k: int | Literal["best"] = 1
+    half_tiles: Literal["on", "off"] = "off"
     matmul: Multiplier = "library"
 
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
@@ -188,6 +189,12 @@ TILES = (
         default=1,
         choices=(*range(1, MOST_SHARES + 1), BEST),
         meaning="shares along k of each tile of the last wave; best: as many as take the least time by the model",
+    ),
+    Option(
+        name="half_tiles",
+        default="off",
+        choices=("on", "off"),
+        meaning="tiles of at most half the largest one's elements: where a shard has few, more of them find an SM",
     ),
 )
 

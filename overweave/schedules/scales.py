@@ -17,7 +17,6 @@ from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
 from overweave.ir.schedule import (
     INPUT,
     Buffer,
-    Collective,
     Copy,
     Given,
     Notify,
@@ -36,6 +35,7 @@ from overweave.schedules.communication import (
     Chunk,
     Communication,
     Split,
+    gathered_by_library,
     is_empty,
     region,
     used,
@@ -135,16 +135,7 @@ def _moves(scales: _Scales, rank: int, method: str, keeps_own: bool) -> Iterator
         return
     source = region(scales.own, rank, (0, hi - lo))
     if method == "collective":
-        yield Collective(
-            name=f"all_gather_scales.{rank}",
-            rank=rank,
-            queue=MAIN,
-            function="all_gather",
-            label="all_gather_scales",
-            ranks=tuple(range(split.world_size)),
-            sources=(source,),
-            destinations=tuple(region(scales.all, rank, split.shard(peer)) for peer in range(split.world_size)),
-        )
+        yield gathered_by_library(split, source, scales.all, "all_gather_scales")
         return
     if lo == hi:
         return

@@ -1,7 +1,8 @@
 """All-gather of what tiles make: each rank's kernel writes its own `[rows, cols]`, every rank gets all of them.
 
 The other end of an all-gather before a kernel: pieces leave as soon as their tiles are stored, and travel beside the
-tiles of the next piece. What has arrived is copied to the caller's tensor when the kernel is done.
+tiles of the next piece. What has arrived is copied to the caller's tensor when the kernel is done. The library's
+all-gather stands behind the kernel, and brings all of it straight there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from overweave.schedules.communication import (
     Split,
     Y,
     all_arrived,
+    gathered_by_library,
     is_empty,
     one,
     region,
@@ -43,8 +45,11 @@ class _Spread(Struct, frozen=True):
     out: Buffer
 
 
-def spread(split: Split, cols: int) -> Communication:
-    """The moves, with a `Chunk` where tiles write each piece of a shard: `out [split.rows, cols]` on every rank."""
+def spread(split: Split, cols: int, by_library: bool = False) -> Communication:
+    """The moves, with a `Chunk` where tiles write each piece of a shard: `out [split.rows, cols]` on every rank.
+
+    by_library: all of it behind the kernel, by the library's all-gather.
+    """
     how = _Spread(
         split,
         Buffer(OWN, split.shard_size, cols, "local"),
@@ -52,13 +57,15 @@ def spread(split: Split, cols: int) -> Communication:
         Buffer(Y, split.rows, cols, "output"),
     )
     ranks, is_alone = range(split.world_size), split.world_size == 1
-    steps = [step for rank in ranks for step in (_alone(how, rank) if is_alone else _push(how, rank))]
+    moves = _alone if is_alone else _gathered_at_once if by_library else _push
+    steps = [step for rank in ranks for step in moves(how, rank)]
     pads = (SignalPad(COMPUTED, split.pieces), SignalPad(ARRIVED, split.world_size * split.pieces))
+    copies = () if by_library else (Queue(COPIES, COMPLETE),)
     return Communication(
         world_size=split.world_size,
         buffers=used((how.own, how.gathered, how.out), steps),
-        pads=() if is_alone else pads,
-        queues=() if is_alone else (Queue(MAIN, COMPLETE, after=(TILES,)), Queue(COPIES, COMPLETE)),
+        pads=() if is_alone or by_library else pads,
+        queues=() if is_alone else (Queue(MAIN, COMPLETE, after=(TILES,)), *copies),
         given=(),
         goal=tuple(Goal(region(how.out, rank, (0, split.rows)), A, 0, 0) for rank in ranks if split.rows),
         steps=tuple(steps),
@@ -70,6 +77,14 @@ def _alone(how: _Spread, rank: int) -> Iterator[Operation | Chunk]:
     rows = how.split.shard(rank)
     if not is_empty(rows):
         yield Chunk(name=f"made.{rank}", rank=rank, rows=rows, region=region(how.out, rank, rows))
+
+
+def _gathered_at_once(how: _Spread, rank: int) -> Iterator[Operation | Chunk]:
+    split = how.split
+    own = region(how.own, rank, (0, split.shard_size))
+    if split.rows:
+        yield Chunk(name=f"made.{rank}", rank=rank, rows=own.rows, region=own)
+        yield gathered_by_library(split, own, how.out)
 
 
 def _push(how: _Spread, rank: int) -> Iterator[Operation | Chunk]:

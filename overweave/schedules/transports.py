@@ -95,6 +95,7 @@ TRANSPORTS: dict[str, Transport] = {
     "all_to_all.receive_collective": Transport(GATHER, "receive_collective"),
     "all_to_all.send_collective": Transport(SPREAD, "send_collective"),
     "spread.push": Transport(SPREAD, "spread", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
+    "spread.collective": Transport(SPREAD, "collective"),
 }
 
 

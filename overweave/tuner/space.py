@@ -107,6 +107,7 @@ class Family(Struct, frozen=True):
 
 _PIECES: _Grid = {"pieces": (1, 2, 4)}
 _IN_TWO: _Grid = {"pieces": (2, 1, 4)}  # of which the model can say nothing: two were best, or close to it
+_IN_HALVES: _Grid = {"half_tiles": ("on",)}  # a shard of one wave computes nothing while the next one travels
 _EARLY: _Grid = {"matmul": ("early",)}
 IN_BULK = "bulk_kernel"
 _BY_KERNEL: _Grid = {"mover": ("copy_kernel",), "copy_programs": (8, 16, 32)}
@@ -117,6 +118,7 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("per_shard"),
         Family("push", _PIECES),
         Family("push", {"pieces": (1, 2), "order": ("all_peers",)}),
+        Family("push", {"pieces": (1, 2)} | _IN_HALVES),
         Family("push", {"pieces": (1, 2)} | _BY_KERNEL),
         Family("pull", {"pieces": (1, 2)}),
         Family("gather", {"order": ("ring", "all_peers")}),
@@ -176,7 +178,7 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     MEASURED: of 18 problems that were tuned with all shapes of both, the portable kernel was quickest in one, by 1 %,
     and behind by 3 to 25 % in 17, always best in its first shape (the shipped tables of 2026-11-22).
     """
-    if target.kind != "cuda" or not base.is_fused(problem.operator):
+    if target.kind != "cuda" or not base.is_fused(problem.operator) or "half_tiles" in dict(base.options):
         return ()
     kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
     method = TEMPLATES[base.schedule(problem.operator)].method

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import tables_page
-from benchmarks.tables_page import PAGE, page, picture_of, sources
+from benchmarks.tables_page import COMMANDS, PAGE, REMARKS, _gpus, page, picture_of, sources
 from campaigns.table_pictures import DRAWN
-from campaigns.table_rows import COMPILED, PORTABLE, TORCH, Row, write
+from campaigns.table_rows import COMPILED, PORTABLE, TABLES, TORCH, Row, write
 
 HEAD = "back_end,sms,bytes,us,gb_per_s\n"
 
@@ -21,6 +23,17 @@ def test_the_page_is_what_the_files_say():
 def test_pictures_are_drawn_of_every_table_that_has_one():
     missing = [str(picture_of(one)) for one in sources() if one.table in DRAWN and not picture_of(one).is_file()]
     assert missing == [], "run python -m benchmarks.tables_page --pictures"
+
+
+def test_every_table_is_measured_and_says_where_and_how():
+    assert {one.table for one in sources()} == set(TABLES)
+    head = page().split("## ")[0]
+    for one in sources():
+        module = re.search(r"-m (campaigns\.\w+)", COMMANDS[one.table])
+        assert module is not None
+        assert importlib.util.find_spec(module[1]) is not None
+        assert COMMANDS[one.table].format(_gpus(one.machine)) in head
+    assert set(REMARKS) <= {one.file for one in sources()}, "a remark on a file that is told no more"
 
 
 @pytest.fixture
@@ -49,6 +62,20 @@ def test_the_latest_file_of_a_table_counts(results: Path):
     assert "90.0" not in text
     assert "- PASS  op: compiled within 1.03 of portable, geometric mean: 1.010" in text
     assert "- op, MLP-1, compiled: `how compiled`" in text
+
+
+def test_what_is_of_two_gpus_alone_and_what_is_missing_is_said(results: Path):
+    write(
+        results / "compiled_tables.h200x2.2026-01-02.csv",
+        [*against(101.0), *(r._replace(table="tiles") for r in against(1.0))],
+    )
+    write(results / "compiled_tables.h200x4.2026-01-02.csv", against(101.0))
+    text = page()
+    assert "| 4 x NVIDIA H200 |" in text
+    assert f"On two GPUs alone: {TABLES['tiles'].title}.\n" in text
+    missing = next(line for line in text.splitlines() if line.startswith("Not measured: "))
+    assert TABLES["streamed"].title in missing
+    assert TABLES["against"].title not in missing
 
 
 def test_bandwidth_is_told_by_back_end_sms_and_size(results: Path):

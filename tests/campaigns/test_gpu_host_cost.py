@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from campaigns import host_parts
 from campaigns.gpu_host_cost import TORCHS, Cost, busy, told, verdicts
 from campaigns.host_cases import CASES
 from overweave.tuner.cache import shipped
@@ -62,3 +64,14 @@ def test_what_is_ours_is_told_of_every_plan_and_decides_nothing():
     assert f"worst 59.0 ({TORCHS[2]}), 1 of 2 above" in told(costs)
     assert told({"a": costs["a"]}).startswith("PASS")
     assert [holds for holds, _ in verdicts(costs)] == [False, True]
+
+
+def test_calls_that_are_set_beside_each_other_are_timed_by_turns(monkeypatch: pytest.MonkeyPatch):
+    ran: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: ran.append("|"))
+    monkeypatch.setattr(host_parts, "slowest", lambda us: us)
+    found = host_parts.by_turns_us(lambda: ran.append("a"), lambda: ran.append("b"))
+    assert len(found) == 2
+    assert min(found) > 0
+    assert "".join(ran) == f"|{'a' * host_parts.BURST}|{'b' * host_parts.BURST}" * host_parts.BURSTS

@@ -35,7 +35,17 @@ GATHERS = (PUSH, PULL, "all_gather.collective")
 BY_KERNEL = "all_gather.push mover=copy_kernel pieces=2"
 BY_TILES = ("all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers")
 IN_BULK = "all_gather.push mover=bulk_kernel"
+EVERY = (*GATHERS, BY_KERNEL, IN_BULK, *BY_TILES)  # every back end
 SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
+PUSHED = ("reduce_scatter.scatter mover=copy_kernel", "reduce_scatter.scatter mover=bulk_kernel pieces=2")
+SPREADS = (
+    "spread.push",
+    "spread.push pieces=3",
+    "spread.collective",
+    "spread.push mover=copy_kernel",
+    "spread.push mover=bulk_kernel",
+    "spread.push mover=tiles pieces=2",
+)
 CALLS = 2  # both slots of the workspace
 Errors = list[float]
 
@@ -93,7 +103,7 @@ def gathered_matmul(schedule: str, m: int) -> Errors:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize("schedule", [*GATHERS, BY_KERNEL, IN_BULK, *BY_TILES])
+@pytest.mark.parametrize("schedule", EVERY)
 def test_a_gathered_matmul_is_exact(schedule: str, is_whole: bool, world_size: int):
     """Shards of whole tiles are read in place; where neither shards nor the last tile are whole, they are copied."""
     m = 32 * world_size if is_whole else 52
@@ -119,7 +129,7 @@ def scattered_matmul(schedule: str | dict[str, str], m: int, with_gather: bool) 
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", [*SCATTERS, "reduce_scatter.scatter mover=tiles pieces=2"])
+@pytest.mark.parametrize("schedule", [*SCATTERS, *PUSHED, "reduce_scatter.scatter mover=tiles pieces=2"])
 def test_a_scattered_matmul_is_right(schedule: str, world_size: int):
     """Partials and, in the ring, sums under way are rounded to bfloat16: by 1 from 256 on."""
     found = run_ranks(scattered_matmul, world_size, schedule, 32 * world_size, False)
@@ -216,14 +226,15 @@ def persistent_matmul(schedule: str, parameter: str, m: int) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", [*GATHERS, *BY_TILES])
+@pytest.mark.parametrize("schedule", EVERY)
 def test_a_gathered_persistent_matmul_is_exact(schedule: str, world_size: int):
     assert run_ranks(persistent_matmul, world_size, schedule, "A", 48) == [[0.0] * CALLS] * world_size
 
 
-@pytest.mark.parametrize("schedule", SCATTERS)
-def test_a_scattered_persistent_matmul_is_right(schedule: str):
-    found = run_ranks(persistent_matmul, 3, schedule, "C", 48)
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("schedule", [*SCATTERS, *PUSHED])
+def test_a_scattered_persistent_matmul_is_right(schedule: str, world_size: int):
+    found = run_ranks(persistent_matmul, world_size, schedule, "C", 16 * world_size)
     assert max(error for errors in found for error in errors) <= 2.0
 
 
@@ -241,7 +252,7 @@ def gated(schedule: str) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", [*GATHERS, BY_TILES[0]])
+@pytest.mark.parametrize("schedule", EVERY)
 def test_a_gated_layer(schedule: str, world_size: int):
     found = run_ranks(gated, world_size, schedule)
     assert max(error for errors in found for error in errors) < 0.05
@@ -263,7 +274,7 @@ def batches(schedule: str, tensor: str) -> Errors:
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize(
     ("schedule", "tensor"),
-    [(PUSH, "A"), (PULL, "B"), ("all_gather.collective", "A"), (BY_TILES[0], "A"), (BY_TILES[1], "B")],
+    [*((how, "A") for how in EVERY), (PULL, "B"), (BY_TILES[1], "B")],
 )
 def test_a_batched_matmul_is_exact(schedule: str, tensor: str, world_size: int):
     assert run_ranks(batches, world_size, schedule, tensor) == [[0.0] * CALLS] * world_size
@@ -287,7 +298,7 @@ def normed(schedule: str) -> Errors:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", ["spread.push", "spread.push pieces=3", "spread.push mover=tiles pieces=2"])
+@pytest.mark.parametrize("schedule", SPREADS)
 def test_what_a_norm_stores_is_pushed(schedule: str, world_size: int):
     found = run_ranks(normed, world_size, schedule)
     assert max(error for errors in found for error in errors) < 0.05
@@ -308,12 +319,13 @@ def attended(schedule: str, is_causal: bool) -> Errors:
         ).transpose(0, 1)
         return off(out, exact[start : start + len(mine)])
 
-    return calls(attention.attention_kernel, {"K": schedule, "V": schedule}, one)
+    values = PUSH if "_kernel" in schedule else schedule  # one kernel pushes, and it has one source
+    return calls(attention.attention_kernel, {"K": schedule, "V": values}, one)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("schedule", [*GATHERS, BY_TILES[0]])
+@pytest.mark.parametrize("schedule", EVERY)
 def test_attention_over_gathered_keys_and_values(schedule: str, is_causal: bool, world_size: int):
     found = run_ranks(attended, world_size, schedule, is_causal)
     assert max(error for errors in found for error in errors) < 0.05

@@ -47,6 +47,13 @@ def begin() -> Source:
     return Source(kernels.begin, signature, {"BLOCK": 128, "W": 3}, aligned("own_pad"), {"num_warps": 4}, "three ranks")
 
 
+def sounds() -> Source:
+    signature = {"slots": "*fp32", "y": "*fp32", "signals": "*i32", "words": "*i32", "limits": "*i64", "epoch": "i32"}
+    signature |= {"timeout_ns": "i64", "world_size": "i32"}
+    names = aligned("slots", "y", "signals", "words", "limits")
+    return Source(kernels.sounds, signature, {"SIZE": 128}, names, {"num_warps": 4}, "a void wait")
+
+
 def spills(registers: int) -> Source:
     options = {"num_warps": 4, "maxnreg": registers}
     return Source(kernels.spills, {"x": "*fp32", "y": "*fp32"}, {"SIZE": 128}, aligned("x", "y"), options, "spills")
@@ -65,6 +72,7 @@ BEGINS = Contract(
     announced=(Guard("*peer_credits", ("own_pad",)),),
     alarm=("abort",),
 )
+SOUNDS = Contract(waits=1, guarded=(Guard("signals", ("slots",)),), alarm=("words", "*limits"))
 # Kept as text in tests/golden/compiler, so that the rules can be tested without a compiler.
 KEPT: dict[str, tuple[Source, Contract]] = {
     "matmul_waits": (matmul_waits(), WAITS),
@@ -72,6 +80,7 @@ KEPT: dict[str, tuple[Source, Contract]] = {
     "matmul_bulk": (matmul_notifies(bulk=True), NOTIFIES),
     "reduce_waits": (reduce_waits(), REDUCES),
     "begin": (begin(), BEGINS),
+    "sounds": (sounds(), SOUNDS),
 }
 
 

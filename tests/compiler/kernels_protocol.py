@@ -165,3 +165,21 @@ def spills(x, y, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     value = tl.load(x + index[:, None] * SIZE + index[None, :])
     tl.store(y + index[:, None] * SIZE + index[None, :], tl.dot(value, value))
+
+
+@triton.jit
+def sounds(slots, y, signals, words, limits, epoch, timeout_ns, world_size, SIZE: tl.constexpr):
+    """A wait whose time may be up: one block of the rank reports it, and tells every peer."""
+    ok = wait(signals, epoch, words, timeout_ns)
+    if ok == 0:
+        if tl.atomic_cas(words, 0, 1, sem="acq_rel", scope="sys") == 0:
+            report = tl.load(limits).to(tl.pointer_type(tl.int32))
+            tl.store(report + 1, epoch)
+            tl.debug_barrier()
+            tl.atomic_xchg(report, 1, sem="release", scope="sys")
+            for peer in range(world_size):
+                word = tl.load(limits + 1 + peer).to(tl.pointer_type(tl.int32))
+                tl.atomic_cas(word, 0, 2, sem="acq_rel", scope="sys")
+    cols = tl.arange(0, SIZE)
+    x = tl.load(slots + cols)
+    tl.store(y + cols, tl.where(ok == 1, x, float("nan")))

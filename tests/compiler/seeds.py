@@ -9,6 +9,7 @@ BARRIER = r"bar\.sync 0;\n"
 VERDICT = r"bar\.red\.and\.pred p, 0, p;\n"
 FENCE = r"fence\.proxy\.async\.global;\n"
 SPIN_AGAIN = r"@p bra spin;\n"
+REPORT = r"@%p3 atom\.global\.sys\.release\.exch\.b32 [^;]*;\n"
 SLOT_LOAD = "ld.global.b32 %r999, [%rd999];\n"
 SLOTS = "ld.param.b64 %rd999, [reduce_waits_param_0];\n"
 
@@ -37,6 +38,22 @@ SEEDS = (
          ((rf"(wait_group 0;[^;]*;\n){BARRIER}", r"\1"),)),
     Seed("barrier-before-release", "credit given while the pad is being zeroed", "begin",
          ((rf"(st\.global\.b32[^;]*;\n){BARRIER}", r"\1"),)),
+    Seed("sounded-alarm", "no block claims the alarm", "sounds",
+         ((r"@%p3 atom\.global\.acq_rel\.sys\.cas\.b32 %r6[^;]*;\n", ""),)),
+    Seed("sounded-alarm", "the report is released by nobody", "sounds", ((REPORT, ""),)),
+    Seed("sounded-alarm", "a relaxed exchange is no release", "sounds", ((r"release\.exch", "relaxed.exch"),)),
+    Seed("sounded-alarm", "the report's flag is plainly stored", "sounds",
+         ((REPORT, "@%p3 st.global.b32 [ %rd8 + 0 ], { %r8 };\n"),)),
+    Seed("sounded-alarm", "no peer is told", "sounds",
+         ((r"@%p3 atom\.global\.acq_rel\.sys\.cas\.b32 %r12[^;]*;\n", ""),)),
+    Seed("sounded-alarm", "peers are told and the host is not yet", "sounds",
+         ((rf"({REPORT})(.*)(\$L__BB0_5: ?\n)", r"\2\1\3"),)),
+    Seed("sounded-alarm", "a word of the report slipped below its release", "sounds",
+         ((rf"(@%p3 st\.global\.b32[^;]*;\n)(bar\.sync 0;\n[^;]*;\n{REPORT})", r"\2\1"),)),
+    Seed("sounded-alarm", "the abort word is swapped where the report lies", "sounds",
+         ((r"%r6, \[ %rd4", "%r6, [ %rd8"),)),
+    Seed("barrier-before-release", "a report before all threads have stored it", "sounds",
+         ((rf"(@%p3 st\.global\.b32[^;]*;\n){BARRIER}", r"\1"),)),
     Seed("system-scope", "a release at gpu scope", "matmul_stores", ((r"sys\.release", "gpu.release"),)),
     Seed("system-scope", "an atomic with PTX's own defaults", "matmul_stores", ((r"sys\.release\.", ""),)),
     Seed("system-scope", "an acquire at gpu scope", "reduce_waits", ((r"acquire\.sys", "acquire.gpu"),)),

@@ -22,6 +22,7 @@ POINTERS = {
     "matmul_bulk": {0: "a_desc", 5: "b_desc", 10: "y", 11: "y_desc", 16: "signals"},
     "reduce_waits": {0: "slots", 1: "own", 2: "y", 3: "signals", 4: "abort"},
     "begin": {0: "own_pad", 1: "peer_credits", 2: "own_credits", 3: "abort"},
+    "sounds": {0: "slots", 1: "y", 2: "signals", 3: "words", 4: "limits"},
 }
 FITS = Resources(registers=64, spill_bytes=0, stack_bytes=0, shared_bytes=49176, num_warps=4)
 

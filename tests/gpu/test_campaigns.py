@@ -25,7 +25,7 @@ CAMPAIGNS = {
         *("gpu_packed", "--shapes", "20", "--calls", "300", "--replays", "60"),
         *("--deadline", "4", "--no-latency", "--matmul", "library", "early"),
     ],
-    "authored": ["gpu_authored", "--calls", "2", "--trials", "30"],
+    "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "norms": ["gpu_norms", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
     "fp8": ["gpu_fp8", "--operator", "all", "--no-times", "--sizes", "1"],

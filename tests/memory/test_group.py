@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch.distributed as dist
 from torch.distributed import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.errors import GroupError, PeerError
-from overweave.memory.group import all_gather_bytes, resolve
+from overweave.memory.group import all_gather_bytes, process_group_of, resolve
 from overweave.runtime.processes import run_ranks
 
 
@@ -75,6 +77,21 @@ def test_meshes_in_another_order_than_their_groups_and_without_one_are_refused()
     for disordered, gone in run_ranks(name_meshes, 2):
         assert "its ranks are [1, 0]" in disordered
         assert "it was destroyed" in gone
+
+
+def name_equal_meshes() -> list[object]:
+    """Whether two meshes are equal, and their groups others; how often one is asked that is named three times."""
+    first, second = (dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["b"] for _ in range(2))
+    others = process_group_of(first) is not process_group_of(second)
+    third = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["a"]
+    with patch.object(DeviceMesh, "get_group", autospec=True, side_effect=DeviceMesh.get_group) as asked:
+        groups = {process_group_of(third) for _ in range(3)}
+    assert groups == {third.get_group()}
+    return [first == second, others, asked.call_count]
+
+
+def test_a_mesh_is_asked_once_and_an_equal_one_for_itself():
+    assert run_ranks(name_equal_meshes, 2) == [[True, True, 1]] * 2
 
 
 def gather() -> list[str]:

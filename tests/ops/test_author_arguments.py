@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
 from overweave.errors import InputError
 from overweave.ir.footprint import Dim, Operand
-from overweave.ops.author_arguments import check_on_paper, check_options, check_others, unusable
+from overweave.ops.author_arguments import check_memory, check_on_paper, check_options, check_others, unusable
 from overweave.runtime.authored import tensor_of
 from overweave.runtime.processes import run_ranks
 from tests.source_tree import ROOT
@@ -56,6 +57,16 @@ def test_an_array_of_numpy_is_no_tensor_even_if_it_lies_in_one():
     assert "b_ptr: got ndarray" in str(unusable("kernel", {"a_ptr": torch.zeros(2), "b_ptr": np.zeros(3)}))
 
 
+def test_tensors_of_a_call_lie_on_one_device_that_runs_kernels():
+    here, nowhere = torch.zeros(2), torch.zeros(2, device="meta")
+    assert "b: it is on meta" in refusal(check_memory, "kernel", {"a": here, "n": 3, "b": nowhere})
+    assert "a: it is on meta" in refusal(check_memory, "kernel", {"a": nowhere, "b": nowhere})
+    described = TensorDescriptor.from_tensor(torch.zeros(16, 16), [16, 16])
+    described.base = torch.zeros(16, 16, device="meta")
+    assert "b: it is on meta" in refusal(check_memory, "kernel", {"a": here, "b": described})
+    check_memory("kernel", {"a": here, "n": 3, "b": here})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "world_size", "dtype", "found"),
@@ -64,6 +75,7 @@ def test_an_array_of_numpy_is_no_tensor_even_if_it_lies_in_one():
         ({1: 64}, 2, "bfloat16", "numbers: got dict"),
         (NUMBERS | {"M": "64"}, 2, "bfloat16", "M: got str"),
         (NUMBERS | {"M": 64.0}, 2, "bfloat16", "M: got float"),
+        (NUMBERS | {"BLOCKM": 16}, 2, "bfloat16", "BLOCKM: it has no such parameter"),
         (NUMBERS, 0, "bfloat16", "world_size 0"),
         (NUMBERS, "2", "bfloat16", "world_size 2"),
         (NUMBERS, 2, "bf16", "bfloat16, float16, float32, as a string"),
@@ -71,8 +83,9 @@ def test_an_array_of_numpy_is_no_tensor_even_if_it_lies_in_one():
     ],
 )
 def test_what_cannot_be_planned_on_paper(numbers: Any, world_size: Any, dtype: Any, found: str):
-    check_on_paper("kernel", NUMBERS, 2, "bfloat16")
-    assert found in refusal(check_on_paper, "kernel", numbers, world_size, dtype)
+    source = ow.compile(MATMUL, "all_gather.push").kernel.source
+    check_on_paper(source, NUMBERS, 2, "bfloat16")
+    assert found in refusal(check_on_paper, source, numbers, world_size, dtype)
     assert found in refusal(ow.compile(MATMUL, "all_gather.push").plan, numbers, world_size, dtype)
     assert found in refusal(ow.compile_auto(MATMUL, "all_gather.auto").rank, numbers, world_size, dtype)
 
@@ -89,6 +102,11 @@ def test_what_cannot_be_planned_on_paper(numbers: Any, world_size: Any, dtype: A
 )
 def test_what_cannot_be_chosen_among(options: Any, found: str):
     assert found in refusal(ow.compile_auto, MATMUL, "all_gather.auto", **options)
+
+
+@pytest.mark.parametrize("fuse", [ow.compile, ow.compile_auto])
+def test_some_tensor_is_exchanged(fuse: Callable[..., object]):
+    assert "no tensor has a schedule" in refusal(fuse, MATMUL, {})
 
 
 def test_a_fused_kernel_has_no_grid():

@@ -9,6 +9,9 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from campaigns.authored_cases import AUTHORS, KERNELS
+from overweave.compiler.emit import emit
+from overweave.compiler.fuse import weaving_of
 from overweave.errors import InputError
 from overweave.ops.compile import _signature_of, compile
 from tests.source_tree import ROOT
@@ -71,3 +74,33 @@ def test_tile_group_says_how_many_blocks_of_rows_run_together():
     for wrong in (0, "4", True):
         with pytest.raises(InputError, match="tile_group"):
             order(wrong)  # type: ignore[arg-type]
+
+
+NUMBERS = {
+    "matmul": {"M": 512, "N": 256, "K": 512, "stride_am": 512, "stride_bk": 256, "stride_cm": 256},
+    "gate_up": {"M": 512, "N": 256, "K": 512},
+    "batched": {"Z": 4, "M": 128, "N": 128, "K": 64},
+    "attention": {"Q": 128, "S": 512, "H": 2, "q_start": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted"),
+    [
+        ("matmul", {"A": "all_gather.push"}),
+        ("matmul", {"B": "all_gather.push"}),  # every tile reads rows of all ranks
+        ("matmul", {"B": "all_gather.push mover=tiles", "C": "reduce_scatter.scatter"}),
+        ("gate_up", {"G": "all_gather.push", "X": "all_gather.pull"}),
+        ("batched", {"B": "all_gather.ring"}),
+        ("attention", {"K": "all_gather.push", "V": "all_gather.push"}),
+    ],
+)
+def test_the_text_that_is_written_is_the_one_that_a_call_runs(file: str, wanted: dict[str, str]):
+    author = AUTHORS[file]
+    fused = compile(f"{KERNELS / file}.py:{author.name}", wanted)
+    constants = {name: value for name, value in author.constants.items() if type(value) is int}
+    numbers = {**author.numbers, **constants, **NUMBERS[file]}
+    for world_size in (2, 4):
+        plan = fused.plan(numbers, world_size)
+        run = emit(fused.kernel, weaving_of(plan, fused.kernel.space(numbers), fused.wanted))
+        assert run == fused.source()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def fails_once(plan: str, where: str) -> dict[str, Any]:
         original, dispatch._bind = dispatch._bind, exhausted  # type: ignore[assignment]
     elif rank == 1:
         (known,) = next(iter(dispatch._PREPARED.values()))._calls.items()
-        dispatch._PREPARED[next(iter(dispatch._PREPARED))]._calls[known[0]] = known[1]._replace(make=exhausted)
+        dispatch._PREPARED[next(iter(dispatch._PREPARED))]._calls[known[0]] = replace(known[1], make=exhausted)
     start_s = time.monotonic()
     try:
         call(plan)

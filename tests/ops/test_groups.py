@@ -166,6 +166,33 @@ def test_threads_take_turns_on_a_group():
     assert run_ranks(call_from_threads, 2, 3, 60) == [[], []]
 
 
+def meet_from_threads(threads: int, turns: int) -> list[str]:
+    """Groups that are new to us, met by a thread each at once."""
+    groups, wrong = [dist.new_group([0]) for _ in range(threads)], list[str]()
+    sys.setswitchinterval(1e-6)
+    for _ in range(turns):
+        dispatch._GROUPS.clear()
+        start = threading.Barrier(threads)
+
+        def body(group: dist.ProcessGroup, start: threading.Barrier = start) -> None:
+            start.wait()
+            try:
+                dispatch.group_of(group)
+            except RuntimeError as error:
+                wrong.append(str(error))
+
+        running = [threading.Thread(target=body, args=(group,)) for group in groups]
+        for each in running:
+            each.start()
+        for each in running:
+            each.join()
+    return wrong
+
+
+def test_threads_may_meet_groups_at_once():
+    assert run_ranks(meet_from_threads, 1, 6, 100) == [[]]
+
+
 def fail_where_there_are_gpus() -> list[bool]:
     """CPU tensors on a machine with GPUs, which nothing has used."""
     call = Call("matmul_all_reduce", 12)

@@ -13,8 +13,6 @@ from overweave.ops import prepared
 from overweave.ops.prepared import MOST_CALLS, Calls, Prepared
 from overweave.tuner.choice import Choice
 
-CPU = torch.device("cpu")
-
 
 class Bound:
     """Stands for a plan on a GPU."""
@@ -82,21 +80,6 @@ def test_an_operator_is_forgotten_but_for_what_callers_named():
     calls.put((3,), call(operator="matmul_reduce_scatter"))
     calls.forget("all_gather_matmul")
     assert [calls.get((key,)) is not None for key in (1, 2, 3)] == [False, True, True]
-
-
-def test_results_are_made_where_x_lies_on_the_quick_way_where_it_is_the_current_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[tuple[object, ...]] = []
-    monkeypatch.setattr(prepared, "_EMPTY_ON_GPU", lambda *given: made.append(given))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
-    here, there = (prepared.maker(torch.device("cuda", index)) for index in (1, 2))
-    here((3, 5), torch.float16)
-    assert made == [((3, 5), (5, 1), torch.float16)]
-    monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: (shape, dtype, device))
-    assert there((3, 5), torch.float16) == ((3, 5), torch.float16, torch.device("cuda", 2))
-    assert prepared.maker(CPU)((3, 5), torch.float16) == ((3, 5), torch.float16, CPU)
-    assert len(made) == 1
 
 
 def test_vectors_and_numbers_are_rows_to_plans() -> None:

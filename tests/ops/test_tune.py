@@ -103,7 +103,7 @@ def tuned_beside(operator: str, n: Any, after: str) -> list[Any]:
         ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(torch.ones(24), torch.ones(44, 24)))
     else:
         ow.all_gather_matmul(x, w, extras=ow.Extras(activation="silu", gate=torch.ones(16, 24)))
-    told.append([call.choice.text for call in dispatch._calls(resolve(None))._calls.values()][-1])
+    told.append(dispatch._calls(resolve(None)).latest().choice.text)
     other = ow.explain(operator, n=24, **asked)
     return [*told, other.source]
 

@@ -12,6 +12,7 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
+from overweave.memory.maker import maker
 from overweave.runtime import epilogue, scaled
 from overweave.runtime.library import equal_parts, full_precision, run_operation, with_room
 from overweave.runtime.norm import apply_norm
@@ -32,12 +33,13 @@ def collect(operator: str, m: int, dtype: torch.dtype, has_room: bool) -> bool:
     rows = torch.arange(m).float().reshape(m, 1).expand(m, 8)
     tensors: dict[str, torch.Tensor] = {}
     for region in collective.writes:
-        whole = with_room(rows, (m, 8), dtype, group.world_size) if has_room else rows.new_empty((m, 8), dtype=dtype)
+        make = maker(rows.device)
+        whole = with_room(make, (m, 8), dtype, group.world_size) if has_room else make((m, 8), dtype)
         tensors.setdefault(region.buffer, whole.fill_(torch.nan))
     for region in collective.reads:
         first = group.rank * -(-m // group.world_size) if operator == "all_gather_matmul" else 0
         values = (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
-        roomy = with_room(rows, (values.shape[0], 8), dtype, group.world_size).copy_(values)
+        roomy = with_room(maker(rows.device), (values.shape[0], 8), dtype, group.world_size).copy_(values)
         tensors.setdefault(region.buffer, roomy if has_room else values)
     run_operation(collective, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
     (target,) = {region.buffer for region in collective.writes}
@@ -220,7 +222,7 @@ def test_nothing_is_cast_under_a_callers_autocast(dtype: torch.dtype):
 
 
 def test_parts_of_a_tensor_with_room_are_equal_parts_of_its_memory():
-    whole = with_room(torch.empty(0), (4, 3), torch.float32, 3)
+    whole = with_room(maker(torch.device("cpu")), (4, 3), torch.float32, 3)
     parts = [whole[:2], whole[2:4], whole[4:4]]
     found = equal_parts(parts, 2)
     assert found is not None

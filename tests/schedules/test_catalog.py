@@ -219,6 +219,16 @@ def test_rings_take_half_tiles_where_a_shard_of_whole_ones_is_one_wave(
         assert (config.block_m, config.block_n, config.stages) == expected
 
 
+def test_half_tiles_are_for_whoever_asks():
+    """112 tiles of 128 x 256 in both shards, or twice as many; larger ones if these are asked for, too."""
+    size = Problem(operator="all_gather_matmul", m=1024, n=3584, k=5120, world_size=2, dtype="bfloat16")
+    halves = {"half_tiles": "on"}
+    for asked, tile in (({}, (128, 256)), (halves, (128, 128)), (WHOLE | halves, (128, 256))):
+        config = build("all_gather_matmul.push", size, {"kernel": "hopper", **asked}).realization.matmul
+        assert config is not None
+        assert (config.block_m, config.block_n) == tile
+
+
 @pytest.mark.parametrize(
     ("asked", "stages"), [({"block_m": 128, "block_n": 128}, 5), ({"stages": 2}, 2), ({"block_n": 256, "stages": 2}, 2)]
 )

@@ -54,6 +54,28 @@ def test_a_first_call_looks_at_less():
     assert cold_choice(few, problem) == cold_choice(all_of_them, problem)
 
 
+@pytest.mark.parametrize(("m", "n", "k", "is_quicker"), [(1024, 3584, 5120, True), (2048, 5120, 8192, False)])
+def test_gathers_of_one_wave_in_all_are_quicker_in_half_tiles(m: int, n: int, k: int, is_quicker: bool):
+    """MEASURED: 71 us for 86, and 259 for 257 (two H200s, benchmarks/results/push_tiles.*)."""
+    weighed = weigh(problem_of("all_gather_matmul", m=m, n=n, k=k, world_size=2), GPU)
+    whole, halves = (
+        next(each.predicted_us for each in weighed if each.candidate == candidate("push", {"pieces": 1} | options))
+        for options in ({}, {"half_tiles": "on"})
+    )
+    assert whole is not None
+    assert halves is not None
+    assert (halves < 0.9 * whole) == is_quicker
+
+
+@pytest.mark.parametrize(("columns", "plan"), [((), "per_shard"), ((2560, 2560), "push")])
+def test_a_gather_of_two_by_one_weight_is_the_librarys_shard_by_shard_where_its_tiles_fit_better(
+    columns: tuple[int, ...], plan: str
+):
+    """MEASURED: 238 us for 258 (two H200s, benchmarks/results/llm_layers_80.all_gather_matmul.*)."""
+    problem = problem_of("all_gather_matmul", m=2048, n=5120, k=8192, world_size=2, columns=columns)
+    assert cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate.plan == plan
+
+
 def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
     """So that `explain` tells what the choice went by."""
     problem = replace(LARGEST, operator="all_gather_matmul")

@@ -140,6 +140,14 @@ def test_what_a_kernel_pushes_is_tried_in_bulk_too():
     assert {what.plan for what in whole} == {"gather"}
 
 
+def test_half_tiles_are_a_choice_of_their_own_and_no_other_shape_of_them_is_tried():
+    halves = [what for what in candidates("all_gather_matmul") if "half_tiles" in dict(what.options)]
+    assert {dict(what.options)["pieces"] for what in halves} == {1, 2}
+    for what in halves:
+        assert is_member("all_gather_matmul", what)
+        assert variations(what, problem_of("all_gather_matmul"), GPU) == ()
+
+
 def test_variations_pin_every_tile_shape_and_can_be_built():
     problem = problem_of("all_gather_matmul")
     base = candidate("push", {"pieces": 2})
