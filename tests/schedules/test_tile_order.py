@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -16,6 +15,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
 from overweave.schedules.woven_frame import counted
+from tests.clock import ends_within
 
 TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
 
@@ -183,10 +183,5 @@ def test_a_copy_is_none_of_a_kernels_tiles():
 
 def test_a_large_table_takes_milliseconds():
     problem = Problem(operator="all_gather_matmul", m=160_000, n=4096, k=4096, world_size=4, dtype="bfloat16")
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        rows = build("all_gather_matmul.push", problem, {}, rank=0).tile_orders[0].rows
-        seconds.append(time.process_time() - start)
-    assert len(rows) > 20_000
-    assert min(seconds) < 0.06
+    assert len(build("all_gather_matmul.push", problem, {}, rank=0).tile_orders[0].rows) > 20_000
+    ends_within(0.06, lambda: build("all_gather_matmul.push", problem, {}, rank=0).tile_orders)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from msgspec.structs import replace
@@ -32,6 +31,7 @@ from overweave.ir.tile_order import TileOrder, TileRow
 from overweave.ir.timeline import Timeline
 from overweave.schedules.catalog import build, names
 from overweave.sim.simulate import simulate, total_us
+from tests.clock import ends_within
 
 PROBLEM = Problem(operator="test", m=0, n=0, k=0, world_size=2, dtype="bfloat16")
 ENGINES = {"main": "library", "copies": "copy_engine", "more": "copy_engine", "tiles": "tile_kernel"}
@@ -361,9 +361,4 @@ def test_ten_thousand_tiles_in_a_fifth_of_a_second():
     problem = Problem(operator="all_gather_matmul", m=16384, n=8192, k=4096, world_size=4, dtype="bfloat16")
     built = build("all_gather_matmul.push", problem, {"pieces": 8})
     assert sum(len(order.rows) for order in built.tile_orders) > 10_000
-    seconds = []
-    for _ in range(3):  # of the processor, and the best: other processes and tests cost nothing
-        begin = time.process_time()
-        simulate(built, load("h200x4"))
-        seconds.append(time.process_time() - begin)
-    assert min(seconds) < 0.2
+    ends_within(0.2, lambda: simulate(built, load("h200x4")))

@@ -22,6 +22,7 @@ from overweave.tuner.rank import MACHINES
 from overweave.tuner.space import candidate, obstacle
 from overweave.tuner.table import Entry, Table, Time
 from overweave.tuner.target import Target
+from tests.clock import AT_ONCE_S, ends_within
 
 CPU, GPU = Target("cpu"), Target("cuda")
 PROBLEM = Problem(operator="all_gather_matmul", m=1024, n=512, k=256, world_size=4, dtype="bfloat16")
@@ -193,9 +194,8 @@ def test_a_full_cache_is_read_in_time():
     many = tuple(Entry(replace(PROBLEM, n=8 * n), times) for n in range(1, 4097))
     path = keep(many, OWN)
     assert cache.LARGEST_BYTES // 2 < path.stat().st_size <= cache.LARGEST_BYTES
-    start_s = time.process_time()
     assert knowledge(CPU, 4).find(many[-1].problem) is not None
-    assert time.process_time() - start_s < 1.0
+    ends_within(1.0, lambda: knowledge(CPU, 4).find(many[-1].problem))
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_nobody_waits():
             warnings.simplefilter("error")
             keep((OTHER,), OWN)
             assert {ENTRY.problem, OTHER.problem} <= {entry.problem for entry in knowledge(CPU, 4).own.entries}
-        assert time.monotonic() - start_s < 1.0
+        assert time.monotonic() - start_s < AT_ONCE_S
 
 
 def _keep_for_ever() -> None:
