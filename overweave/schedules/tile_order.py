@@ -40,6 +40,7 @@ from overweave.ir.tile_order import (
 )
 from overweave.schedules.along_k import with_shares
 
+BEHIND_SOURCE_ROW = TileRow._fields.index("source_row") + 1
 EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range of signals and one signal at most"
 
 
@@ -240,10 +241,10 @@ def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> lis
     return [*rows[:first], *reversed(narrow), *parts]
 
 
-def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> Iterator[TileRow]:
+def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> list[TileRow]:
     """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
-    for row in _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties)):
-        yield row._replace(finishes=1) if reduce.finishes else row
+    rows = _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties))
+    return [row._replace(finishes=1) for row in rows] if reduce.finishes else rows
 
 
 def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Context) -> Iterator[TileRow]:
@@ -263,16 +264,22 @@ def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Conte
 
 def _rows(
     kind: int, position: int, out: Region, source: tuple[int, int], how: tuple[_Blocks, _Duties]
-) -> Iterator[TileRow]:
+) -> list[TileRow]:
+    """A table has up to a million rows, and those of an operation differ in five fields of 27: no name is looked up."""
     blocks, (wait, also, signal) = how
     place, source_row = source
+    alike = TileRow(kind, 0, 0, 0, place, 0, *wait, signal, position, *also)
     last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
     last_width = narrow_width(out.cols[1] - last_col, blocks.matmul) if blocks.matmul else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
-    for row, col in swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m):
-        end = min(row + blocks.block_m, hi)
-        width = last_width if col == last_col else 0
-        yield TileRow(kind, row, end, col, place, row + offset, *wait, signal, position, *also, width)
+    whole, last = (tuple(alike._replace(width=width))[BEHIND_SOURCE_ROW:] for width in (0, last_width))
+    ends = {row: (min(row + blocks.block_m, hi)) for row in range(*out.rows, blocks.block_m)}
+    tiles = swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m)
+    new = tuple.__new__
+    return [
+        new(TileRow, (kind, row, ends[row], col, place, row + offset, *(last if col == last_col else whole)))
+        for row, col in tiles
+    ]
 
 
 def swizzled(rows: Range, cols: Range, block_m: int, block_n: int, group_m: int) -> Iterator[tuple[int, int]]:

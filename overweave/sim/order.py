@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -15,6 +17,8 @@ from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
 from overweave.ir.timeline import COPY as MOVE
 from overweave.sim.cost import tiles_of
+
+_KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")
 
 
 class Step(Struct, frozen=True):
@@ -126,14 +130,18 @@ def _tiles(plan: Plan, operation: Operation) -> int:
     return operation.instances
 
 
-def _extent(row: TileRow) -> tuple[int, int]:
-    """Width and depth of a tile that may be cut; an author's are whole."""
-    return (0, 0) if row.kind == APPLY else (row.width, row.k_hi - row.k_lo)
+def _alike(fields: tuple[int, ...]) -> tuple[int, int, int]:
+    """Operation, width and depth of a tile, from `_FIELDS`: it may be cut, but an author's is whole."""
+    kind, operation, width, k_lo, k_hi = fields
+    return (operation, 0, 0) if kind == APPLY else (operation, width, k_hi - k_lo)
 
 
-def _claimed(rows: tuple[TileRow, ...]) -> list[TileRow]:
+def _claimed(rows: tuple[TileRow, ...]) -> Sequence[TileRow]:
     """A table in the order of claims: slices that an author's tiles carry between them where they are claimed; what is
     waited for part by part is no tile."""
+    kinds = set(map(_KIND, rows))
+    if not kinds & {PART, COPY}:
+        return rows
     tiles = [row for row in rows if row.kind not in (PART, COPY)]
     slices = [row for row in rows if row.kind == COPY]
     if not tiles or not slices:
@@ -153,10 +161,13 @@ def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[Run,
         rows = _claimed(plan.tile_order(rank, queue).rows)
     except KeyError:
         return tuple(Run(position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
+    # Tables have up to a million rows: what is equal in every field is grouped before anything is made of it.
+    equal = ((fields, len(tuple(group))) for fields, group in groupby(map(_FIELDS, rows)))
+    alike = groupby(equal, key=lambda found: _alike(found[0]))
     try:
         return tuple(
-            Run(positions[operation], len(tuple(group)), width, depth)
-            for (operation, width, depth), group in groupby((row.operation, *_extent(row)) for row in rows)
+            Run(positions[operation], sum(count for _, count in counts), width, depth)
+            for (operation, width, depth), counts in alike
         )
     except IndexError:
         found = f"an operation beyond the {len(positions)} that rank {rank} has there"
