@@ -273,7 +273,7 @@ def _rows(
     last_width = narrow_width(out.cols[1] - last_col, blocks.matmul) if blocks.matmul else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
     whole, last = (tuple(alike._replace(width=width))[BEHIND_SOURCE_ROW:] for width in (0, last_width))
-    ends = {row: (min(row + blocks.block_m, hi)) for row in range(*out.rows, blocks.block_m)}
+    ends = {row: min(row + blocks.block_m, hi) for row in range(*out.rows, blocks.block_m)}
     tiles = swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m)
     new = tuple.__new__
     return [
