@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.clock import TRIES, slowness
+from tests.clock import slowness
 from tests.source_tree import COMPUTED, Import, imports, modules, room
 
 # Ground to roof. A room may import itself, the rooms named beside it, what those may import, and `errors`.
@@ -145,10 +145,10 @@ def test_the_paper_side_needs_neither_torch_nor_triton_nor_numpy():
 @pytest.mark.slow
 def test_the_package_comes_without_triton_and_a_gpu_and_fast():
     code = block("triton") + (
-        "import time, torch\nstart = time.process_time()\nimport overweave\nprint(time.process_time() - start)\n"
+        "import time, torch\nstart = time.perf_counter()\nimport overweave\nprint(time.perf_counter() - start)\n"
     )
-    # The best of some: a busy machine may be slow, a slow import cannot be fast.
-    assert any(float(run_python(code)) < IMPORT_BUDGET_S * slowness() for _ in range(TRIES))
+    # The best of three: a busy machine may be slow, a slow import cannot be fast.
+    assert any(float(run_python(code)) < IMPORT_BUDGET_S * slowness() for _ in range(3))
 
 
 @pytest.mark.slow

@@ -13,9 +13,11 @@ from overweave.memory.alarm import Alarm
 from overweave.memory.board import Board
 from overweave.memory.group import resolve
 from overweave.runtime.processes import Ranks, run_ranks
-from tests.clock import AT_ONCE_S
+from tests.clock import slowness
 
 pytestmark = pytest.mark.slow
+
+DIED_WITHIN_S = 2.0
 
 
 def raised(act: Callable[[], object]) -> tuple[str, str, float]:
@@ -50,7 +52,7 @@ def test_a_mismatch_is_raised_on_every_rank_and_names_the_odd_one():
     for kind, text, took_s in run_ranks(disagree, 3):
         assert kind == RankMismatch.__name__
         assert "rank 1 asks for m=7, rank 0 for m=8" in text
-        assert took_s < AT_ONCE_S
+        assert took_s < 1.0 * slowness()
 
 
 def disagree_without_waiting() -> str:
@@ -94,7 +96,7 @@ def test_a_dead_peer_is_found_while_nobody_has_reaped_it():
             kind, text, raised_s = outcome.value
             assert kind == PeerDied.__name__, outcome
             assert "rank 1 died" in text
-            assert raised_s - struck_s < AT_ONCE_S
+            assert raised_s - struck_s < DIED_WITHIN_S * slowness()
 
 
 def die_between_calls() -> list[object]:
@@ -118,7 +120,7 @@ def test_calls_that_probe_rarely_find_a_dead_peer_in_time():
         (outcome,) = ranks.wait(20, 0)
     survivor = outcome.value
     assert survivor[:2] == [PeerDied.__name__, True]
-    assert survivor[2] < AT_ONCE_S
+    assert survivor[2] < DIED_WITHIN_S * slowness()
 
 
 def alarm_between_calls() -> str:
@@ -178,7 +180,7 @@ def test_a_late_rank_is_named_by_all_and_reset_mends_it():
     for kind, text, took_s, _ in others:
         assert kind == PeerTimeout.__name__
         assert "rank 0 is late" in text
-        assert took_s < 0.4 + AT_ONCE_S
+        assert took_s < 0.4 + 1.0 * slowness()
     assert late[0] == PeerTimeout.__name__
     assert others[0][3] == ["PeerTimeout", "PeerTimeout"]
 

@@ -13,9 +13,9 @@ import overweave as ow
 from overweave.errors import PeerError
 from overweave.ops import dispatch
 from overweave.runtime.processes import run_ranks
-from tests.clock import AT_ONCE_S
 
 DEADLINE_S = 30.0
+AT_ONCE_S = 5.0
 
 
 def exhausted(*given: object) -> Any:

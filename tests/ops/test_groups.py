@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,12 +154,17 @@ def call_from_threads(threads: int, turns: int) -> list[str]:
             wrong.append(str(error))
 
     sys.setswitchinterval(1e-5)
-    running = [threading.Thread(target=body) for _ in range(threads)]
+    together([body] * threads)
+    return wrong
+
+
+def together(bodies: Sequence[Callable[[], None]]) -> None:
+    """Each in a thread of its own, to its end."""
+    running = [threading.Thread(target=body) for body in bodies]
     for each in running:
         each.start()
     for each in running:
         each.join()
-    return wrong
 
 
 def test_threads_take_turns_on_a_group():
@@ -181,11 +186,7 @@ def meet_from_threads(threads: int, turns: int) -> list[str]:
             except RuntimeError as error:
                 wrong.append(str(error))
 
-        running = [threading.Thread(target=body, args=(group,)) for group in groups]
-        for each in running:
-            each.start()
-        for each in running:
-            each.join()
+        together([partial(body, group) for group in groups])
     return wrong
 
 

@@ -23,12 +23,13 @@ from overweave.tuner.cache import decode, fingerprint, keep, path_of
 from overweave.tuner.table import Entry, Time
 from overweave.tuner.target import Target
 from overweave.tuner.timer import Effort
-from tests.clock import TRIES
+from tests.clock import slowness
 from tests.ops.calls import Call, is_right
 
 AG, RS, AR = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 QUICK = Effort(rounds=3, warmup=1, host_calls=0)
 CPU = torch.device("cpu")
+AT_ONCE_S = 1.0  # the issue's line; groups here have 30 s
 
 
 @pytest.fixture(autouse=True)
@@ -180,17 +181,12 @@ def test_caches_that_differ_are_an_error_at_once_on_every_rank(tmp_path: Path, k
         path.parent.mkdir(parents=True)
         path.write_bytes(theirs[:-9] if kind == "truncated" else b'{"entries": ' + b"[" * 10_000)
     monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path))
-
-    def call() -> float:
-        """How long the slower rank took to be told."""
-        found = run_ranks(call_with_own_cache, 2, str(other), kind)
-        for error, text in (words for _, told in found for words in told):
+    for took_s, told in run_ranks(call_with_own_cache, 2, str(other), kind):
+        assert took_s < AT_ONCE_S * slowness()
+        for error, text in told:
             assert error == "RankMismatch"
             assert "know the same measurements" in text
             assert "delete it" in text
-        return max(took_s for took_s, _ in found)
-
-    assert any(call() < 1.0 for _ in range(TRIES))  # groups here have 30 s
 
 
 def call_beside_bad_file() -> list[Any]:

@@ -22,7 +22,7 @@ from overweave.tuner.rank import MACHINES
 from overweave.tuner.space import candidate, obstacle
 from overweave.tuner.table import Entry, Table, Time
 from overweave.tuner.target import Target
-from tests.clock import AT_ONCE_S, ends_within
+from tests.clock import ends_within, slowness
 
 CPU, GPU = Target("cpu"), Target("cuda")
 PROBLEM = Problem(operator="all_gather_matmul", m=1024, n=512, k=256, world_size=4, dtype="bfloat16")
@@ -230,7 +230,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_nobody_waits():
             warnings.simplefilter("error")
             keep((OTHER,), OWN)
             assert {ENTRY.problem, OTHER.problem} <= {entry.problem for entry in knowledge(CPU, 4).own.entries}
-        assert time.monotonic() - start_s < AT_ONCE_S
+        assert time.monotonic() - start_s < 1.0 * slowness()
 
 
 def _keep_for_ever() -> None:

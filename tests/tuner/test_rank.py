@@ -179,8 +179,7 @@ def test_which_machines_are_described():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_cold_is_nearly_as_fast_as_tuned(path):
-    """At least 0.97 of the tuned speed in the mean; campaigns.cold_choice looks at all of a long table."""
-    known = read(path)
-    found = [share.share for share in shares(known[:: 1 + len(known) // 64])]
+    """The issue's line: at least 0.97 of the tuned speed in the mean."""
+    found = [share.share for share in shares(read(path))]
     assert len(found) >= 16
     assert math.fsum(found) / len(found) >= 0.97
