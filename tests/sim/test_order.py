@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import Compute
+from overweave.ir.tile_order import APPLY, COPY, MULTIPLY, PART, TileOrder, TileRow
 from overweave.schedules.catalog import build
-from overweave.sim.order import launches_of, steps_of, tile_counts
+from overweave.sim.order import Run, launches_of, steps_of, tile_counts
 
 PROBLEM = Problem(operator="matmul_reduce_scatter", m=1024, n=512, k=128, world_size=2, dtype="bfloat16")
 
@@ -47,3 +49,30 @@ def test_one_launch_per_rank_and_kernel_queue_holds_every_tile():
     for position, step in enumerate(steps):
         if isinstance(step.operation, Compute):
             assert counts[position] == step.operation.tiles
+
+
+def row(kind: int, operation: int, **fields: int) -> TileRow:
+    return TileRow(kind, 0, 16, 0, 0, 0, 0, 0, 0, -1, operation)._replace(**fields)
+
+
+@pytest.mark.parametrize(
+    ("rows", "runs"),
+    [
+        ((row(MULTIPLY, 0), row(MULTIPLY, 0, row=16), row(MULTIPLY, 0, width=8)), ((0, 2, 0, 0), (0, 1, 8, 0))),
+        ((row(MULTIPLY, 0), row(MULTIPLY, 1), row(MULTIPLY, 0)), ((0, 1, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0))),
+        ((row(MULTIPLY, 0, k_hi=64), row(MULTIPLY, 0, k_lo=64, k_hi=128)), ((0, 2, 0, 64),)),
+        ((row(APPLY, 0), row(APPLY, 0, col=1, width=1), row(COPY, 1)), ((0, 1, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0))),
+        ((row(APPLY, 0), row(APPLY, 0, width=1), row(PART, 0)), ((0, 2, 0, 0),)),
+    ],
+    ids=["narrow", "by turns", "shares", "slices where they are claimed", "whole, whatever they claim"],
+)
+def test_neighbours_of_a_table_that_are_alike_are_one_run(
+    rows: tuple[TileRow, ...], runs: tuple[tuple[int, int, int, int], ...]
+):
+    plan = build("matmul_reduce_scatter.scatter", PROBLEM, {"pieces": 2})
+    queue = next(order.queue for order in plan.tile_orders if order.rank == 0)
+    changed = replace(plan, tile_orders=(TileOrder(0, queue, rows),))
+    steps = steps_of(changed)
+    positions = [at for at, step in enumerate(steps) if (step.operation.rank, step.operation.queue) == (0, queue)]
+    launch = next(each for each in launches_of(changed, steps) if each.first == positions[0])
+    assert launch.runs == tuple(Run(positions[operation], *rest) for operation, *rest in runs)
