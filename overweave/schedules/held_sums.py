@@ -162,7 +162,8 @@ class _Books:
         self.books = Books(reduction, whole, [], [], set(), {})
 
     def kept(self) -> Books:
-        for at, move in enumerate(self.reduction.moves):
+        # A group of one has nothing to add, and nothing for the library to sum: its tiles write the result.
+        for at, move in enumerate(self.reduction.moves if self.size > 1 else ()):
             if isinstance(move, Sum):
                 self._add(at, move.rank, self._box(move.chunk))
             elif isinstance(move, Collective):

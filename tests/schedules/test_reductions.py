@@ -137,6 +137,16 @@ def test_the_library_may_sum_a_part(everywhere: bool):
     assert not last.notifies  # what the library takes is computed behind what peers wait for
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_in_a_group_of_one_the_tiles_write_the_sum(everywhere: bool):
+    """Also of a part that the list leaves to the library, and what a list would get wrong it gets wrong there too."""
+    moves = (ow.Collective((rows(0, 16),)), ow.Sum(0, rows(16, 96)))
+    plan = planned(ow.Reduction(1, moves, everywhere), 1, 96)
+    assert {type(one).__name__ for one in plan.schedule.operations} == {"Apply"}
+    with pytest.raises(ScheduleError, match="whole rows"):
+        planned(ow.Reduction(1, (ow.Collective((ow.Chunk((0, 96), (0, 8)),)),), everywhere), 1, 96)
+
+
 @pytest.mark.parametrize("mover", ["copy_kernel", "bulk_kernel", "tiles"])
 def test_the_library_sums_behind_kernels_that_push(mover: str):
     """Its calls hold SMs while they wait for each other."""
