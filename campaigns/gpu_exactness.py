@@ -210,12 +210,12 @@ def _matrix(rows: int, cols: int, dtype: torch.dtype, chance: torch.Generator, n
     return signs.to(dtype)
 
 
-def run(case: Case, inputs: Inputs) -> torch.Tensor:
+def run(case: Case, inputs: Inputs, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The operator under test."""
     if case.operator == ALL_GATHER:
-        return ow.all_gather_matmul(inputs.x, inputs.w, m=case.m, plan=case.plan)
+        return ow.all_gather_matmul(inputs.x, inputs.w, group, m=case.m, plan=case.plan)
     reduced = ow.matmul_all_reduce if case.operator == ALL_REDUCE else ow.matmul_reduce_scatter
-    return reduced(inputs.x, inputs.w, plan=case.plan)
+    return reduced(inputs.x, inputs.w, group, plan=case.plan)
 
 
 def expected(case: Case, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:

@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from overweave.memory import driver, records
 from overweave.memory.board import Board
+from overweave.memory.chain import Chain
 from overweave.memory.group import Group
 from overweave.memory.maker import Make
 from overweave.memory.records import Records
 from overweave.memory.shared import SharedFile
-from overweave.memory.streams import Streams
 from overweave.memory.workspace import SLOTS, Workspace
 from overweave.ops import dispatch
 from overweave.runtime import kernels, launch, launcher
@@ -46,14 +46,6 @@ class Stream:
     def wait_event(self, event: Any) -> None: ...
 
     def record(self, stream: Any) -> None: ...
-
-
-class CallersStream(Streams):
-    """Of the caller."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self._known: Any = {0: Stream()}
 
 
 class Graph:
@@ -105,10 +97,11 @@ class HostWorkspace(Workspace):
         self._report = memoryview(self.report.numpy())  # type: ignore[arg-type]
         self._watcher: Any = SimpleNamespace(trouble=None)
         self._turn = self.calls = 0
-        self._last_stream: Any = None
         self._last_call: Any = Stream()
         self._record_last: Any = nothing
-        self.current_stream: Any = CallersStream().current
+        self.chain = Chain(self.device)
+        self.chain.streams[0] = Stream()  # type: ignore[assignment]
+        self.current_stream = self.chain.streams.current
         self.captures: Any = SimpleNamespace(graph=lambda enqueue: Graph())
 
     def lease(self, layout: Any) -> Any:
@@ -191,7 +184,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Board, "agree", Board.post),
             (Board, "of", lambda group: own),
             (Workspace, "of", workspace_of),
-            (Workspace, "opened", lambda group, device: opened[0] if opened else None),
+            (Workspace, "opened", lambda group: opened[0] if opened else None),
             (dispatch, "_bind", dispatch._bind_aligned),
             *((where, "maker", blocks.maker) for where in (dispatch, launch)),
             (Records, "is_alive", _is_alive),

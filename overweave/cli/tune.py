@@ -21,7 +21,7 @@ from overweave.cli.shape import SHAPE_HELP, shapes_of, three_numbers
 from overweave.errors import InputError
 from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.plan import Problem
-from overweave.ops.tune import own_device, tune_and_learn
+from overweave.ops.tune import device_named, tune_and_learn
 from overweave.tuner.bench import joined_world
 from overweave.tuner.cache import encode, fingerprint, load, path_of
 from overweave.tuner.search import Tuned
@@ -56,7 +56,7 @@ def tune(
         start_ranks(words + ([f"--json={json}"] if json else []), ranks)
         return
     with joined_world(place) as group:
-        own = own_device("cpu" if place == "cpu" else None)
+        own = device_named("cpu" if place == "cpu" else None)
         problems = {bucketed(case.problem(operator, group.world_size, dtype)): case for case in cases}
         results = _tuned(problems, partial(tune_and_learn, group=group, device=own), group.rank == 0)
         if group.rank == 0:

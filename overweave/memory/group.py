@@ -170,4 +170,5 @@ def _byte_device(process_group: ProcessGroup) -> torch.device:
     cpu = torch.device("cpu")
     if cpu in process_group._device_types:
         return cpu
-    return torch.device("cuda", torch.cuda.current_device())
+    # The group's own, where it has one: a new thread's current GPU is the first, whichever its process chose.
+    return process_group.bound_device_id or torch.device("cuda", torch.cuda.current_device())

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 
-class Streams:
-    """Those of one GPU."""
+class Streams(dict[int, torch.cuda.Stream]):
+    """Those of one GPU, by their handles. handle: gives that of the stream that torch enqueues on."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._index = device, device.index
-        self._known: dict[int, torch.cuda.Stream] = {}
+        super().__init__()
+        self._device = device
+        self.handle = partial(torch._C._cuda_getCurrentRawStream, device.index)
 
     def current(self) -> torch.cuda.Stream:
         """The stream that torch enqueues on. The same object for the same stream, whoever asks."""
-        raw = torch._C._cuda_getCurrentRawStream(self._index)
-        stream = self._known.get(raw)
-        if stream is None:
-            stream = self._known[raw] = self._made(raw)
-        return stream
+        return self[self.handle()]
 
-    def _made(self, raw: int) -> torch.cuda.Stream:
+    def __missing__(self, handle: int) -> torch.cuda.Stream:
         # ExternalStream(0) is not the default stream but a new one from the pool.
         default = torch.cuda.default_stream(self._device)
-        return default if raw == default.cuda_stream else torch.cuda.ExternalStream(raw, self._device)
+        is_default = handle == default.cuda_stream
+        return self.setdefault(handle, default if is_default else torch.cuda.ExternalStream(handle, self._device))

@@ -1,6 +1,6 @@
 """The workspace of one (group, GPU): two slots that Plans lease in turn, and the words of the protocol.
 
-Calls on one workspace are chained: each begins, on the device, after the one before it, whatever stream it came from.
+Calls are chained (memory/chain.py): each begins, on the device, after the one before it, whatever stream it came from.
 Memory is never given back while the process lives, because a captured graph may hold its addresses.
 """
 
@@ -18,6 +18,7 @@ from overweave.memory import driver
 from overweave.memory.alarm import Alarm
 from overweave.memory.board import Board
 from overweave.memory.captures import Captures
+from overweave.memory.chain import Chain
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.device import (
     REPORT_EXPECTED,
@@ -34,7 +35,6 @@ from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
 from overweave.memory.protocol import BEGIN_OPERATION, STATE_WORDS
 from overweave.memory.shares import SharedShares
-from overweave.memory.streams import Streams
 from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
@@ -67,7 +67,7 @@ class Workspace:
 
     words, state, limits, claims, report: the protocol's words (memory/device.py, memory/protocol.py).
     shares: memory for tiles that are dealt out along k.
-    calls: how many calls this rank has launched eagerly. current_stream: gives the caller's (memory/streams.py).
+    calls: how many calls this rank has launched eagerly. chain: those of this GPU. current_stream: gives the caller's.
     captures: makes the graphs of its calls. captured: what graphs of callers replay, which nobody may drop.
     """
 
@@ -92,11 +92,11 @@ class Workspace:
         self._slot_bytes = 0
         self._most_signals = 0
         self._turn = 0
-        self._last_stream: torch.cuda.Stream | None = None
         self._last_call = torch.cuda.Event()
         self._record_last = super(torch.cuda.Event, self._last_call).record  # without its function of Python
         self._streams: dict[str, torch.cuda.Stream] = {}
-        self.current_stream = Streams(device).current
+        self.chain = Chain.of(device)
+        self.current_stream = self.chain.streams.current
         self._watcher = Watcher(self, board)
         board.is_watched = True
         atexit.register(self._finish)
@@ -110,9 +110,9 @@ class Workspace:
         return cls._open[key]
 
     @classmethod
-    def opened(cls, group: Group, device: torch.device) -> Workspace | None:
-        """The workspace, if this rank has made one: plans of library calls alone need none."""
-        return cls._open.get((group.process_group, device))
+    def opened(cls, group: Group) -> Workspace | None:
+        """The workspace, if this rank has made one, on whichever GPU: plans of library calls alone need none."""
+        return next((each for (own, _), each in list(cls._open.items()) if own is group.process_group), None)
 
     def lease(self, layout: SlotLayout) -> tuple[Slot, ...]:
         """The slots, large enough for a layout. Collective if they must grow; all ranks ask for the same layout."""
@@ -144,19 +144,20 @@ class Workspace:
     def enter(self) -> torch.cuda.Stream:
         """Begins a call on the caller's stream, which it returns: behind the last one, if that ran on another.
 
-        Raises what went wrong before.
+        The thread has the turn of the chain until `leave`. Raises what went wrong before.
         """
         if self._watcher.trouble is not None or self._report[IS_SET]:
             self._refuse()
-        stream, last = self.current_stream(), self._last_stream
-        if last is not stream and last is not None:
-            stream.wait_event(self._last_call)
+        chain = self.chain
+        stream = chain.streams[chain.streams.handle()]  # without a function of Python, as every call comes here
+        if chain.last_stream is not stream and chain.last_call is not None:
+            stream.wait_event(chain.last_call)
         return stream
 
     def leave(self, stream: torch.cuda.Stream) -> None:
         """Ends the call begun by `enter`."""
-        self._last_stream = stream
         self._record_last(stream)
+        self.chain.last_stream, self.chain.last_call = stream, self._last_call
         self.calls += 1
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, overload
 
 import torch
@@ -11,6 +12,7 @@ from overweave.ir.plan import LONGEST_LIST, Problem, numbered
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES, check_operands
+from overweave.ops.devices import is_away, run_on
 from overweave.ops.dispatch import GroupLike, Weights, group_of, look_up, prepare, refuse
 from overweave.ops.eager import eagerly, is_read_by_compiler
 from overweave.ops.epilogue import Extras, checked_epilogue
@@ -116,6 +118,9 @@ def all_gather_matmul(
         return eagerly(
             all_gather_matmul, x_shard, w, group, m=m, extras=extras, return_gathered=return_gathered, plan=plan
         )
+    if is_away(x_shard):
+        call = partial(all_gather_matmul, m=m, extras=extras, return_gathered=return_gathered, plan=plan)
+        return run_on(x_shard.device, call, x_shard, w, group)
     resolved = group_of(group)
     weights: Weights = tuple(w) if isinstance(w, (list, tuple)) else (w,)
     options = {"m": m, "return_gathered": return_gathered, "plan": plan}

@@ -39,6 +39,7 @@ from overweave.ops.author_arguments import (
     check_others,
     unusable,
 )
+from overweave.ops.devices import is_away, run_on
 from overweave.ops.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
@@ -93,6 +94,11 @@ class Fused:
 
         Raises RankMismatch where ranks call differently, ScheduleError for tiles that no table can tell, PeerError.
         """
+        tensors = map(tensor_of, (*arguments, *named.values()))
+        first = next((tensor for tensor in tensors if tensor is not None), None)
+        if is_away(first):
+            run_on(first.device, self, *arguments, group=group, **named)
+            return
         resolved = group_of(group)
         with resolved.turn:
             self._call(resolved, arguments, named)

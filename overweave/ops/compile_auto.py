@@ -18,6 +18,7 @@ from overweave.memory.group import Group
 from overweave.ops.arguments import DTYPES
 from overweave.ops.author_arguments import LAUNCH_OPTIONS, check_asked, check_on_paper, check_options
 from overweave.ops.compile import OPTIONS, Fused, by_name, where_of
+from overweave.ops.devices import current
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.author_plan import TILE_GROUP, author_plan
@@ -147,7 +148,8 @@ class AutoFused:
             self._ways[call.signature] = first
             times = [Timed(each.way, each.predicted_us) for each in judged if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
-        measured = Measured(call.key, call.tuned(judged))
+        with current(call.device):
+            measured = Measured(call.key, call.tuned(judged))
         self._ways[call.signature] = measured.times[0].way
         if resolved.rank == 0:
             remember(self.kernel.source.name, measured)

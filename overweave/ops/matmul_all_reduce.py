@@ -11,6 +11,7 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group
+from overweave.ops.devices import is_away, run_on
 from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
 from overweave.ops.eager import eagerly, is_read_by_compiler
 from overweave.ops.epilogue import Extras
@@ -84,6 +85,8 @@ def matmul_all_reduce(
     """
     if is_read_by_compiler():
         return eagerly(matmul_all_reduce, x, w, group, extras=extras, norm=norm, plan=plan)
+    if is_away(x):
+        return run_on(x.device, matmul_all_reduce, x, w, group, extras=extras, norm=norm, plan=plan)
     resolved = group_of(group)
     beside = () if extras is None is norm else (extras, norm)
     with resolved.turn:

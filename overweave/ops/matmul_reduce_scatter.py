@@ -7,6 +7,7 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group
+from overweave.ops.devices import is_away, run_on
 from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
 from overweave.ops.eager import eagerly, is_read_by_compiler
 from overweave.ops.epilogue import Extras
@@ -51,6 +52,8 @@ def matmul_reduce_scatter(
     """
     if is_read_by_compiler():
         return eagerly(matmul_reduce_scatter, x, w, group, extras=extras, plan=plan)
+    if is_away(x):
+        return run_on(x.device, matmul_reduce_scatter, x, w, group, extras=extras, plan=plan)
     resolved = group_of(group)
     with resolved.turn:
         key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else (extras,))

@@ -22,6 +22,7 @@ from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.memory.lasting import lasting
 from overweave.ops.author_arguments import LAUNCH_OPTIONS
+from overweave.ops.devices import current, own_device
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import (
@@ -74,16 +75,16 @@ class TileProgram:
         self.declared = Declared(_named("buffers", buffers, self._group), _named("channels", channels, self._group))
         try:
             self._check()
-            where = _checked_device(device)
+            self._device = _checked_device(device)
             self.declared.lay_out()
         except OverweaveError as error:
             raise refuse(self._group, error) from None
         digest = blake2b(repr(self.declared).encode(), digest_size=6).hexdigest()
         self._signature = f"tile program {' '.join((*buffers, *channels))} #{digest}".encode()
-        with self._group.turn:
+        with self._group.turn, current(self._device):
             Board.of(self._group).agree(self._signature)
-            self._run = load("gpu handwritten" if where.type == "cuda" else "host handwritten")(
-                self.declared, self._group, where
+            self._run = load("gpu handwritten" if self._device.type == "cuda" else "host handwritten")(
+                self.declared, self._group, self._device
             )
 
     @contextmanager
@@ -100,7 +101,8 @@ class TileProgram:
             except Exception as error:
                 refuse(self._group, error)
                 raise
-            self._run(self._signature, call.steps)
+            with current(self._device):
+                self._run(self._signature, call.steps)
 
     def _check(self) -> None:
         for name, channel in self.declared.channels.items():
@@ -308,7 +310,7 @@ def _checked_device(device: object) -> torch.device:
         return device
     if device is not None:
         raise InputError("device of a tile program", f"got {type(device).__name__}", "Pass torch.device(...), or None")
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return own_device()
 
 
 @lru_cache

@@ -10,6 +10,7 @@ from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
+from overweave.ops.devices import current, own_device
 from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
 from overweave.ops.explain import device_of
 from overweave.ops.operators import OPERATORS, operator_for
@@ -51,11 +52,11 @@ def tune(
     resolved = group_of(group)
     columns = tuple(n) if isinstance(n, Sequence) else (n,)
     try:
-        where = own_device(device)
+        where = device_named(device)
         problem = dressed(_problem(operator, (m, columns, k), resolved.world_size, dtype), columns, after)
     except InputError as error:
         raise refuse(resolved, error) from None
-    with resolved.turn:
+    with resolved.turn, current(where):
         tune_and_learn(problem, resolved, where)
     target = target_of(where)
     return choose(problem, target, agreed_knowledge(resolved, target))
@@ -90,12 +91,11 @@ def _problem(operator: str, sizes: tuple[int, tuple[int, ...], int], world_size:
     return problem_of(operator, (m, sum(columns), k), world_size, dtype)
 
 
-def own_device(device: torch.device | str | None) -> torch.device:
+def device_named(device: torch.device | str | None) -> torch.device:
     """A device by name; None: this process's GPU, or the CPU of a machine without one. Raises InputError."""
-    has_gpu = torch.cuda.is_available()
     if device is None:
-        return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+        return own_device()
     where = device_of("tune", device)
-    if where.type == "cuda" and not has_gpu:
+    if where.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"tune on device {device}", "this process sees no GPU", "Use cpu, or see `overweave doctor`")
     return where

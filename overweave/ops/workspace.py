@@ -11,6 +11,7 @@ from overweave.errors import InputError
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace
+from overweave.ops.devices import current, own_device
 from overweave.ops.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 
@@ -23,7 +24,8 @@ def check(group: GroupLike = None) -> None:
     resolved = group_of(group)
     workspace = _on_gpu(resolved)
     if workspace is not None:
-        workspace.check()
+        with current(workspace.device):
+            workspace.check()
         return
     if torch.cuda.is_available():  # only library plans have run, or plans on the CPU
         torch.cuda.synchronize()
@@ -42,7 +44,8 @@ def reset(group: GroupLike = None) -> None:
     with resolved.turn:
         workspace, host = _on_gpu(resolved), HostWorkspace.opened(resolved)
         if workspace is not None:
-            workspace.reset()
+            with current(workspace.device):
+                workspace.reset()
         else:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
@@ -69,14 +72,15 @@ def symmetric_empty(
     with resolved.turn:
         extents, board = tuple(shape), Board.of(resolved)
         board.agree(f"symmetric_empty {list(extents)} {dtype}".encode())
-        where = device or (_gpu() if torch.cuda.is_available() else torch.device("cpu"))
+        where = device or own_device()
         if where.type == "cpu":
             if not board.is_watched:
                 board.finish()
             return torch.zeros(extents, dtype=dtype, device=where)
         size_bytes = max(dtype.itemsize * torch.Size(extents).numel(), 16)
-        heap = load("gpu heap")(resolved, where, size_bytes)
-        tensor: torch.Tensor = heap.view(0, extents, dtype)
+        with current(where):
+            heap = load("gpu heap")(resolved, where, size_bytes)
+            tensor: torch.Tensor = heap.view(0, extents, dtype)
         return tensor
 
 
@@ -86,8 +90,4 @@ def _is_shape(shape: object) -> bool:
 
 def _on_gpu(group: Group) -> Any:
     """The group's workspace on this rank's GPU; None without a GPU, and where nothing has needed one."""
-    return load("gpu workspace").opened(group, _gpu()) if torch.cuda.is_available() else None
-
-
-def _gpu() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
+    return load("gpu workspace").opened(group) if torch.cuda.is_available() else None

@@ -38,9 +38,10 @@ class CallFrame:
             self._keep()
             work(workspace.current_stream(), True)
             return
-        stream = workspace.enter()
-        work(stream, False)
-        workspace.leave(stream)
+        with workspace.chain.turn:
+            stream = workspace.enter()
+            work(stream, False)
+            workspace.leave(stream)
 
     def _keep(self) -> None:
         if not self.was_captured:
@@ -115,12 +116,13 @@ class SlotCalls(CallFrame, Generic[Slot]):
             slot = self.slot = self._slots[workspace.take_turn()]
             self._enqueue(slot, given, workspace.current_stream())
             return
-        stream = workspace.enter()
-        slot = self.slot = self._slots[workspace.take_turn()]
-        if not (self._may_replay and slot.replays.launch(places, workspace.captures, self._enqueue, slot, given)):
-            slot.prepare(addresses)
-            self._enqueue(slot, given, stream)
-        workspace.leave(stream)
+        with workspace.chain.turn:
+            stream = workspace.enter()
+            slot = self.slot = self._slots[workspace.take_turn()]
+            if not (self._may_replay and slot.replays.launch(places, workspace.captures, self._enqueue, slot, given)):
+                slot.prepare(addresses)
+                self._enqueue(slot, given, stream)
+            workspace.leave(stream)
 
     def _enqueue(self, slot: Slot, given: tuple[Any, ...], stream: Stream) -> None:
         def work() -> None:

@@ -66,11 +66,12 @@ class PackedRun(CallFrame):
             self._keep()
             self._enqueue(tensors, workspace.current_stream())
             return
-        stream = workspace.enter()
         places = tuple([tensor.data_ptr() for tensor in tensors.values()])
-        if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, tensors)):
-            self._enqueue(tensors, stream)
-        workspace.leave(stream)
+        with workspace.chain.turn:
+            stream = workspace.enter()
+            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, tensors)):
+                self._enqueue(tensors, stream)
+            workspace.leave(stream)
 
     def _enqueue(self, tensors: Tensors, stream: torch.cuda.Stream) -> None:
         for name, tensor in tensors.items():

@@ -26,6 +26,7 @@ CAMPAIGNS = {
         *("--deadline", "4", "--no-latency", "--matmul", "library", "early"),
     ],
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
+    "callers": ["gpu_callers", "--trials", "16"],
     "norms": ["gpu_norms", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
     "fp8": ["gpu_fp8", "--operator", "all", "--no-times", "--sizes", "1"],

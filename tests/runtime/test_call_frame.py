@@ -37,15 +37,27 @@ class Event:
         self.recorded = stream.name
 
 
+class Turn:
+    """Of the calls of a GPU."""
+
+    is_held = False
+
+    def __enter__(self) -> None:
+        self.is_held = True
+
+    def __exit__(self, *error: object) -> None:
+        self.is_held = False
+
+
 class Workspace:
-    """A workspace that writes down what a call asks of it."""
+    """A workspace that writes down what a call asks of it, and is entered and left in one turn."""
 
     device = torch.device("cpu")
     group = SimpleNamespace(rank=0, world_size=RANKS)
     captured: ClassVar[list[object]] = []
 
     def __init__(self, log: Log) -> None:
-        self.log, self.turn = log, 0
+        self.log, self.turn, self.chain = log, 0, SimpleNamespace(turn=Turn())
         self.streams: dict[str, Stream] = {}
         self.board = SimpleNamespace(post=lambda signature: log.append("post"))
         self.packed_space = lambda half_bytes: SimpleNamespace(product=lambda shape, dtype: torch.zeros(shape))
@@ -65,10 +77,12 @@ class Workspace:
         return self.stream("caller")
 
     def enter(self) -> Stream:
+        assert self.chain.turn.is_held
         self.log.append("enter caller")
         return self.current_stream()
 
     def leave(self, stream: Stream) -> None:
+        assert self.chain.turn.is_held
         self.log.append(f"leave {stream.name}")
 
 

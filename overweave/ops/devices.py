@@ -1,0 +1,39 @@
+"""Calls on tensors of a GPU that is not the thread's current one: it becomes that meanwhile, as in torch's own calls.
+
+A new thread's current GPU is the first one, whichever its process chose. Streams, kernels and copies are of the current
+one, so a call that did not look would go to a GPU that its tensors are not on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+
+
+def is_away(tensor: object) -> TypeGuard[torch.Tensor]:
+    """Whether this is a tensor on a GPU that is not the current one."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
+        return False
+    # Not is_available, which asks the driver: where no GPU is in use, no tensor lies on one, but for fake ones.
+    return torch.cuda.is_initialized() and torch._C._cuda_getDevice() != tensor.device.index
+
+
+def run_on(device: torch.device, call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+    """A call with this GPU as the current one."""
+    with current(device):
+        return call(*arguments, **options)
+
+
+def own_device() -> torch.device:
+    """The current GPU, or the CPU of a machine without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """A GPU is the current one inside; of the CPU, nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
