@@ -65,3 +65,11 @@ def test_calls_of_all_groups_are_one_chain(caller: Any) -> None:
 def test_gpus_have_chains_of_their_own(caller: Any) -> None:
     assert Chain.of(GPU) is Chain.of(GPU)
     assert Chain.of(GPU) is not Chain.of(torch.device("cuda", 0))
+
+
+def test_a_workspace_is_found_by_its_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever GPU is current: `check` and `reset` come from any thread."""
+    groups = [SimpleNamespace(process_group=object()) for _ in range(3)]
+    kept = {(groups[1].process_group, GPU): "theirs", (groups[0].process_group, GPU): "own"}
+    monkeypatch.setattr(workspace.Workspace, "_open", kept)
+    assert [workspace.Workspace.opened(group) for group in groups] == ["own", "theirs", None]

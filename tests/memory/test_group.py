@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.errors import GroupError, PeerError
-from overweave.memory.group import all_gather_bytes, process_group_of, resolve
+from overweave.memory.group import _byte_device, all_gather_bytes, process_group_of, resolve
 from overweave.runtime.processes import run_ranks
 
 
@@ -35,6 +37,15 @@ def name_the_world() -> list[list[object]]:
 def test_every_form_of_a_group():
     told = run_ranks(name_the_world, 2, group_timeout_s=17.0)
     assert told == [[[rank, 2, 17.0]] * 4 for rank in range(2)]
+
+
+def test_bytes_travel_by_the_groups_own_gpu(monkeypatch: pytest.MonkeyPatch):
+    """A thread that nobody told which GPU is its process's has the first one as its current one."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    gpus, own = {torch.device("cuda")}, torch.device("cuda", 3)
+    kinds = [SimpleNamespace(_device_types=gpus, bound_device_id=bound) for bound in (own, None)]
+    kinds.append(SimpleNamespace(_device_types={torch.device("cpu"), *gpus}, bound_device_id=own))
+    assert [str(_byte_device(kind)) for kind in kinds] == ["cuda:3", "cuda:0", "cpu"]  # type: ignore[arg-type]
 
 
 def name_wrongly() -> list[str]:

@@ -34,12 +34,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_tensor_is_away_where_another_gpu_is_current(gpus: Any) -> None:
     with FakeTensorMode():
-        theirs = torch.empty(2, device="cuda:1")
-    assert devices.is_away(theirs)
-    assert not devices.is_away(X)
-    assert not devices.is_away("x")
+        first, theirs = (torch.empty(2, device=f"cuda:{number}") for number in range(2))
+    assert [devices.is_away(one) for one in (first, theirs, X, "x")] == [False, True, False, False]
     gpus.now = 1
-    assert not devices.is_away(theirs)
+    assert [devices.is_away(one) for one in (first, theirs)] == [True, False]
 
 
 def calls() -> dict[str, Callable[[], object]]:
