@@ -5,7 +5,7 @@
 streams: calls of one group, each on a stream that this rank draws, behind work that may hold that stream up.
 groups: three groups of the same ranks, each on a stream of its own, in one order on all ranks; each plan in all three,
 then any plan in any. threads: three on one group, each on its own stream. kept: memory that calls hold after their
-tensors are gone, which must not grow. devices: from a thread whose current GPU is not that of its tensors.
+tensors are gone, which must not grow. devices: from a thread whose current GPU is not its tensors', if there are two.
 No call may fail or run out of time, and every result is compared.
 """
 
@@ -109,7 +109,7 @@ def on_streams(works: Sequence[Work], count: int) -> None:
 def in_groups(works: Sequence[Work], count: int) -> None:
     """Several groups of the same ranks at once, which meet in one order on every rank."""
     deadline = timedelta(seconds=group_of(None).timeout_s)  # a new group's own would be ten minutes
-    groups = [dist.new_group(backend="nccl", timeout=deadline) for _ in range(LANES)]
+    groups = [dist.new_group(timeout=deadline) for _ in range(LANES)]
     lanes, own, shared = [Lane(group) for group in groups], random.Random(dist.get_rank()), random.Random(5)
     for name, choice in [*((f"{w.case.operator}.{w.case.plan}", [w]) for w in works), ("any plan beside any", works)]:
         started = time.monotonic()
@@ -137,7 +137,7 @@ def from_threads(works: Sequence[Work], count: int) -> None:
 def on_devices(works: Sequence[Work], count: int) -> None:
     """As a thread that nobody told which GPU is its own."""
     lanes, away = [Lane(None, has_stream=False)], (torch.cuda.current_device() + 1) % torch.cuda.device_count()
-    for work in works:
+    for work in works if torch.cuda.device_count() > 1 else ():
         started = time.monotonic()
         failures = attempt(lanes, [None], partial(in_threads, lanes, away, work, count))
         report.line(f"devices: {work.case.operator}.{work.case.plan}", count, failures, started)

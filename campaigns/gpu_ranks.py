@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 _T = TypeVar("_T")
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+# Torch maps memory between ranks of one GPU if told to; and what they copy there shares no queue with their kernels.
+SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def spread_over(items: Sequence[_T], count: int) -> list[_T]:
@@ -29,14 +31,24 @@ def need_gpus() -> None:
 
 
 def join(timeout: timedelta) -> torch.device:
-    """Joins the world that torchrun started, one rank a GPU; every wait of the group ends after `timeout`."""
+    """Joins the world that torchrun started, one rank a GPU; every wait of the group ends after `timeout`.
+
+    More ranks than GPUs share them. The driver gives them the GPU by turns, so what a campaign checks is as on GPUs of
+    their own, but for times, and with gloo as the library, since NCCL has no two ranks on a GPU. Nor can gloo be
+    captured, and copies between such ranks need an SM (CONTRIBUTING.md).
+    """
     need_gpus()
     if "LOCAL_RANK" not in os.environ:
         sys.exit("this campaign needs ranks: python -m torch.distributed.run --standalone --nproc-per-node 2 -m ...")
-    os.environ.update(NO_MULTICAST)
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    gpus, rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+    is_shared = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
+    os.environ.update(NO_MULTICAST | (SHARED_GPU if is_shared else {}))
+    device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device, timeout=timeout)
+    if is_shared:
+        dist.init_process_group("gloo", timeout=timeout)
+    else:
+        dist.init_process_group("nccl", device_id=device, timeout=timeout)
     return device
 
 

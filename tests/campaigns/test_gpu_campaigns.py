@@ -39,3 +39,17 @@ def test_what_they_say(monkeypatch):
         monkeypatch.setattr(gpu_ranks.torch.cuda, "device_count", lambda count=count: count)
         with pytest.raises(SystemExit, match=told):
             gpu_ranks.join(timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "backend", "device"), [(4, 4, "nccl", 3), (2, 4, "gloo", 1), (1, 4, "gloo", 0)]
+)
+def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, backend: str, device: int):
+    joined = []
+    monkeypatch.setattr(gpu_ranks.os, "environ", {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(ranks)})
+    monkeypatch.setattr(gpu_ranks.torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(gpu_ranks.torch.cuda, "set_device", lambda own: joined.append(own.index))
+    monkeypatch.setattr(gpu_ranks.dist, "init_process_group", lambda name, **options: joined.append(name))
+    assert gpu_ranks.join(timedelta(seconds=1)).index == device
+    assert joined == [device, backend]
+    assert ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES" in gpu_ranks.os.environ) == (backend == "gloo")
