@@ -47,6 +47,9 @@ class Stream:
 
     def record(self, stream: Any) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
 
 class Graph:
     """A captured graph."""

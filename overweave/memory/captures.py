@@ -15,15 +15,20 @@ from overweave.memory.collector import without_collection
 
 
 class Captures:
-    """Makes graphs. The first one is kept for good: a pool that no graph holds any more would be gone."""
+    """Makes graphs. The first one is kept for good: a pool that no graph holds any more would be gone.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    settle: comes before each (memory/workspace.py), where calls in flight may wait for peers.
+    """
+
+    def __init__(self, device: torch.device, settle: Callable[[], None] | None = None) -> None:
+        self._device, self._settle = device, settle
         self._stream: torch.cuda.Stream | None = None
         self._first: torch.cuda.CUDAGraph | None = None
 
     def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
         """What `enqueue` puts on a stream, as a graph. Raises whatever it raises."""
+        if self._settle is not None:
+            self._settle()
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()

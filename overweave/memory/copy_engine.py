@@ -7,7 +7,7 @@ copy within one GPU is a kernel and would wait for an SM that the waiting kernel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,10 +23,13 @@ Addresses = tuple[int, ...]
 
 
 class CopyQueue:
-    """One queue of one (plan, slot), replayed as one internal graph, or captured raw into the caller's."""
+    """One queue of one (plan, slot), replayed as one internal graph, or captured raw into the caller's.
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
-        self._steps = steps
+    settle: comes before a graph is made (memory/workspace.py), where calls in flight may wait for peers.
+    """
+
+    def __init__(self, steps: tuple[Step, ...], settle: Callable[[], None] | None = None) -> None:
+        self._steps, self._settle = steps, settle
         places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
         self._named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
         self._graphs: dict[Addresses, _Graph] = {}
@@ -72,6 +75,8 @@ class CopyQueue:
             with suppress(MachineError):
                 oldest.point(tensors)
                 return oldest
+        if self._settle is not None:
+            self._settle()
         return _Graph(self._steps, tensors)
 
 

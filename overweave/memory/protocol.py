@@ -38,12 +38,14 @@ def begin_kernel(state, signals, claims, words, limits, signal_count, rank, worl
     previous = (epoch - 1).to(tl.int32)
     used = tl.load(state + USED_ADDRESS).to(tl.pointer_type(tl.int32))
     used_count = tl.load(state + USED_SIGNALS)
+    stopped = tl.atomic_add(words, 0, sem="relaxed", scope="sys")
     addresses = tl.load(limits + PEER_ADDRESSES + peers, mask=is_peer, other=0)
 
-    # The signals that the last call used have all been waited for: nobody will add to them before our credit.
+    # The signals that the last call used have all been waited for: nobody will add to them before our credit. Behind
+    # the abort they stay as the watcher has set them: streams still wait for them, in calls that were launched before.
     for start in range(0, used_count, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        tl.store(used + index * STRIDE, tl.zeros([BLOCK], tl.int32), mask=index < used_count)
+        tl.store(used + index * STRIDE, tl.zeros([BLOCK], tl.int32), mask=(index < used_count) & (stopped == 0))
     tl.store(claims, 0)
     tl.store(claims + 1, 0)
     tl.store(claims + 2, 0)

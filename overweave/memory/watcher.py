@@ -22,6 +22,7 @@ from overweave.memory.alarm import Alarm
 from overweave.memory.board import Board
 
 LOOK_EVERY_S = 0.2
+OWN_PRIORITY = -3  # no other stream here has it: streams that wait hold up others in the same queue of the GPU
 SATISFIED = 0x3FFFFFFF  # above every count, below the sign bit
 ABORTED_BY_HOST = 3
 
@@ -63,7 +64,7 @@ class Watcher:
         self.trouble: OverweaveError | None = None
         self._workspace = workspace
         self._board = board
-        self._stream = torch.cuda.Stream(workspace.device, priority=-1)
+        self._stream = torch.cuda.Stream(workspace.device, priority=OWN_PRIORITY)
         self._seen_calls, self._seen_s = 0, 0.0
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="overweave watcher", daemon=True).start()
@@ -71,10 +72,12 @@ class Watcher:
     def look(self) -> OverweaveError | None:
         """Finds trouble, if there is any, and ends all waits of this GPU. Safe from any thread."""
         with self._lock:
-            if self.trouble is None:
+            is_known = self.trouble is not None
+            if not is_known:
                 self.trouble = self._found()
-                if self.trouble is not None:
-                    self._end_all_waits()
+            # Again, too: the head of a call that began in that moment clears signals of the one before it.
+            if self.trouble is not None and not (is_known and self._workspace.is_idle()):
+                self._end_all_waits()
             return self.trouble
 
     @contextmanager

@@ -7,6 +7,7 @@ Memory is never given back while the process lives, because a captured graph may
 from __future__ import annotations
 
 import atexit
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +40,7 @@ from overweave.memory.watcher import Watcher, reason_within
 
 SLOTS = 2
 SMALLEST_SLOT_BYTES = 16 << 20
+SETTLES_EVERY_S = 20e-6  # a look takes the driver's lock for a moment
 TOLD_WITHIN_S = 2.0  # ten turns of a watcher
 KERNEL_QUEUES = 4
 IS_SET = int(REPORT_IS_SET.value)
@@ -77,7 +79,7 @@ class Workspace:
         self.group, self.device, self.board = group, device, board
         self.timeout_s = group.timeout_s
         self.calls = 0
-        self.captures = Captures(device)
+        self.captures = Captures(device, self.settle)
         self.captured: list[object] = []
         self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int64, device=device)
@@ -118,6 +120,7 @@ class Workspace:
         """The slots, large enough for a layout. Collective if they must grow; all ranks ask for the same layout."""
         self._most_signals = max(self._most_signals, layout.signals)
         if not self._heaps or layout.size_bytes > self._slot_bytes:
+            self.settle()
             size = max(layout.size_bytes, SMALLEST_SLOT_BYTES)
             self._slot_bytes = aligned(size)
             self._heaps.append(CudaHeap(self.group, self.device, SLOTS * self._slot_bytes))
@@ -126,6 +129,7 @@ class Workspace:
     def packed_space(self, half_bytes: int) -> PackedSpace:
         """The memory of packed messages, large enough. Collective if it must grow; all ranks ask for as much."""
         if not self._packed or half_bytes > self._packed[-1].half_bytes:
+            self.settle()
             size = max(half_bytes, SMALLEST_HALF_BYTES)
             self._packed.append(PackedSpace(self.group, self.device, aligned(size)))
         return self._packed[-1]
@@ -159,6 +163,18 @@ class Workspace:
         self._record_last(stream)
         self.chain.last_stream, self.chain.last_call = stream, self._last_call
         self.calls += 1
+
+    def settle(self) -> None:
+        """Waits until the eager calls of this GPU have ended. Raises what goes wrong in this group meanwhile.
+
+        It comes before whatever the driver may hold back until then, graphs and memory. It holds other threads back
+        with it, the watcher too, and nobody else could end a stream's wait for a peer that is gone.
+        """
+        last = self.chain.last_call
+        while last is not None and not last.query():
+            if self._watcher.trouble is not None or self._report[IS_SET]:
+                self._refuse()
+            time.sleep(SETTLES_EVERY_S)
 
     def check(self) -> None:
         """Waits for all calls to end on the device; raises what went wrong in any of them."""

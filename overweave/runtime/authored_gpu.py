@@ -233,7 +233,7 @@ class AuthoredSlot:
         return {PLACES: torch.tensor(rows, dtype=torch.int64, device=self._workspace.device)}
 
     def _copies(self, action: Action) -> Enqueue:
-        copies = CopyQueue(copy_steps(self._addresses, action.operations))
+        copies = CopyQueue(copy_steps(self._addresses, action.operations), self._workspace.settle)
         side = self._workspace.stream(action.queue).cuda_stream
         self._queues.append((side, copies))
 

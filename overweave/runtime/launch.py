@@ -199,7 +199,7 @@ class BoundSlot:
         return enqueue
 
     def _copies(self, action: Action) -> Enqueue:
-        copies = CopyQueue(copy_steps(self._addresses, action.operations))
+        copies = CopyQueue(copy_steps(self._addresses, action.operations), self._workspace.settle)
         side = self._workspace.stream(action.queue).cuda_stream
         self._queues.append((side, copies))
 

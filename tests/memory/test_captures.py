@@ -46,6 +46,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert gc.isenabled()
 
 
+def test_calls_have_ended_before_a_graph_is_made() -> None:
+    done: list[str] = []
+    Captures(GPU, lambda: done.append("settled")).graph(lambda stream: done.append("enqueued"))
+    assert done == ["settled", "enqueued"]
+
+
 def test_graphs_share_one_stream_and_the_memory_of_the_first() -> None:
     captures, streams = Captures(GPU), []
     first: Any = weakref.ref(captures.graph(streams.append))

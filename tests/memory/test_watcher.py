@@ -74,3 +74,18 @@ def test_a_reset_that_fails_forgets_nothing(looking: Any):
     with pytest.raises(PeerTimeout), looking.forgetting():
         raise PeerTimeout("reset", "rank 1 is late", "")
     assert looking.trouble is not None
+
+
+def test_waits_are_ended_again_until_the_last_call_has_ended(looking: Any):
+    looking._workspace.is_idle = lambda: False
+    looking.look()
+    looking.look()
+    assert len(looking._workspace.ended) == 2
+    looking._workspace.is_idle = lambda: True
+    looking.look()
+    assert len(looking._workspace.ended) == 2
+
+
+def test_the_first_trouble_ends_waits_also_of_calls_that_others_replay(looking: Any):
+    looking.look()
+    assert looking._workspace.ended == [looking]
