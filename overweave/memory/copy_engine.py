@@ -38,8 +38,8 @@ class CopyQueue:
         """Makes the graph for tensors at these addresses, unless it is there. `launch` expects it,
         but on a stream that is being captured.
 
-        To be called while no kernel of this rank waits for peers: the driver may wait for running kernels before it
-        has memory for a graph, and peers may be waiting for the copies that the graph makes.
+        To be called before a call begins, and a new graph is made when those in flight have ended: the driver may wait
+        for running kernels before it has memory for one, and peers may be waiting for the copies that the graph makes.
         """
         addresses = self._addresses(tensors)
         if self._steps and addresses not in self._graphs:

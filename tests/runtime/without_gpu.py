@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,8 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
     return SimpleNamespace(
         group=SimpleNamespace(rank=rank, world_size=ranks),
         device=torch.device("cpu"),
+        chain=SimpleNamespace(turn=nullcontext()),
+        settle=lambda: None,
         words=words,
         state=torch.zeros(8, dtype=torch.int64),
         claims=torch.zeros(8, dtype=torch.int32),
