@@ -32,7 +32,7 @@ from overweave.schedules.tile_shape import (
     Kernel,
     TileShape,
 )
-from tests.runtime.without_gpu import CALLER, HostSlot, Launched, launched, workspace
+from tests.runtime.without_gpu import CALLER, HostSlot, Launched, launched, settle, workspace
 
 __all__ = ["launched"]  # a fixture
 
@@ -283,6 +283,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
     bound = launch.BoundSlot(
         plan, workspace(case.rank, case.world_size), slot, launch_order(plan, case.rank), tensors, False
     )
+    assert all(copies._settle is settle for _, copies in bound._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
     bound.begin(CALLER.cuda_stream)

@@ -31,7 +31,7 @@ from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.authored_gpu import AuthoredSlot, _check_shared, _standing
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernels import moving
-from tests.runtime.without_gpu import CALLER, SHARED_BYTES, SIDE_STREAM, HostSlot, launched, workspace
+from tests.runtime.without_gpu import CALLER, SHARED_BYTES, SIDE_STREAM, HostSlot, launched, settle, workspace
 from tests.source_tree import ROOT
 
 __all__ = ["launched"]  # a fixture
@@ -123,7 +123,9 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     away = next((store for store in space.stores if store.tensor == weaving.away), None)
     kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
     slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes, ranks)
-    return AuthoredSlot(plan, workspace(rank, ranks), slot, kernel, given)
+    made = AuthoredSlot(plan, workspace(rank, ranks), slot, kernel, given)
+    assert all(copies._settle is settle for _, copies in made._queues)  # before a graph is made
+    return made
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

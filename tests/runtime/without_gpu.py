@@ -98,6 +98,10 @@ def address_of(argument: Any) -> Any:
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
+def settle() -> None:
+    """No call is in flight."""
+
+
 def workspace(rank: int = 0, ranks: int = 2) -> Any:
     words = SimpleNamespace(tensor=torch.zeros(1024, dtype=torch.uint8))
     words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
@@ -105,7 +109,7 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         group=SimpleNamespace(rank=rank, world_size=ranks),
         device=torch.device("cpu"),
         chain=SimpleNamespace(turn=nullcontext()),
-        settle=lambda: None,
+        settle=settle,
         words=words,
         state=torch.zeros(8, dtype=torch.int64),
         claims=torch.zeros(8, dtype=torch.int32),
