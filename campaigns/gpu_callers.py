@@ -45,6 +45,11 @@ class Work(NamedTuple):
     inputs: Inputs
     wanted: torch.Tensor
 
+    @property
+    def name(self) -> str:
+        """Of the operator and its plan."""
+        return f"{self.case.operator}.{self.case.plan}"
+
 
 class Lane:
     """A stream with calls of a group on it, or whichever is the caller's, and how many of their results were wrong."""
@@ -92,18 +97,25 @@ def attempt(lanes: Sequence[Lane], groups: Sequence[dist.ProcessGroup | None], t
     return failures
 
 
+def of_each(
+    part: str, works: Sequence[Work], lanes: Sequence[Lane], calls: int, trials: Callable[[Work], None]
+) -> None:
+    """A line for each plan: what went wrong in so many calls of it, on lanes of one group."""
+    for work in works:
+        started = time.monotonic()
+        failures = attempt(lanes, [None], partial(trials, work))
+        report.line(f"{part}: {work.name}", calls, failures, started)
+
+
 def on_streams(works: Sequence[Work], count: int) -> None:
     """One group, whose calls come from any stream."""
     lanes, own = [Lane(None) for _ in range(LANES)], random.Random(dist.get_rank())
-    for work in works:
-        started = time.monotonic()
 
-        def trials(work: Work = work) -> None:
-            for _ in range(count):
-                own.choice(lanes).call(work, own.randrange(LONGEST_HOLD))
+    def trials(work: Work) -> None:
+        for _ in range(count):
+            own.choice(lanes).call(work, own.randrange(LONGEST_HOLD))
 
-        failures = attempt(lanes, [None], trials)
-        report.line(f"streams: {work.case.operator}.{work.case.plan}", count, failures, started)
+    of_each("streams", works, lanes, count, trials)
 
 
 def in_groups(works: Sequence[Work], count: int) -> None:
@@ -111,7 +123,7 @@ def in_groups(works: Sequence[Work], count: int) -> None:
     deadline = timedelta(seconds=group_of(None).timeout_s)  # a new group's own would be ten minutes
     groups = [dist.new_group(timeout=deadline) for _ in range(LANES)]
     lanes, own, shared = [Lane(group) for group in groups], random.Random(dist.get_rank()), random.Random(5)
-    for name, choice in [*((f"{w.case.operator}.{w.case.plan}", [w]) for w in works), ("any plan beside any", works)]:
+    for name, choice in [*((work.name, [work]) for work in works), ("any plan beside any", works)]:
         started = time.monotonic()
 
         def trials(choice: Sequence[Work] = choice) -> None:
@@ -128,22 +140,18 @@ def in_groups(works: Sequence[Work], count: int) -> None:
 def from_threads(works: Sequence[Work], count: int) -> None:
     """All threads make the same calls: which of them meets which of a peer's is nobody's to say."""
     lanes, home = [Lane(None) for _ in range(LANES)], torch.cuda.current_device()
-    for work in works:
-        started = time.monotonic()
-        failures = attempt(lanes, [None], partial(in_threads, lanes, home, work, count))
-        report.line(f"threads: {work.case.operator}.{work.case.plan}", LANES * count, failures, started)
+    of_each("threads", works, lanes, LANES * count, partial(in_threads, lanes, home, count))
 
 
 def on_devices(works: Sequence[Work], count: int) -> None:
     """As a thread that nobody told which GPU is its own."""
-    lanes, away = [Lane(None, has_stream=False)], (torch.cuda.current_device() + 1) % torch.cuda.device_count()
-    for work in works if torch.cuda.device_count() > 1 else ():
-        started = time.monotonic()
-        failures = attempt(lanes, [None], partial(in_threads, lanes, away, work, count))
-        report.line(f"devices: {work.case.operator}.{work.case.plan}", count, failures, started)
+    lanes, gpus = [Lane(None, has_stream=False)], torch.cuda.device_count()
+    if gpus > 1:
+        away = (torch.cuda.current_device() + 1) % gpus
+        of_each("devices", works, lanes, count, partial(in_threads, lanes, away, count))
 
 
-def in_threads(lanes: Sequence[Lane], device: int, work: Work, count: int) -> None:
+def in_threads(lanes: Sequence[Lane], device: int, count: int, work: Work) -> None:
     """`count` calls on every lane, by a thread each whose current device is this. Raises what any of them raised."""
 
     def body(lane: Lane) -> None:
@@ -171,7 +179,7 @@ def kept(works: Sequence[Work], count: int) -> None:
                 held.append(torch.cuda.memory_allocated())
         grown = held[-1] - held[-2]
         failures = [f"{grown} bytes more after {count} calls more"] if grown > 0 else []
-        report.line(f"kept: {work.case.operator}.{work.case.plan}", 3 * count, failures, started)
+        report.line(f"kept: {work.name}", 3 * count, failures, started)
 
 
 PARTS = {"streams": on_streams, "groups": in_groups, "threads": from_threads, "kept": kept, "devices": on_devices}

@@ -17,10 +17,10 @@ from overweave.memory.collector import without_collection
 class Captures:
     """Makes graphs. The first one is kept for good: a pool that no graph holds any more would be gone.
 
-    settle: comes before each (memory/workspace.py), where calls in flight may wait for peers.
+    settle: comes before each, where streams of calls in flight may wait for peers (memory/workspace.py).
     """
 
-    def __init__(self, device: torch.device, settle: Callable[[], None] | None = None) -> None:
+    def __init__(self, device: torch.device, settle: Callable[[], None] | None) -> None:
         self._device, self._settle = device, settle
         self._stream: torch.cuda.Stream | None = None
         self._first: torch.cuda.CUDAGraph | None = None

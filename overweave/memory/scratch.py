@@ -28,7 +28,7 @@ class Scratch:
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self._device = group, device
-        self.captures, self.current_stream = Captures(device), Streams(device).current
+        self.captures, self.current_stream = Captures(device, None), Streams(device).current
         self._size_bytes = 0
         self._last: torch.cuda.Stream | None = None
 

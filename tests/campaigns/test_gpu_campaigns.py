@@ -52,4 +52,5 @@ def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, bac
     monkeypatch.setattr(gpu_ranks.dist, "init_process_group", lambda name, **options: joined.append(name))
     assert gpu_ranks.join(timedelta(seconds=1)).index == device
     assert joined == [device, backend]
-    assert ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES" in gpu_ranks.os.environ) == (backend == "gloo")
+    assert (gpu_ranks.SHARED_GPU.items() <= gpu_ranks.os.environ.items()) == (backend == "gloo")
+    assert gpu_ranks.NO_MULTICAST.items() <= gpu_ranks.os.environ.items()

@@ -53,7 +53,7 @@ def test_calls_have_ended_before_a_graph_is_made() -> None:
 
 
 def test_graphs_share_one_stream_and_the_memory_of_the_first() -> None:
-    captures, streams = Captures(GPU), []
+    captures, streams = Captures(GPU, None), []
     first: Any = weakref.ref(captures.graph(streams.append))
     for _ in range(2):
         captures.graph(streams.append)
@@ -64,14 +64,14 @@ def test_graphs_share_one_stream_and_the_memory_of_the_first() -> None:
 
 def test_workspaces_share_neither() -> None:
     streams: list[Any] = []
-    for captures in (Captures(GPU), Captures(GPU)):
+    for captures in (Captures(GPU, None), Captures(GPU, None)):
         captures.graph(streams.append)
     assert Graph.pools == [None, None]
     assert streams[0] is not streams[1]
 
 
 def test_a_capture_that_fails_is_ended_and_its_memory_is_not_shared() -> None:
-    captures = Captures(GPU)
+    captures = Captures(GPU, None)
 
     def enqueue(stream: Any) -> None:
         raise ValueError("refused")

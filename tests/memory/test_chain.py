@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.errors import PeerDied
 from overweave.memory.chain import Chain
 
 workspace = pytest.importorskip("overweave.memory.workspace", reason="no CUDA bindings here")
@@ -66,41 +65,3 @@ def test_calls_of_all_groups_are_one_chain(caller: Any) -> None:
 def test_gpus_have_chains_of_their_own(caller: Any) -> None:
     assert Chain.of(GPU) is Chain.of(GPU)
     assert Chain.of(GPU) is not Chain.of(torch.device("cuda", 0))
-
-
-def test_a_workspace_is_found_by_its_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever GPU is current: `check` and `reset` come from any thread."""
-    groups = [SimpleNamespace(process_group=object()) for _ in range(3)]
-    kept = {(groups[1].process_group, GPU): "theirs", (groups[0].process_group, GPU): "own"}
-    monkeypatch.setattr(workspace.Workspace, "_open", kept)
-    assert [workspace.Workspace.opened(group) for group in groups] == ["own", "theirs", None]
-
-
-class Call:
-    """An event behind a call that ends at a look at it, the `looks`-th; each look finds `trouble` in a workspace."""
-
-    def __init__(self, looks: int, watched: Any = None, trouble: Exception | None = None) -> None:
-        self.looks, self.watched, self.trouble = looks, watched, trouble
-
-    def query(self) -> bool:
-        self.looks -= 1
-        if self.watched is not None:
-            self.watched.trouble = self.trouble
-        return self.looks <= 0
-
-
-def test_it_settles_when_the_last_call_of_any_group_has_ended(caller: Any) -> None:
-    own = opened("own")
-    own.settle()  # there is none yet
-    own.chain.last_call = theirs = Call(3)
-    own.settle()
-    assert theirs.looks == 0
-
-
-def test_who_settles_hears_of_a_peer_that_died(caller: Any) -> None:
-    """The call itself ends only when the watcher has ended its waits."""
-    own = opened("own")
-    own._watcher = SimpleNamespace(trouble=None, look=lambda: own._watcher.trouble)
-    own.chain.last_call = Call(10**9, own._watcher, PeerDied("call 3", "rank 1 ended", "Start it anew"))
-    with pytest.raises(PeerDied, match="rank 1 ended"):
-        own.settle()

@@ -12,6 +12,7 @@ import torch
 from overweave.errors import OverweaveError, PeerError, PeerTimeout
 
 watcher = pytest.importorskip("overweave.memory.watcher", reason="needs cuda-bindings")
+Workspace = pytest.importorskip("overweave.memory.workspace").Workspace
 
 
 def test_a_reason_that_comes_late_is_heard():
@@ -47,6 +48,14 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Any:
         ended=ended, device=None, calls=0, timeout_s=1.0, reported_alarm=lambda: None, is_idle=lambda: True
     )
     return watcher.Watcher(idle, Peer())
+
+
+def test_its_stream_shares_its_priority_with_no_side_stream(looking: Any, monkeypatch: pytest.MonkeyPatch):
+    """Nor with callers' own: what waits on one may hold up others of the same priority."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: priority)
+    workspace = object.__new__(Workspace)
+    workspace.device, workspace._streams = torch.device("cuda", 0), {}
+    assert watcher.Watcher(looking._workspace, looking._board)._stream not in (workspace.stream("copies"), 0)
 
 
 def test_trouble_stays_until_it_is_forgotten(looking: Any):
