@@ -3,9 +3,13 @@
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_faults --deadline 4 [--rounds 6] [--absent 3]
 
 late: one rank comes up to half the deadline late, `--rounds` times: every result is right.
-absent: one rank leaves out calls that the others launch, several ahead: they raise PeerTimeout within the deadline +
-1.5 s (a stream wait: twice the deadline + 1.5 s), and after a collective reset the group computes again. A case takes
-longer than the deadline: `--absent 3` leaves it at three of them, spread over all.
+absent: one rank leaves out calls that the others launch, several ahead: the heads of these raise PeerTimeout within the
+deadline + 1.5 s, and after a collective reset the group computes again. A case takes longer than the deadline:
+`--absent 3` leaves it at three of them, spread over all.
+lost: one rank takes part, but its copies do not come, and the callers' next kernel has never run before: the driver
+loads it, waits for an idle GPU and holds up whoever asks for more. Kernels that wait raise PeerTimeout within the
+deadline + 1.5 s; where only streams wait the watcher does, within twice the deadline + 1.5 s, and a second more for a
+context of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,6 +28,7 @@ import overweave as ow
 from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Case, Inputs, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report, spread_over
 from overweave.errors import PeerError
+from overweave.memory.copy_engine import CopyQueue
 
 CASES = (
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"),
@@ -47,6 +54,16 @@ CASES = (
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_pull"),
 )
 
+LOST = (  # plans, whether a kernel waits for copies, and another one that nothing else here launches
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"), True, torch.erfinv),
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"), False, torch.lgamma),
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "gather"), False, torch.digamma),
+)
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+OFF_ALIGNMENT = 16  # elements, of what torch's allocator aligns to
+LATE_S = 1.5  # behind its deadline a wait has ended, and the host has heard of it
+CONTEXT_S = 1.0
 AHEAD = 6  # calls: more than there are slots, with tensors at other places, for which graphs are made, and at the same
 
 
@@ -72,29 +89,61 @@ def late_rank(case: Case, rounds: int, deadline_s: float) -> list[str]:
 
 def absent_rank(case: Case, deadline_s: float) -> list[str]:
     """Failures of calls in which the last rank does not take part, and of those after the reset."""
-    rank, absent = dist.get_rank(), dist.get_world_size() - 1
+    is_absent = dist.get_rank() == dist.get_world_size() - 1
+
+    def calls(inputs: Inputs) -> list[str]:
+        if not is_absent:
+            return _survive(case, (inputs, inputs._replace(x=inputs.x.clone())), deadline_s + LATE_S)
+        time.sleep(deadline_s + LATE_S)
+        return []
+
+    return _computes_again(case, calls)
+
+
+def lost_copies(case: Case, limit_s: float, new_kernel: Kernel) -> list[str]:
+    """Failures of a call in which what the last rank copies does not arrive, and of one after the reset."""
+    is_at_fault = dist.get_rank() == dist.get_world_size() - 1
+
+    def calls(inputs: Inputs) -> list[str]:
+        elsewhere = _elsewhere(inputs)
+        if not is_at_fault:
+            return _survive(case, (elsewhere,), limit_s, new_kernel)
+        with patch.object(CopyQueue, "launch"):
+            run(case, elsewhere)
+        time.sleep(limit_s)
+        return []
+
+    return _computes_again(case, calls)
+
+
+def _elsewhere(inputs: Inputs) -> Inputs:
+    """The same at an address that no call has had, of which no graph is kept: its copies are launched by themselves."""
+    room = inputs.x.new_empty(inputs.x.numel() + OFF_ALIGNMENT)
+    return inputs._replace(x=room[OFF_ALIGNMENT:].view_as(inputs.x).copy_(inputs.x))
+
+
+def _computes_again(case: Case, calls: Callable[[Inputs], list[str]]) -> list[str]:
+    """Failures of these calls, between others that all ranks make as they should."""
     inputs = make_inputs(case, 2, exact=True)
     wanted = expected(case, inputs, torch.float32).to(case.dtype)
     run(case, inputs)
     torch.cuda.synchronize()
-    failures = []
-    limit_s = (2 if case.plan == "per_shard" else 1) * deadline_s + 1.5
-    if rank != absent:
-        started = time.monotonic()
-        failures += _survive(case, inputs, started, limit_s)
-    else:
-        time.sleep(limit_s + 1)
+    dist.barrier()
+    failures = calls(inputs)
     ow.reset()
     if not torch.equal(run(case, inputs), wanted):
         failures.append(f"{case}: wrong result after the reset")
     return failures
 
 
-def _survive(case: Case, inputs: Inputs, started: float, limit_s: float) -> list[str]:
-    places = (inputs, inputs._replace(x=inputs.x.clone()))
+def _survive(case: Case, places: Sequence[Inputs], limit_s: float, behind: Kernel | None = None) -> list[str]:
+    """Failures of calls that must raise within `limit_s`. behind: the caller's next kernel."""
+    started = time.monotonic()
     try:
-        for call in range(AHEAD):
+        for call in range(AHEAD if behind is None else 1):
             out = run(case, places[call % 3 % 2])
+        if behind is not None:
+            behind(out)
         ow.check()
     except PeerError as error:
         took_s = time.monotonic() - started
@@ -120,6 +169,10 @@ def main() -> None:
     for case in spread_over(CASES, arguments.absent):
         failures = absent_rank(case, arguments.deadline)
         report.line(f"absent rank, {case.operator}.{case.plan}", 1, failures, started)
+    for case, kernel_waits, new_kernel in LOST:
+        limit_s = (arguments.deadline if kernel_waits else 2 * arguments.deadline + CONTEXT_S) + LATE_S
+        failures = lost_copies(case, limit_s, new_kernel)
+        report.line(f"lost copies, {case.operator}.{case.plan}", 1, failures, started)
     report.finish()
 
 

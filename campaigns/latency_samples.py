@@ -73,7 +73,7 @@ class Bench:
 
     def reset(self) -> None:
         for place in (FLAG, GO):
-            driver.fill_words(self.main.cuda_stream, self.word(place), 0, 1)
+            driver.write_value(self.main.cuda_stream, self.word(place), 0)
 
     def _begin_launches(self) -> list[Callable[[int], None]]:
         layout = SlotLayout(signals=16, pads={}, buffers={}, size_bytes=SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES)
@@ -160,7 +160,7 @@ def join(bench: Bench) -> None:
 
 
 def looks(bench: Bench) -> None:
-    driver.fill_words(bench.main.cuda_stream, bench.word(GO), 1, 1)
+    driver.write_value(bench.main.cuda_stream, bench.word(GO), 1)
     kernels.look_kernel[(1,)](bench.stamps, 0, bench.own(GO), *bench.limits, LOOKS=LOOKS, num_warps=1)
 
 

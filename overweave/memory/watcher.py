@@ -2,8 +2,13 @@
 
 A kernel's waits have a deadline of their own; a stream's have none, and a dead peer should be known long before any
 deadline. So the watcher looks at the report of this GPU's kernels, at the peers' alarms and at their processes. On any
-trouble it sets the abort word, which every kernel polls, and raises every signal of the workspace from its own stream,
-which satisfies every stream wait: what then runs is void, and the next call raises what was found.
+trouble it sets the abort word, which every kernel polls, and raises every signal of the workspace, which satisfies
+every stream wait: what then runs is void, and the next call raises what was found.
+
+It does so by writes of its own stream, and where these are held back, in a context of its own. A thread that launches a
+kernel for the first time, makes a graph or frees memory may stand still until the GPU is idle, and with it whatever
+other threads ask of their context meanwhile (campaigns/gpu_driver_waits.py): memsets and launches do not even return,
+and writes return, but are not always done.
 """
 
 from __future__ import annotations
@@ -11,17 +16,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
 
-from overweave.errors import OverweaveError
+from overweave.errors import MachineError, OverweaveError
 from overweave.memory import driver
 from overweave.memory.alarm import Alarm
 from overweave.memory.board import Board
 
 LOOK_EVERY_S = 0.2
+HELD_BACK_S = 0.1  # writes take a thousandth of it
 OWN_PRIORITY = -3  # no other stream here has it: streams that wait hold up others in the same queue of the GPU
 SATISFIED = 0x3FFFFFFF  # above every count, below the sign bit
 ABORTED_BY_HOST = 3
@@ -53,8 +59,8 @@ class Watched(Protocol):
     def abort_address(self) -> int:
         """The own abort word."""
 
-    def signal_ranges(self) -> list[tuple[int, int]]:
-        """(address, words) of the own signals."""
+    def signal_addresses(self) -> list[int]:
+        """Where the own signals are, of every slot ever leased."""
 
 
 class Watcher:
@@ -65,7 +71,7 @@ class Watcher:
         self._workspace = workspace
         self._board = board
         self._stream = torch.cuda.Stream(workspace.device, priority=OWN_PRIORITY)
-        self._seen_calls, self._seen_s = 0, 0.0
+        self._seen_calls, self._seen_s, self._wrote_s = 0, 0.0, 0.0
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="overweave watcher", daemon=True).start()
 
@@ -76,7 +82,7 @@ class Watcher:
             if not is_known:
                 self.trouble = self._found()
             # Again, too: the head of a call that began in that moment clears signals of the one before it.
-            if self.trouble is not None and not (is_known and self._workspace.is_idle()):
+            if self.trouble is not None and not (is_known and self._workspace.is_idle() and self._stream.query()):
                 self._end_all_waits()
             return self.trouble
 
@@ -119,8 +125,16 @@ class Watcher:
         return self._board.alarm(Alarm("timeout", "a stream waits for a peer's signal"))
 
     def _end_all_waits(self) -> None:
-        stream = self._stream.cuda_stream
+        """By the own stream, unless that still holds the last writes back. A context finds no memory, at times: then
+        at a later look."""
+        now_s = time.monotonic()
+        if self._stream.query():
+            self._wrote_s = now_s
+            self._write_all(self._stream.cuda_stream)
+        elif now_s - self._wrote_s > HELD_BACK_S:
+            with suppress(MachineError), driver.own_context(self._workspace.device.index) as stream:
+                self._write_all(stream)
+
+    def _write_all(self, stream: int) -> None:
         driver.write_value(stream, self._workspace.abort_address(), ABORTED_BY_HOST)
-        for address, words in self._workspace.signal_ranges():
-            if words:
-                driver.fill_words(stream, address, SATISFIED, words)
+        driver.write_values(stream, self._workspace.signal_addresses(), SATISFIED)

@@ -30,7 +30,7 @@ from overweave.memory.device import (
     REPORTED,
 )
 from overweave.memory.group import Group
-from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SlotLayout, aligned
 from overweave.memory.packed import PACKED_OPERATION
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
@@ -213,14 +213,14 @@ class Workspace:
         """The own abort word."""
         return self.words.addresses[self.group.rank]
 
-    def signal_ranges(self) -> list[tuple[int, int]]:
-        """(address, words) of the own signals of every slot ever leased."""
-        words = self._most_signals * SIGNAL_STRIDE_WORDS
-        return [
-            (heap.addresses[self.group.rank] + slot * (heap.tensor.numel() // SLOTS), words)
+    def signal_addresses(self) -> list[int]:
+        """Where the own signals are, of every slot ever leased."""
+        first = (
+            heap.addresses[self.group.rank] + slot * (heap.tensor.numel() // SLOTS)
             for heap in self._heaps
             for slot in range(SLOTS)
-        ]
+        )
+        return [start + signal * SIGNAL_STRIDE_BYTES for start in first for signal in range(self._most_signals)]
 
     def _is_aborted(self) -> bool:
         """Whether the own abort word is set. Waits for the device."""
@@ -258,9 +258,7 @@ class Workspace:
         self.report.zero_()
         self._turn = 0  # a rank that raised may have taken one turn more than its peers
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        for address, words in self.signal_ranges():
-            if words:
-                driver.fill_words(stream, address, 0, words)
+        driver.write_values(stream, self.signal_addresses(), 0)
         torch.cuda.synchronize(self.device)
 
     def _finish(self) -> None:
