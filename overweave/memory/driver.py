@@ -31,8 +31,8 @@ def current_context() -> Any:
 def own_context(device: int) -> Iterator[int]:
     """A stream of a context that is made here and gone behind it; what is put there is done by then.
 
-    Nothing that other threads of the process ask of the GPU holds it back. MEASURED: it takes 0.14 to 0.37 s, and half
-    a GiB of the GPU's memory while it lasts (one H200, 2026-11-23). Raises MachineError.
+    Nothing that other threads of the process ask of the GPU holds it back. MEASURED: 0.2 to 0.6 s beside seven others
+    (campaigns/gpu_driver_waits.py, one H200, 2026-11-23), and half a GiB of its memory (a draft). Raises MachineError.
     """
     create = getattr(driver, "cuCtxCreate_v4", driver.cuCtxCreate)  # cuda-bindings 12 and 13: the same function
     context = checked("cuCtxCreate", create(None, 0, checked("cuDeviceGet", driver.cuDeviceGet(device))))

@@ -78,3 +78,20 @@ def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.Monk
         own.lease(LAYOUT)
         own.packed_space(1 << 20)
     assert done == ["settled", "slots", "settled", "space"]
+
+
+def test_the_watcher_is_told_of_every_signal_that_a_plan_may_wait_for(own: Any) -> None:
+    """In both slots, of the memory that plans bound earlier have kept, too."""
+    own.group, own._most_signals, own._slot_bytes = SimpleNamespace(rank=1), 0, 1 << 21
+    own._heaps = [
+        SimpleNamespace(addresses=(place, place + (1 << 30)), tensor=torch.empty(2 * size, dtype=torch.uint8))
+        for place, size in ((1 << 32, 1 << 20), (1 << 40, 1 << 21))
+    ]
+    layout = SlotLayout(signals=5, pads={"arrived": 0, "sums": 3}, buffers={}, size_bytes=1 << 20)
+    slots = own.lease(layout)
+    old = [workspace.Slot(own._heaps[0], slot.number, slot.number << 20) for slot in slots]
+    words = {slot.bases[1] + layout.signal_offset(*each) for slot in (*slots, *old) for each in SIGNALS}
+    assert sorted(own.signal_addresses()) == sorted(words)
+
+
+SIGNALS = [("arrived", 0), ("arrived", 1), ("arrived", 2), ("sums", 0), ("sums", 1)]
