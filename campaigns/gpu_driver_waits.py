@@ -26,15 +26,17 @@ from overweave.memory import driver
 
 BEGINS_S, RESCUED_S, FOR_GOOD_S = 0.5, 2.0, 60.0  # a deed, what comes to its rescue, and the end of both
 GRAPHS, NODES = 60, 40
+WORDS = 600  # more than the driver writes at once
 GIGABYTE = 1 << 30
 
 
 class Gpu:
-    """What deeds and rescues work on, made while nothing waits. word: what a stream waits for; waited: behind that."""
+    """What deeds and rescues work on, made while nothing waits. words: a stream waits for the last; waited: behind."""
 
     def __init__(self) -> None:
         self.numbers = torch.rand(64, device="cuda")
-        self.word = torch.zeros(64, dtype=torch.int32, device="cuda")
+        self.words = torch.zeros(WORDS, dtype=torch.int32, device="cuda")
+        self.addresses = [self.words[at].data_ptr() for at in range(WORDS)]
         self.waiting, self.own, self.rescuing = (torch.cuda.Stream(priority=each) for each in (-1, 0, -3))
         self.waited = torch.cuda.Event()
         self.kept: list[torch.cuda.CUDAGraph | torch.Tensor] = []
@@ -43,7 +45,7 @@ class Gpu:
         launch(self)
         graph(self)
         torch.empty(GIGABYTE, dtype=torch.uint8, device="cuda")  # which torch keeps at hand
-        self.word.zero_()
+        self.words.zero_()
         torch.cuda.synchronize()
 
 
@@ -105,26 +107,26 @@ def synchronize(gpu: Gpu) -> None:
 def write(gpu: Gpu) -> None:
     """A look whether that call has ended, and a stream write, as the watcher's."""
     gpu.waited.query()
-    driver.write_values(gpu.rescuing.cuda_stream, [gpu.word.data_ptr()], 1)
+    driver.write_values(gpu.rescuing.cuda_stream, gpu.addresses, 1)
 
 
 def own_context(gpu: Gpu) -> None:
     """A stream write in another context, as the watcher's where the first has come to nothing."""
     with driver.own_context(0) as stream:
-        driver.write_values(stream, [gpu.word.data_ptr()], 1)
+        driver.write_values(stream, gpu.addresses, 1)
 
 
 def memset(gpu: Gpu) -> None:
     """Fills bytes by no kernel of torch's."""
     with torch.cuda.stream(gpu.rescuing):
-        gpu.word.zero_()
+        gpu.words.zero_()
     write(gpu)
 
 
 def kernel(gpu: Gpu) -> None:
     """Fills words by a kernel."""
     with torch.cuda.stream(gpu.rescuing):
-        gpu.word.fill_(1)
+        gpu.words.fill_(1)
 
 
 Deed = Callable[[Gpu], None]
@@ -166,7 +168,7 @@ class Timed(threading.Thread):
 def one(deed: str, rescue: str) -> None:
     """The line of a pair. Ends the process, whatever stands still in it."""
     gpu = Gpu()
-    driver.wait_value(gpu.waiting.cuda_stream, gpu.word.data_ptr(), 1)
+    driver.wait_value(gpu.waiting.cuda_stream, gpu.addresses[-1], 1)
     gpu.waited.record(gpu.waiting)
     did = Timed(gpu, DEEDS[deed])
     time.sleep(BEGINS_S)

@@ -7,9 +7,9 @@ absent: one rank leaves out calls that the others launch, several ahead: the hea
 deadline + 1.5 s, and after a collective reset the group computes again. A case takes longer than the deadline:
 `--absent 3` leaves it at three of them, spread over all.
 lost: one rank takes part, but its copies do not come, and the callers' next kernel has never run before: the driver
-loads it, waits for an idle GPU and holds up whoever asks for more. Kernels that wait raise PeerTimeout within the
-deadline + 1.5 s; where only streams wait the watcher does, within twice the deadline + 1.5 s, and a second more for a
-context of its own.
+loads it, waits for an idle GPU and holds up whoever asks for more. PeerTimeout is raised within the deadline + 1.5 s,
+and a second more for a context of the watcher's own.
+replayed: the same in a graph of the caller's, of whose calls no host knows. PeerTimeout within the deadline + 1.5 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from unittest.mock import patch
 
@@ -54,10 +55,11 @@ CASES = (
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_pull"),
 )
 
-LOST = (  # plans, whether a kernel waits for copies, and another one that nothing else here launches
-    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"), True, torch.erfinv),
-    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"), False, torch.lgamma),
-    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "gather"), False, torch.digamma),
+LOST = (  # plans, and a kernel that nothing else here launches
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"), torch.erfinv),
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"), torch.lgamma),
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "gather"), torch.digamma),
+    (Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_stored"), torch.i0),
 )
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
@@ -89,12 +91,13 @@ def late_rank(case: Case, rounds: int, deadline_s: float) -> list[str]:
 
 def absent_rank(case: Case, deadline_s: float) -> list[str]:
     """Failures of calls in which the last rank does not take part, and of those after the reset."""
-    is_absent = dist.get_rank() == dist.get_world_size() - 1
+    limit_s = deadline_s + LATE_S
 
     def calls(inputs: Inputs) -> list[str]:
-        if not is_absent:
-            return _survive(case, (inputs, inputs._replace(x=inputs.x.clone())), deadline_s + LATE_S)
-        time.sleep(deadline_s + LATE_S)
+        if not _is_at_fault():
+            places = inputs, inputs._replace(x=inputs.x.clone())
+            return _survive(case, lambda: [run(case, places[call % 3 % 2]) for call in range(AHEAD)][-1], limit_s)
+        time.sleep(limit_s)
         return []
 
     return _computes_again(case, calls)
@@ -102,18 +105,44 @@ def absent_rank(case: Case, deadline_s: float) -> list[str]:
 
 def lost_copies(case: Case, limit_s: float, new_kernel: Kernel) -> list[str]:
     """Failures of a call in which what the last rank copies does not arrive, and of one after the reset."""
-    is_at_fault = dist.get_rank() == dist.get_world_size() - 1
 
     def calls(inputs: Inputs) -> list[str]:
         elsewhere = _elsewhere(inputs)
-        if not is_at_fault:
-            return _survive(case, (elsewhere,), limit_s, new_kernel)
+        if not _is_at_fault():
+            return _survive(case, lambda: new_kernel(run(case, elsewhere)), limit_s)
         with patch.object(CopyQueue, "launch"):
             run(case, elsewhere)
         time.sleep(limit_s)
         return []
 
     return _computes_again(case, calls)
+
+
+def replayed_without_copies(case: Case, limit_s: float) -> list[str]:
+    """Failures of the same call in a graph."""
+
+    def calls(inputs: Inputs) -> list[str]:
+        graph = torch.cuda.CUDAGraph()
+        with patch.object(CopyQueue, "launch") if _is_at_fault() else nullcontext(), torch.cuda.graph(graph):
+            out = run(case, inputs)
+        dist.barrier()
+        if not _is_at_fault():
+            return _survive(case, lambda: _replayed(graph, out), limit_s)
+        graph.replay()
+        time.sleep(limit_s)
+        return []
+
+    return _computes_again(case, calls)
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, out: torch.Tensor) -> torch.Tensor:
+    graph.replay()
+    torch.cuda.synchronize()  # nobody else waits for what a graph holds
+    return out
+
+
+def _is_at_fault() -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1
 
 
 def _elsewhere(inputs: Inputs) -> Inputs:
@@ -136,14 +165,11 @@ def _computes_again(case: Case, calls: Callable[[Inputs], list[str]]) -> list[st
     return failures
 
 
-def _survive(case: Case, places: Sequence[Inputs], limit_s: float, behind: Kernel | None = None) -> list[str]:
-    """Failures of calls that must raise within `limit_s`. behind: the caller's next kernel."""
+def _survive(case: Case, calls: Callable[[], torch.Tensor], limit_s: float) -> list[str]:
+    """Failures of calls that must raise within `limit_s`."""
     started = time.monotonic()
     try:
-        for call in range(AHEAD if behind is None else 1):
-            out = run(case, places[call % 3 % 2])
-        if behind is not None:
-            behind(out)
+        out = calls()
         ow.check()
     except PeerError as error:
         took_s = time.monotonic() - started
@@ -169,10 +195,12 @@ def main() -> None:
     for case in spread_over(CASES, arguments.absent):
         failures = absent_rank(case, arguments.deadline)
         report.line(f"absent rank, {case.operator}.{case.plan}", 1, failures, started)
-    for case, kernel_waits, new_kernel in LOST:
-        limit_s = (arguments.deadline if kernel_waits else 2 * arguments.deadline + CONTEXT_S) + LATE_S
-        failures = lost_copies(case, limit_s, new_kernel)
+    for case, new_kernel in LOST:
+        failures = lost_copies(case, arguments.deadline + LATE_S + CONTEXT_S, new_kernel)
         report.line(f"lost copies, {case.operator}.{case.plan}", 1, failures, started)
+    for case, _ in LOST:
+        failures = replayed_without_copies(case, arguments.deadline + LATE_S)
+        report.line(f"lost copies, replayed, {case.operator}.{case.plan}", 1, failures, started)
     report.finish()
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from campaigns import latency_kernels as kernels
+from overweave.ir.tile_order import NO_SIGNAL
 from overweave.memory import driver
 from overweave.memory.copy_engine import CopyQueue
 from overweave.memory.cuda_heap import CudaHeap
@@ -15,12 +16,13 @@ from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_CAPACITY, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.memory.workspace import Workspace
-from overweave.runtime.kernels import begin_launch
+from overweave.runtime.kernels import begin_launch, wait_launch
 
 ALIGNED, HEAD_START = 500_000, 100_000  # cycles that hide the host, and that let a side stream begin to wait
 LOOKS = ROUNDS = 64
 WRITES = 8
 FLAG, GO, OWN, OTHERS = range(4)  # words, a line each; further writes go to OTHERS and up
+OnStream = Callable[[int], None]
 COPY_BYTES = tuple(1 << power for power in (16, 18, 20, 22, 24, 25))
 
 
@@ -42,6 +44,11 @@ class Bench:
         self.limits = (words.view(0, (words.tensor.numel() // 4,), torch.int32), self.workspace.limits)
         self._one, self._forked, self._joined = torch.ones(1, device=device), torch.cuda.Event(), torch.cuda.Event()
         self.begins = self._begin_launches()
+        numbers = [0, 1, 1, NO_SIGNAL, 0, 0, group.world_size]
+        self.wait_by_kernel: OnStream = wait_launch([self.own(GO), *self.limits], numbers)
+
+    def wait_by_stream(self, stream: int) -> None:
+        driver.wait_value(stream, self.word(GO), 1)
 
     def word(self, place: int, rank: int | None = None) -> int:
         """The address of a word on a rank, or here."""
@@ -140,15 +147,23 @@ def signalled(bench: Bench, queue: CopyQueue) -> None:
     bench.rejoin()
 
 
-def launched(bench: Bench) -> None:
-    """From a kernel's signal to the start of a kernel whose stream has waited for it."""
+def launched(bench: Bench, wait: OnStream) -> None:
+    """From a kernel's signal to the start of a kernel whose stream has waited for it, by itself or by a kernel."""
     bench.reset()
     bench.fork()
     torch.cuda._sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
-    driver.wait_value(bench.side.cuda_stream, bench.word(GO), 1)
+    wait(bench.side.cuda_stream)
     bench.stamp(1, bench.side)
     bench.rejoin()
+
+
+def passed(bench: Bench, wait: OnStream) -> None:
+    """The same between two kernels of one stream, where the signal has been there for long."""
+    driver.write_value(bench.main.cuda_stream, bench.word(GO), 1)
+    bench.stamp(0)
+    wait(bench.main.cuda_stream)
+    bench.stamp(1)
 
 
 def join(bench: Bench) -> None:

@@ -27,7 +27,7 @@ from campaigns.lint_case import (
 )
 from campaigns.lint_gated import gated_tiles
 from campaigns.lint_packed import packed_cases
-from campaigns.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case
+from campaigns.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint_skinny import skinny_cases
 from campaigns.lint_stored import Stored, at_no_peer, at_peers, stored_tiles
 from overweave.compiler.lint_contract import Contract, Guard
@@ -72,6 +72,7 @@ def cases() -> Iterator[Case]:
     """All of them."""
     yield begin_case()
     yield tell_case()
+    yield wait_case()
     yield stamp_case()
     for dtype, operands, traced in product(DTYPES, OPERANDS, (False, True)):
         yield reduction_case(dtype, operands, traced)

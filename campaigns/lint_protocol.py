@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from campaigns.lint_case import Case, source_of
 from overweave.compiler.lint_contract import Contract, Guard
+from overweave.kernels.wait import NUMBERS, wait_kernel
 from overweave.memory.protocol import begin_kernel, tell_kernel
 from overweave.memory.stamp import stamp_kernel
 
@@ -34,6 +35,13 @@ def tell_case() -> Case:
     """What a library call tells its peers: behind its kernels, which a boundary ends, and nothing of its own."""
     source = source_of(tell_kernel, {"words": "*i64"}, {"BLOCK": 32}, {"num_warps": 1}, "")
     return Case(source, Contract(releases=1, announced=(Guard("*words", ()),)))
+
+
+def wait_case() -> Case:
+    """A wait in front of what reads the data. Two looks: for who is late, and the alarm's."""
+    contract = Contract(waits=1, looks=2, guarded=(Guard("signals", ()),), alarm=("words", "*limits"))
+    source = source_of(wait_kernel, PROTOCOL | dict.fromkeys(NUMBERS, "i32"), {}, {"num_warps": 1}, "")
+    return Case(source, contract)
 
 
 def stamp_case() -> Case:

@@ -26,6 +26,7 @@ USED_SIGNALS = tl.constexpr(2)
 STATE_WORDS = 3
 
 BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a credit did not come
+QUEUE_OPERATION = tl.constexpr(-3)  # and where a queue waits, of which no more is known (runtime/waits.py)
 
 
 @triton.jit

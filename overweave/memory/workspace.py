@@ -34,7 +34,7 @@ from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SlotLayou
 from overweave.memory.packed import PACKED_OPERATION
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import PackedSpace
-from overweave.memory.protocol import BEGIN_OPERATION, STATE_WORDS
+from overweave.memory.protocol import BEGIN_OPERATION, QUEUE_OPERATION, STATE_WORDS
 from overweave.memory.shares import SharedShares
 from overweave.memory.watcher import Watcher, reason_within
 
@@ -203,7 +203,8 @@ class Workspace:
             return Alarm("timeout", "begin: it has not begun this call", peer=signal, expected=expected, seen=seen)
         if operation == PACKED_OPERATION.value:
             return Alarm("timeout", f"its messages of packed call {expected} did not come", peer=signal)
-        return Alarm("timeout", f"operation {operation} waits for signal {signal}", expected=expected, seen=seen)
+        waiting = "a queue" if operation == QUEUE_OPERATION.value else f"operation {operation}"
+        return Alarm("timeout", f"{waiting} waits for signal {signal}", expected=expected, seen=seen)
 
     def is_idle(self) -> bool:
         """Whether the last eager call has ended on the device."""

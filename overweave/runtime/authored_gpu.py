@@ -56,6 +56,7 @@ from overweave.runtime.library import run_operation
 from overweave.runtime.matmul import programs_for
 from overweave.runtime.order import Action, launch_order
 from overweave.runtime.replays import Places, Replays, may_replay
+from overweave.runtime.waits import PlanWaits
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[torch.cuda.Stream, Tensors, Mapping[str, Any]], None]
@@ -73,14 +74,16 @@ class AuthoredSlot:
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self.begin, self._signals, self._words = head_of(workspace, slot, self._layout.signals)
+        self._waits = PlanWaits(plan, self._rank, self._layout, [self._signals, self._words, workspace.limits])
         self.replays = Replays()
         self._queues: list[tuple[int, CopyQueue]] = []
         self._started: WaitStep | None = None  # that a kernel which pushes has all its programs on their SMs
         actions = launch_order(plan, self._rank)
-        self.enqueue = tuple(
+        in_order = (
             behind_sides(plan, workspace, action, actions[:at], self._bound(action, given))
             for at, action in enumerate(actions)
         )
+        self.enqueue: tuple[Enqueue, ...] = (*in_order, *self._waits.at_end())
 
     def prepare(self, addresses: Mapping[str, int]) -> None:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
@@ -243,12 +246,11 @@ class AuthoredSlot:
         return enqueue
 
     def _library(self, operation: Operation) -> Enqueue:
-        waits, writes = tuple(wait_steps(self._addresses, operation)), tuple(write_steps(self._addresses, operation))
+        wait, writes = self._waits.of(operation), tuple(write_steps(self._addresses, operation))
         group = self._workspace.group
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
-            for wait in waits:
-                driver.wait_value(stream.cuda_stream, wait.address, wait.value)
+            wait(stream.cuda_stream)
             run_operation(operation, lambda region: self._view(tensors, region), group)
             for write in writes:
                 driver.write_value(stream.cuda_stream, write.address, write.value)

@@ -11,6 +11,7 @@ from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, 
 from overweave.memory import driver
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.protocol import QUEUE_OPERATION
 from overweave.memory.workspace import Slot, Workspace
 from overweave.runtime.call_frame import CallFrame
 from overweave.runtime.handwritten import (
@@ -27,6 +28,7 @@ from overweave.runtime.handwritten import (
     TensorArgument,
 )
 from overweave.runtime.head import head_of
+from overweave.runtime.waits import Enqueue, waiting
 
 
 class HandwrittenRun(CallFrame):
@@ -51,8 +53,11 @@ class HandwrittenRun(CallFrame):
         sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
 
         def work() -> None:
-            for queue, action in steps:
-                slot.enqueue(sides.get(queue, stream), action)
+            for queue, action in (*steps, *_awaited_beside(steps)):
+                if queue == MAIN and isinstance(action, Await):
+                    slot.wait(stream, action)
+                else:
+                    slot.enqueue(sides.get(queue, stream), action)
 
         self.run_beside(stream, sides.values(), slot.begin, work)
 
@@ -75,6 +80,9 @@ class _BoundSlot:
     def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace, slot: Slot) -> None:
         self._declared, self._layout, self._slot, self._rank = declared, layout, slot, workspace.group.rank
         self.begin, signals, words = head_of(workspace, slot, layout.signals)
+        self._arrays = [signals, words, workspace.limits]
+        self._waits: dict[Await, Enqueue] = {}
+        self._waiting({0: 0})  # its kernel is loaded now, not in a call
         self._channels = {
             name: Channel(
                 signals=signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
@@ -114,6 +122,16 @@ class _BoundSlot:
                 driver.wait_value(stream.cuda_stream, address, count)
         else:
             self._move(stream, action)
+
+    def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
+        """Waits by a kernel, which has a deadline."""
+        if action not in self._waits:
+            counts = {self._layout.signal(action.channel, counter): count for counter, count in action.counts}
+            self._waits[action] = self._waiting(counts)
+        self._waits[action](stream.cuda_stream)
+
+    def _waiting(self, counts: dict[int, int]) -> Enqueue:
+        return waiting(counts, QUEUE_OPERATION.value, self._arrays, len(self._slot.bases))
 
     def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
         """A kernel's arguments and options in this slot."""
@@ -170,6 +188,15 @@ class _BoundSlot:
     @staticmethod
     def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
         return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+def _awaited_beside(steps: list[Step]) -> list[Step]:
+    """What streams beside the caller's wait for on their own. The caller's does so at the end, with a deadline."""
+    counts: dict[str, dict[int, int]] = {}
+    for queue, action in steps:
+        if queue != MAIN and isinstance(action, Await):
+            counts.setdefault(action.channel, {}).update(action.counts)
+    return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
 
 
 def _specialised(value: Any) -> Any:

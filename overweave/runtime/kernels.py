@@ -21,6 +21,7 @@ from overweave.kernels.packed_gather import packed_gather_kernel
 from overweave.kernels.packed_scatter import packed_scatter_kernel
 from overweave.kernels.packed_two_shot import packed_two_shot_kernel
 from overweave.kernels.reduction import reduction_kernel
+from overweave.kernels.wait import wait_kernel
 from overweave.memory.protocol import begin_kernel, tell_kernel
 from overweave.runtime.launcher import PackedLaunch
 
@@ -77,6 +78,11 @@ def tell_launch(addresses: tuple[int, ...], device: torch.device) -> Launch:
     """What a library call's operation tells its peers: the words at these addresses become 1."""
     block = max(32, next_power_of_2(len(addresses)))
     return Launch(tell_kernel, 1, [told_addresses(addresses, block, device), block], {"num_warps": 1})
+
+
+def wait_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
+    """A wait in the caller's stream. words: signals, words, limits. numbers: the rest, as of `wait_kernel`."""
+    return Launch(wait_kernel, 1, [*words, *numbers], {"num_warps": 1})
 
 
 def told_addresses(addresses: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:

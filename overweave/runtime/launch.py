@@ -123,8 +123,9 @@ class BoundSlot:
         self.replays = Replays()
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
-        self.enqueue = tuple(self._in_order(action, actions[:at]) for at, action in enumerate(actions))
-        del self._plan  # large, and bound
+        in_order = (self._in_order(action, actions[:at]) for at, action in enumerate(actions))
+        self.enqueue: tuple[Enqueue, ...] = (*in_order, *self._kernels.waits.at_end())
+        del self._plan, self._kernels.waits  # large, and bound
 
     def prepare(self, addresses: Addresses) -> None:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
@@ -244,15 +245,14 @@ class BoundSlot:
         return timed
 
     def _library(self, operation: Operation) -> Enqueue:
-        waits = tuple(wait_steps(self._addresses, operation))
+        wait = self._kernels.waits.of(operation)
         told = tuple(step.address for step in write_steps(self._addresses, operation))
         tell = tell_launch(told, self._workspace.device) if told and operation is not self._before_sums else None
         timed, stays = self._timing(operation) if self._traced else None, self._own
         call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
-            for wait in waits:
-                driver.wait_value(stream.cuda_stream, wait.address, wait.value)
+            wait(stream.cuda_stream)
             if timed is not None:
                 timed.begin.record(stream)
             call({**tensors, **stays})

@@ -19,7 +19,7 @@ from campaigns.lint_all import main
 from campaigns.lint_case import SCALED, SUM, Case, Variant
 from campaigns.lint_cases import FINISHED, add_case, copy_case, matmul_case, norm_case, reduction_case
 from campaigns.lint_packed import packed_case
-from campaigns.lint_protocol import begin_case, tell_case
+from campaigns.lint_protocol import begin_case, tell_case, wait_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.lint import lint
 from overweave.compiler.lint_contract import Contract
@@ -83,6 +83,7 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
     [
         begin_case(),
         tell_case(),
+        wait_case(),
         reduction_case("bfloat16", 4, traced=False),
         reduction_case("bfloat16", 4, traced=False, told=4),
         reduction_case("bfloat16", 8, traced=False, config=SUMS_FINISHED, epilogue=FINISHED),

@@ -95,3 +95,22 @@ def test_the_watcher_is_told_of_every_signal_that_a_plan_may_wait_for(own: Any) 
 
 
 SIGNALS = [("arrived", 0), ("arrived", 1), ("arrived", 2), ("sums", 0), ("sums", 1)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "said", "peer"),
+    [
+        (-1, "begin: it has not begun this call", 7),
+        (-2, "its messages of packed call 9 did not come", 7),
+        (-3, "a queue waits for signal 7", -1),
+        (0, "operation 0 waits for signal 7", -1),
+        (5, "operation 5 waits for signal 7", -1),
+    ],
+)
+def test_a_report_says_who_waits_for_what(own: Any, operation: int, said: str, peer: int) -> None:
+    assert own.reported_alarm() is None
+    own._report[:5] = [1, operation, 7, 9, 4]
+    alarm = own.reported_alarm()
+    assert (alarm.rule, alarm.operation, alarm.peer) == ("timeout", said, peer)
+    own._report[0] = 2  # a peer tells
+    assert own.reported_alarm() is None

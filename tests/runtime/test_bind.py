@@ -18,10 +18,12 @@ from campaigns.gpu_paces import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
 from overweave.ir.plan import LIBRARY, Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
+from overweave.memory import driver
 from overweave.memory.layout import lay_out
 from overweave.runtime import launch
 from overweave.runtime.order import launch_order
 from overweave.runtime.packed import PackedRun
+from overweave.runtime.waits import unheard
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_shape import (
     FLOAT8_HOPPER,
@@ -275,14 +277,16 @@ def stored_by_kernels(plan: Plan, rank: int) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: list[Launched]) -> None:
-    plan = case.build()
+def test_kernels_compile_with_the_arguments_of_a_launch(
+    case: Case, launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, waited = case.build(), list[tuple[int, int]]()
+    monkeypatch.setattr(driver, "wait_value", lambda stream, address, value: waited.append((stream, address)))
     layout = lay_out(plan.schedule, plan.realization.dtype)
     tensors = tensors_of(plan, case.rank)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
-    bound = launch.BoundSlot(
-        plan, workspace(case.rank, case.world_size), slot, launch_order(plan, case.rank), tensors, False
-    )
+    space = workspace(case.rank, case.world_size)
+    bound = launch.BoundSlot(plan, space, slot, launch_order(plan, case.rank), tensors, False)
     assert all(copies._settle is settle for _, copies in bound._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
@@ -294,9 +298,14 @@ def test_kernels_compile_with_the_arguments_of_a_launch(case: Case, launched: li
     assert any(row.shares for row in rows) == ("split_k" in case.plan)
     assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
     assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
-    by_library = (
+    by_library = [
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
-    )
+    ]
+    own = {address for stream, address in waited if stream == CALLER.cuda_stream}
+    assert own <= {space.claims[2:].data_ptr()}, "what waits for peers in the caller's stream has a deadline"
+    waiting = [each for each in by_library if each.all_waits] + [*unheard(plan, case.rank)][:1]
+    assert ("wait_kernel" in launched) == bool(waiting)
+    assert launched.count("wait_kernel") >= len(waiting)
     by_sums = launch.before_sums(plan, case.rank, launch_order(plan, case.rank))
     telling = [each for each in by_library if each.notifies]
     assert sum("tell" in each for each in launched) == len(telling) - (by_sums is not None)

@@ -21,16 +21,19 @@ from overweave.compiler.emit import emit
 from overweave.compiler.fuse import weaving_of
 from overweave.compiler.generated import load_generated
 from overweave.errors import ScheduleError
+from overweave.ir.plan import LIBRARY
+from overweave.ir.schedule import Wait
 from overweave.memory import driver
 from overweave.memory.layout import lay_out
 from overweave.memory.moves import BETWEEN_SHARED_BYTES
 from overweave.ops.compile import compile
 from overweave.ops.tile_program import TileCall
-from overweave.runtime import handwritten_gpu
+from overweave.runtime import handwritten_gpu, waits
 from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.authored_gpu import AuthoredSlot, _check_shared, _standing
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernels import moving
+from overweave.runtime.waits import unheard
 from tests.runtime.without_gpu import CALLER, SHARED_BYTES, SIDE_STREAM, HostSlot, launched, settle, workspace
 from tests.source_tree import ROOT
 
@@ -128,8 +131,28 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     return made
 
 
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(stream, address) of each wait without a deadline."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(driver, "wait_value", lambda stream, address, value: found.append((stream, address)))
+    return found
+
+
+def check_waits(slot: AuthoredSlot, launched: list[str], waited: list[tuple[int, int]]) -> int:
+    """How many kernels wait in the caller's stream, as many as must. Without a deadline it waits for own kernels."""
+    plan, rank = slot._plan, slot._rank
+    own = {address for stream, address in waited if stream == CALLER.cuda_stream}
+    assert own <= {slot._workspace.claims[2:].data_ptr()}
+    by_library = (one for one in plan.schedule.of_rank(rank) if plan.realization.engine_of(one.queue) == LIBRARY)
+    waiting = [one for one in by_library if one.all_waits] + [*unheard(plan, rank)][:1]
+    assert launched.count("wait_kernel") >= len(waiting)
+    assert bool(waiting) == ("wait_kernel" in launched)
+    return len(waiting)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_compiled_kernels(case: Case, launched: list[str], tmp_path: Path) -> None:
+def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[int, int]], tmp_path: Path) -> None:
     name, make = GIVEN[case.file]
     given = make(case.exchanges)
     slot = bound(case, tmp_path, given)
@@ -143,6 +166,7 @@ def test_compiled_kernels(case: Case, launched: list[str], tmp_path: Path) -> No
     kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
     assert {kind: kind in launched for kind in kinds} == kinds, launched
     assert launched.count(name) == 1
+    assert bool(check_waits(slot, launched, waited)) == case.exchanges.get("C", "").startswith("all_to_all")
 
 
 @pytest.mark.parametrize("file", GIVEN)
@@ -181,7 +205,9 @@ def by_hand(everywhere: bool) -> ow.Reduction:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_sums_written_by_hand(everywhere: bool, rank: int, launched: list[str], tmp_path: Path) -> None:
+def test_sums_written_by_hand(
+    everywhere: bool, rank: int, launched: list[str], waited: list[tuple[int, int]], tmp_path: Path
+) -> None:
     exchanges: dict[str, Any] = {"C": by_hand(everywhere)}
     given = matmul({"C": "" if everywhere else "reduce_scatter"})
     slot = bound(Case("matmul", exchanges), tmp_path, given, (rank, 2))
@@ -190,6 +216,19 @@ def test_sums_written_by_hand(everywhere: bool, rank: int, launched: list[str], 
     assert launched.count("matmul_kernel") == 1
     assert ("copy_kernel" in launched) == (rank == 0)
     assert launched.count("reduction_kernel") == 1
+    assert not check_waits(slot, launched, waited)
+
+
+def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
+    launched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case("matmul", {"A": "all_gather.push"})
+    given = matmul(case.exchanges)
+    monkeypatch.setattr(waits, "unheard", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),))
+    slot = bound(case, tmp_path, given)
+    for enqueue in slot.enqueue:
+        enqueue(CALLER, {"A": given["a_ptr"]}, given)
+    assert launched[-2:] == ["matmul_kernel", "wait_kernel"]
 
 
 def test_blocks_written_by_hand(launched: list[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from overweave.ir.plan import Plan, Problem
 from overweave.runtime import authored_gpu, handwritten_gpu, launch, packed, replays
-from overweave.runtime.handwritten import MAIN, Declared, Raise
+from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog import build
 
 Log = list[str]
@@ -104,6 +104,7 @@ class RecordedSteps(Recorded):
     def __init__(self, log: Log, number: int) -> None:
         super().__init__(log, number)
         self.enqueue = lambda stream, action: log.append(f"{action.channel} on {stream.name}")
+        self.wait = lambda stream, action: log.append(f"{stream.name} waits for {action.channel}")
 
 
 @pytest.fixture
@@ -157,7 +158,12 @@ def compiled_run(log: Log) -> Any:
 def steps_run(log: Log) -> Any:
     group: Any = None
     run = handwritten_gpu.HandwrittenRun(Declared({}, {}), group, torch.device("cpu"))
-    return lambda: run(b"call", [(MAIN, Raise("first", 0, 0)), ("beside", Raise("second", 0, 1))])
+    steps: list[Any] = [
+        (MAIN, Raise("first", 0, 0)),
+        ("beside", Await("second", ((0, 1),))),
+        (MAIN, Await("third", ())),
+    ]
+    return lambda: run(b"call", steps)
 
 
 def packed_run(log: Log, operator: str = "matmul_all_reduce", name: str = "one_shot_packed") -> Any:
@@ -208,7 +214,8 @@ def test_what_the_caller_captures_is_neither_chained_nor_prepared(
 
 
 def test_steps_of_hand_fused_kernels(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, steps = steps_run(log), ["first on caller", "second on beside"]
+    run, steps = steps_run(log), ["first on caller", "second on beside", "caller waits for third"]
+    steps.append("caller waits for second")
     expected = frame(1, "beside", steps, ("post", "enter caller", "slot 1"))
     assert eager(run, log) == [*expected, "leave caller"]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

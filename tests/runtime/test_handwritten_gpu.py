@@ -13,6 +13,7 @@ from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime import handwritten_gpu, head
 from overweave.runtime.handwritten import (
+    MAIN,
     Await,
     ChannelArgument,
     Declared,
@@ -52,6 +53,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(handwritten_gpu.driver, name, lambda *given, name=name: calls.append((name, *given)))
+    monkeypatch.setattr(
+        handwritten_gpu, "waiting", lambda counts, *rest: lambda stream: calls.append(("wait_kernel", stream, counts))
+    )
     monkeypatch.setattr(head, "begin_launch", lambda words, numbers: lambda stream: None)
     return calls
 
@@ -96,6 +100,30 @@ def test_flags_and_waits_name_counters_in_the_order_of_declaration(slot: Any, do
         ("wait_value", 77, BASES[1] + counters * SIGNAL_STRIDE_BYTES, 1),
         ("wait_value", 77, BASES[1] + (counters + 2) * SIGNAL_STRIDE_BYTES, 4),
     ]
+
+
+def test_the_callers_stream_waits_by_a_kernel(slot: Any, done: list[tuple[Any, ...]]):
+    """Of one more counter than the channel before has."""
+    counters = DECLARED.channels["first"].signals
+    for _ in range(2):
+        slot.wait(STREAM, Await("second", ((0, 1), (2, 4))))
+    assert done == [("wait_kernel", 77, {counters: 1, counters + 2: 4})] * 2
+    assert len(slot._waits) == 1
+
+
+def test_what_queues_beside_wait_for_the_callers_stream_waits_for_at_the_end():
+    beside: list[Any] = [
+        ("side", Await("second", ((2, 4),))),
+        (MAIN, Await("first", ((1, 1),))),
+        ("other", Await("second", ((0, 1), (2, 4)))),
+        ("side", Raise("first", 5, 0)),
+        ("side", Await("first", ((3, 2),))),
+    ]
+    assert handwritten_gpu._awaited_beside(beside) == [
+        (MAIN, Await("second", ((0, 1), (2, 4)))),
+        (MAIN, Await("first", ((3, 2),))),
+    ]
+    assert handwritten_gpu._awaited_beside(beside[1:2]) == []
 
 
 def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):

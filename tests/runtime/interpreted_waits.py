@@ -1,0 +1,82 @@
+"""A wait in the caller's stream, interpreted. Run by test_interpreter.py."""
+
+from __future__ import annotations
+
+import time
+from threading import Timer
+
+import pytest
+import torch
+
+from overweave.runtime import interpreter
+
+interpreter.repair()
+
+from overweave.kernels.wait import wait_kernel  # noqa: E402
+from overweave.memory.device import (  # noqa: E402
+    ABORT,
+    ABORTED_BY_PEER,
+    ENDED_BY_PEER,
+    PEER_ADDRESSES,
+    REPORT_ADDRESS,
+    REPORT_IS_SET,
+    STRIDE,
+    TIMEOUT_NS,
+)
+from overweave.memory.layout import REPORT_WORDS  # noqa: E402
+
+LOW, HIGH, FULL, ALSO, ALSO_FULL = 2, 5, 3, 6, 8
+LATE_S = 0.2
+
+
+class Memory:
+    """What the wait is for has come."""
+
+    def __init__(self) -> None:
+        self.signals = torch.zeros(7 * STRIDE.value, dtype=torch.int32)
+        self.signals[LOW * STRIDE.value : HIGH * STRIDE.value : STRIDE.value] = FULL
+        self.signals[ALSO * STRIDE.value] = ALSO_FULL
+        self.words = torch.zeros(2 * STRIDE.value, dtype=torch.int32)
+        self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
+        self.limits = torch.zeros(PEER_ADDRESSES.value + 1, dtype=torch.int64)
+        self.limits[TIMEOUT_NS.value], self.limits[REPORT_ADDRESS.value] = 10**9, self.report.data_ptr()
+        self.limits[PEER_ADDRESSES.value] = self.words.data_ptr()
+
+    def wait(self, also: int = ALSO) -> float:
+        """How long it takes, in seconds."""
+        began_s = time.monotonic()
+        numbers = (LOW, HIGH, FULL, also, ALSO_FULL, 0, 1)
+        wait_kernel[(1,)](self.signals, self.words, self.limits, *numbers)
+        return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("late", [*range(LOW, HIGH), ALSO])
+def test_it_ends_with_the_last_signal(late: int):
+    memory = Memory()
+    memory.wait()
+    memory.signals[late * STRIDE.value] -= 1
+
+    def come() -> None:
+        memory.signals[late * STRIDE.value] += 1
+
+    Timer(LATE_S, come).start()
+    assert memory.wait() >= LATE_S
+    assert memory.words[ABORT.value] == memory.report[REPORT_IS_SET.value] == 0
+
+
+def test_others_are_not_waited_for():
+    memory = Memory()
+    memory.signals[ALSO * STRIDE.value] = 0
+    memory.wait(also=-1)
+
+
+def test_an_alarm_ends_it():
+    memory = Memory()
+    memory.signals[LOW * STRIDE.value] = 0
+
+    def abort() -> None:
+        memory.words[ABORT.value] = ABORTED_BY_PEER.value
+
+    Timer(LATE_S, abort).start()
+    assert memory.wait() >= LATE_S
+    assert memory.report[REPORT_IS_SET.value] == ENDED_BY_PEER.value
