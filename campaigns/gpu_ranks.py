@@ -40,8 +40,7 @@ def join(timeout: timedelta) -> torch.device:
     need_gpus()
     if "LOCAL_RANK" not in os.environ:
         sys.exit("this campaign needs ranks: python -m torch.distributed.run --standalone --nproc-per-node 2 -m ...")
-    gpus, rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-    is_shared = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
+    gpus, rank, is_shared = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"]), sharers() > 1
     os.environ.update(NO_MULTICAST | (SHARED_GPU if is_shared else {}))
     device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
@@ -50,6 +49,11 @@ def join(timeout: timedelta) -> torch.device:
     else:
         dist.init_process_group("nccl", device_id=device, timeout=timeout)
     return device
+
+
+def sharers() -> int:
+    """How many ranks a GPU has, at most."""
+    return -(-int(os.environ["LOCAL_WORLD_SIZE"]) // torch.cuda.device_count())
 
 
 def integers(*shape: int, seed: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ be held up (docs/design/0002-device-protocol.md, "How waits end").
 
 import triton
 
-from overweave.memory.device import wait_for_signals_at_once
+from overweave.memory.device import satisfy_all, wait_for_signals_at_once
 
 NUMBERS = ("low", "high", "count", "also", "also_count", "operation", "world_size")
 
@@ -14,7 +14,9 @@ NUMBERS = ("low", "high", "count", "also", "also_count", "operation", "world_siz
 @triton.jit(do_not_specialize=NUMBERS)  # compiled once for all waits
 def wait_kernel(signals, words, limits, low, high, count, also, also_count, operation, world_size):
     """Ends when the own signals `[low, high)` have reached `count`, and `also` (if not negative) its own, or when the
-    wait is void. operation: what a report names."""
-    wait_for_signals_at_once(
+    wait is void: then streams beside the caller's end theirs. signals: of the slot. operation: what a report names."""
+    verdict = wait_for_signals_at_once(
         signals, low, high, count, also, also_count, operation, words, limits, world_size
     )  # fmt: skip
+    if verdict == 0:
+        satisfy_all(signals)

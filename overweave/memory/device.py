@@ -11,6 +11,7 @@ Contracts (each seen broken once, on Triton 3.6; docs/design/0002-device-protoco
 import triton
 import triton.language as tl
 
+from overweave.memory.layout import SIGNAL_CAPACITY
 from overweave.memory.ptx import READ_CLOCK, WAIT_UNTIL_AT_LEAST, WAIT_UNTIL_EACH_AT_LEAST, WARP_LANES
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -49,6 +50,8 @@ MULTIPLIED = tl.constexpr(3)  # of tiles with addends: the product is done
 RECEIVED = tl.constexpr(4)  # and: what it waited for is here
 TRACE_COLUMNS = tl.constexpr(5)
 
+SIGNALS = tl.constexpr(SIGNAL_CAPACITY)  # of a slot
+SATISFIED = tl.constexpr(0x3FFFFFFF)  # a signal: above every count, below the sign bit
 ABORTED_HERE = tl.constexpr(1)
 ABORTED_BY_PEER = tl.constexpr(2)
 
@@ -182,6 +185,14 @@ def report_alarm(operation, signal, wanted, seen, words, limits, world_size):
     for peer in range(world_size):
         peer_words = tl.load(limits + PEER_ADDRESSES + peer).to(tl.pointer_type(tl.int32))
         tl.atomic_cas(peer_words, 0, ABORTED_BY_PEER, sem="acq_rel", scope="sys")
+
+
+@triton.jit
+def satisfy_all(signals):
+    """Satisfies whatever waits for a signal of the slot, as streams do, which poll no abort word."""
+    for first in range(0, SIGNALS, LANES):
+        words = signals + (first + tl.arange(0, LANES)) * STRIDE
+        tl.atomic_max(words, tl.full([LANES], SATISFIED, tl.int32), sem="relaxed", scope="sys")
 
 
 @triton.jit

@@ -25,11 +25,11 @@ from overweave.errors import MachineError, OverweaveError
 from overweave.memory import driver
 from overweave.memory.alarm import Alarm
 from overweave.memory.board import Board
+from overweave.memory.device import SATISFIED
 
 LOOK_EVERY_S = 0.2
 HELD_BACK_S = 0.1  # writes take a thousandth of it
 OWN_PRIORITY = -3  # no other stream here has it: streams that wait hold up others in the same queue of the GPU
-SATISFIED = 0x3FFFFFFF  # above every count, below the sign bit
 ABORTED_BY_HOST = 3
 
 
@@ -137,4 +137,4 @@ class Watcher:
 
     def _write_all(self, stream: int) -> None:
         driver.write_value(stream, self._workspace.abort_address(), ABORTED_BY_HOST)
-        driver.write_values(stream, self._workspace.signal_addresses(), SATISFIED)
+        driver.write_values(stream, self._workspace.signal_addresses(), SATISFIED.value)

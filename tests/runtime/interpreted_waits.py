@@ -20,10 +20,11 @@ from overweave.memory.device import (  # noqa: E402
     PEER_ADDRESSES,
     REPORT_ADDRESS,
     REPORT_IS_SET,
+    SATISFIED,
     STRIDE,
     TIMEOUT_NS,
 )
-from overweave.memory.layout import REPORT_WORDS  # noqa: E402
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_CAPACITY  # noqa: E402
 
 LOW, HIGH, FULL, ALSO, ALSO_FULL = 2, 5, 3, 6, 8
 LATE_S = 0.2
@@ -33,7 +34,7 @@ class Memory:
     """What the wait is for has come."""
 
     def __init__(self) -> None:
-        self.signals = torch.zeros(7 * STRIDE.value, dtype=torch.int32)
+        self.signals = torch.zeros(SIGNAL_CAPACITY * STRIDE.value, dtype=torch.int32)
         self.signals[LOW * STRIDE.value : HIGH * STRIDE.value : STRIDE.value] = FULL
         self.signals[ALSO * STRIDE.value] = ALSO_FULL
         self.words = torch.zeros(2 * STRIDE.value, dtype=torch.int32)
@@ -62,6 +63,7 @@ def test_it_ends_with_the_last_signal(late: int):
     Timer(LATE_S, come).start()
     assert memory.wait() >= LATE_S
     assert memory.words[ABORT.value] == memory.report[REPORT_IS_SET.value] == 0
+    assert memory.signals.max() == ALSO_FULL
 
 
 def test_others_are_not_waited_for():
@@ -70,7 +72,7 @@ def test_others_are_not_waited_for():
     memory.wait(also=-1)
 
 
-def test_an_alarm_ends_it():
+def test_an_alarm_ends_it_and_with_it_the_waits_of_streams():
     memory = Memory()
     memory.signals[LOW * STRIDE.value] = 0
 
@@ -80,3 +82,5 @@ def test_an_alarm_ends_it():
     Timer(LATE_S, abort).start()
     assert memory.wait() >= LATE_S
     assert memory.report[REPORT_IS_SET.value] == ENDED_BY_PEER.value
+    assert memory.signals[:: STRIDE.value].unique().tolist() == [SATISFIED.value]
+    assert memory.signals.count_nonzero() == SIGNAL_CAPACITY
