@@ -44,7 +44,7 @@ class Bench:
         self.limits = (words.view(0, (words.tensor.numel() // 4,), torch.int32), self.workspace.limits)
         self._one, self._forked, self._joined = torch.ones(1, device=device), torch.cuda.Event(), torch.cuda.Event()
         self.begins = self._begin_launches()
-        numbers = [0, 1, 1, NO_SIGNAL, 0, 0, group.world_size]
+        numbers = [0, 1, 1, NO_SIGNAL, 0, 0, 1, group.world_size]
         self.wait_by_kernel: OnStream = wait_launch([self.own(GO), *self.limits], numbers)
 
     def wait_by_stream(self, stream: int) -> None:

@@ -11,7 +11,6 @@ Contracts (each seen broken once, on Triton 3.6; docs/design/0002-device-protoco
 import triton
 import triton.language as tl
 
-from overweave.memory.layout import SIGNAL_CAPACITY
 from overweave.memory.ptx import READ_CLOCK, WAIT_UNTIL_AT_LEAST, WAIT_UNTIL_EACH_AT_LEAST, WARP_LANES
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -50,7 +49,6 @@ MULTIPLIED = tl.constexpr(3)  # of tiles with addends: the product is done
 RECEIVED = tl.constexpr(4)  # and: what it waited for is here
 TRACE_COLUMNS = tl.constexpr(5)
 
-SIGNALS = tl.constexpr(SIGNAL_CAPACITY)  # of a slot
 SATISFIED = tl.constexpr(0x3FFFFFFF)  # a signal: above every count, below the sign bit
 ABORTED_HERE = tl.constexpr(1)
 ABORTED_BY_PEER = tl.constexpr(2)
@@ -188,11 +186,15 @@ def report_alarm(operation, signal, wanted, seen, words, limits, world_size):
 
 
 @triton.jit
-def satisfy_all(signals):
-    """Satisfies whatever waits for a signal of the slot, as streams do, which poll no abort word."""
-    for first in range(0, SIGNALS, LANES):
-        words = signals + (first + tl.arange(0, LANES)) * STRIDE
-        tl.atomic_max(words, tl.full([LANES], SATISFIED, tl.int32), sem="relaxed", scope="sys")
+def satisfy_all(signals, signal_count):
+    """Satisfies whatever waits for one of the first signals of a slot, as streams do, which poll no abort word.
+
+    A reset clears those that plans have (memory/workspace.py), and no others.
+    """
+    for first in range(0, signal_count, LANES):
+        place = first + tl.arange(0, LANES)
+        satisfied = tl.full([LANES], SATISFIED, tl.int32)
+        tl.atomic_max(signals + place * STRIDE, satisfied, mask=place < signal_count, sem="relaxed", scope="sys")
 
 
 @triton.jit

@@ -131,7 +131,8 @@ class _BoundSlot:
         self._waits[action](stream.cuda_stream)
 
     def _waiting(self, counts: dict[int, int]) -> Enqueue:
-        return waiting(counts, QUEUE_OPERATION.value, self._arrays, len(self._slot.bases))
+        numbers = [QUEUE_OPERATION.value, self._layout.signals, len(self._slot.bases)]
+        return waiting(counts, numbers, self._arrays)
 
     def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
         """A kernel's arguments and options in this slot."""

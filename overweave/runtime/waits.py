@@ -51,13 +51,13 @@ class PlanWaits:
 
     def _enqueued(self, waits: Iterable[Wait], operation: int) -> Enqueue:
         counts = {self._layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
-        return waiting(counts, operation, self._arrays, self._plan.schedule.world_size)
+        return waiting(counts, [operation, self._layout.signals, self._plan.schedule.world_size], self._arrays)
 
 
-def waiting(counts: Mapping[int, int], operation: int, arrays: list[torch.Tensor], world_size: int) -> Enqueue:
-    """What puts waits on a stream. counts: by the number of each signal among all of the slot. operation: what a report
-    names. arrays: as of `PlanWaits`."""
-    launches = [wait_launch(arrays, [*numbers, operation, world_size]) for numbers in paired(neighbours(counts))]
+def waiting(counts: Mapping[int, int], numbers: list[int], arrays: list[torch.Tensor]) -> Enqueue:
+    """What puts waits on a stream. counts: by the number of each signal among all of the slot. numbers: the last of
+    `wait_kernel`. arrays: as of `PlanWaits`."""
+    launches = [wait_launch(arrays, [*awaited, *numbers]) for awaited in paired(neighbours(counts))]
 
     def enqueue(stream: int) -> None:
         for launch in launches:

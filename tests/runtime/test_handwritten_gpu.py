@@ -54,7 +54,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(handwritten_gpu.driver, name, lambda *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(
-        handwritten_gpu, "waiting", lambda counts, *rest: lambda stream: calls.append(("wait_kernel", stream, counts))
+        handwritten_gpu,
+        "waiting",
+        lambda counts, numbers, arrays: lambda stream: calls.append(("wait_kernel", stream, counts, numbers)),
     )
     monkeypatch.setattr(head, "begin_launch", lambda words, numbers: lambda stream: None)
     return calls
@@ -107,7 +109,8 @@ def test_the_callers_stream_waits_by_a_kernel(slot: Any, done: list[tuple[Any, .
     counters = DECLARED.channels["first"].signals
     for _ in range(2):
         slot.wait(STREAM, Await("second", ((0, 1), (2, 4))))
-    assert done == [("wait_kernel", 77, {counters: 1, counters + 2: 4})] * 2
+    numbers = [-3, DECLARED.lay_out().signals, 3]
+    assert done == [("wait_kernel", 77, {counters: 1, counters + 2: 4}, numbers)] * 2
     assert len(slot._waits) == 1
 
 

@@ -130,7 +130,7 @@ def test_what_is_got_last_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPat
     (end,) = PlanWaits(plan, 0, layout, ARRAYS).at_end()
     end(SIDE_STREAM, "tensors", "addresses")
     first = layout.signal("shared", 2)
-    assert launches == [(5, [first, first + 2, 1, *NOBODY, -3, 2])]
+    assert launches == [(5, [first, first + 2, 1, *NOBODY, -3, layout.signals, 2])]
     assert PlanWaits(planned("matmul_all_reduce.two_shot", 2), 0, layout, ARRAYS).at_end() == ()
 
 
@@ -143,7 +143,7 @@ def test_a_report_names_the_operation_by_its_place_in_its_queue(monkeypatch: pyt
         bound.of(operation)(number)
         for wait in operation.all_waits:
             low, high = (layout.signal(wait.pad, end) for end in wait.signals)
-            expected.append((number, [low, high, wait.count, *NOBODY, number, 3]))
+            expected.append((number, [low, high, wait.count, *NOBODY, number, layout.signals, 3]))
     assert launches == expected
     assert len(expected) >= 2
 
