@@ -8,7 +8,7 @@ deadline + 1.5 s, and after a collective reset the group computes again. A case 
 `--absent 3` leaves it at three of them, spread over all.
 lost: one rank takes part, but its copies do not come, and the callers' next kernel has never run before: the driver
 loads it, waits for an idle GPU and holds up whoever asks for more. PeerTimeout is raised within the deadline + 1.5 s;
-where streams wait that only the watcher ends, a context of its own takes a second more of each rank on a GPU.
+where streams wait that only the watcher ends, a context of its own takes up to two seconds more for each rank on a GPU.
 replayed: the same in a graph of the caller's, of whose calls no host knows. PeerTimeout within the deadline + 1.5 s.
 """
 
@@ -67,7 +67,7 @@ LOST = (  # plans, whether only the watcher ends their streams' waits, and a ker
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 OFF_ALIGNMENT = 16  # elements, of what torch's allocator aligns to
 LATE_S = 1.5  # behind its deadline a wait has ended, and the host has heard of it
-CONTEXT_S = 1.0
+CONTEXT_S = 2.0  # three ranks of one GPU, which make theirs at once, take six
 AHEAD = 6  # calls: more than there are slots, with tensors at other places, for which graphs are made, and at the same
 
 
