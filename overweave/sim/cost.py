@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from overweave.hardware.machine import Curve, Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.plan import LIBRARY, MESSAGE_BYTES, MESSAGE_DATA_BYTES, Engine, MatmulConfig, Realization, numbered
-from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Put, Reduce, Region, Schedule, Wait
+from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Realization, numbered
+from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Put, Reduce, Region, Schedule
 from overweave.sim.few_rows import saved_us
 
 Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -283,11 +283,3 @@ def _memory_tile_us(machine: Machine, shape: tuple[int, int, int], dtypes: Dtype
     moved = (rows * k + k * cols) * item + rows * cols * out_item
     waves = -(-count // machine.processor.sms)
     return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)
-
-
-def wait_us(machine: Machine, waits: tuple[Wait, ...], engine: Engine) -> float:
-    """How long a stream takes to pass waits that are over: a library's by a kernel for two of them, others signal by
-    signal."""
-    if engine == LIBRARY:
-        return (machine.latency.kernel.us + machine.latency.observe.us) * ((len(waits) + 1) // 2)
-    return machine.latency.stream_wait.us * sum(wait.signals[1] - wait.signals[0] for wait in waits)

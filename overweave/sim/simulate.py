@@ -256,7 +256,9 @@ class _Run:
         if node.step.is_packed:
             self._run_packed(node)
             return
-        latency = cost.wait_us(self._machine, node.step.operation.waits, node.step.engine)
+        # A stream looks at one signal after the other.
+        signals = sum(wait.signals[1] - wait.signals[0] for wait in node.step.operation.waits)
+        latency = self._machine.latency.stream_wait.us * signals
         if isinstance(node.step.operation, Copy):
             latency += node.step.operation.delay_us
         self._clock.after(latency, partial(self._perform, node))
