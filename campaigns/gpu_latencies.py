@@ -82,9 +82,9 @@ class Raw(NamedTuple):
     writes: float
     signalled: float
     launched: float
-    heard: float
+    launched_by_kernel: float
     passed: float
-    heard_passing: float
+    passed_by_kernel: float
     join: float
     look: float
     passing: float
@@ -103,9 +103,9 @@ def measure(bench: Bench, queues: Queues) -> Raw:
         writes=_behind_us(bench, queues.writes),
         signalled=stamped_us(bench, lambda turn: samples.signalled(bench, queues.wait)),
         launched=stamped_us(bench, lambda turn: samples.launched(bench, bench.wait_by_stream)),
-        heard=stamped_us(bench, lambda turn: samples.launched(bench, bench.wait_by_kernel)),
+        launched_by_kernel=stamped_us(bench, lambda turn: samples.launched(bench, bench.wait_by_kernel)),
         passed=stamped_us(bench, lambda turn: samples.passed(bench, bench.wait_by_stream)),
-        heard_passing=stamped_us(bench, lambda turn: samples.passed(bench, bench.wait_by_kernel)),
+        passed_by_kernel=stamped_us(bench, lambda turn: samples.passed(bench, bench.wait_by_kernel)),
         join=stamped_us(bench, lambda turn: samples.join(bench)),
         look=stamped_us(bench, lambda turn: samples.looks(bench)) / LOOKS,
         passing=exchanged / (2 * ROUNDS),
@@ -131,9 +131,9 @@ def latencies(raw: Raw) -> dict[str, float]:
         "observe": raw.look,
         "stream_wait": raw.signalled - signal - flag - raw.look,
         "stream_wait, a launch behind it": raw.launched - signal - kernel,
-        "stream_wait, a launch behind it, by a kernel": raw.heard - signal - kernel,
+        "stream_wait, a launch behind it, by a kernel": raw.launched_by_kernel - signal - kernel,
         "stream_wait, satisfied": raw.passed - raw.pair,
-        "stream_wait, satisfied, by a kernel": raw.heard_passing - raw.pair,
+        "stream_wait, satisfied, by a kernel": raw.passed_by_kernel - raw.pair,
         "join": raw.join - raw.pair,
     }
     return found if raw.passing else {name: us for name, us in found.items() if name != "signal"}

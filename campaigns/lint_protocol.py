@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from campaigns.lint_case import Case, source_of
 from overweave.compiler.lint_contract import Contract, Guard
-from overweave.kernels.wait import NUMBERS, wait_kernel
-from overweave.memory.protocol import begin_kernel, tell_kernel
+from overweave.memory.protocol import WAIT_NUMBERS, begin_kernel, tell_kernel, wait_kernel
 from overweave.memory.stamp import stamp_kernel
 
 BEGIN_BLOCK = 128
@@ -40,7 +39,7 @@ def tell_case() -> Case:
 def wait_case() -> Case:
     """A wait in front of what reads the data. Two looks: for who is late, and the alarm's."""
     contract = Contract(waits=1, looks=2, guarded=(Guard("signals", ()),), alarm=("words", "*limits"))
-    source = source_of(wait_kernel, PROTOCOL | dict.fromkeys(NUMBERS, "i32"), {}, {"num_warps": 1}, "")
+    source = source_of(wait_kernel, PROTOCOL | dict.fromkeys(WAIT_NUMBERS, "i32"), {}, {"num_warps": 1}, "")
     return Case(source, contract)
 
 

@@ -17,7 +17,15 @@ for this host. One block that waits leaves the SMs to everybody. Nothing trails 
 import triton
 import triton.language as tl
 
-from overweave.memory.device import COMPLETED, PEER_ADDRESSES, STRIDE, sound_alarm, wait_at_least
+from overweave.memory.device import (
+    COMPLETED,
+    PEER_ADDRESSES,
+    STRIDE,
+    satisfy_all,
+    sound_alarm,
+    wait_at_least,
+    wait_for_signals_at_once,
+)
 
 # Positions in `state`, int64 words of local memory.
 EPOCH = tl.constexpr(0)
@@ -27,6 +35,7 @@ STATE_WORDS = 3
 
 BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` a report names when a credit did not come
 QUEUE_OPERATION = tl.constexpr(-3)  # and where a queue waits, of which no more is known (runtime/waits.py)
+WAIT_NUMBERS = ("low", "high", "count", "also", "also_count", "operation", "signal_count", "world_size")
 
 
 @triton.jit
@@ -89,3 +98,20 @@ def tell_kernel(words, BLOCK: tl.constexpr):
     tl.debug_barrier()
     flags = addresses.to(tl.pointer_type(tl.int32))
     tl.atomic_xchg(flags, tl.full([BLOCK], 1, tl.int32), mask=addresses != 0, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=WAIT_NUMBERS)  # compiled once for all waits
+def wait_kernel(signals, words, limits, low, high, count, also, also_count, operation, signal_count, world_size):
+    """A wait in the caller's stream, by one warp, for what follows and cannot wait itself, such as a library's matmul.
+
+    A stream can wait on its own, too, but nobody gives such a wait up, and whoever ends it needs the driver, which may
+    be held up (docs/design/0002-device-protocol.md, "How waits end").
+
+    Ends when the own signals `[low, high)` have reached `count`, and `also` (if not negative) its own, or when the
+    wait is void: then streams beside the caller's end theirs. signals: of the slot, so many. operation: for a report.
+    """
+    verdict = wait_for_signals_at_once(
+        signals, low, high, count, also, also_count, operation, words, limits, world_size
+    )  # fmt: skip
+    if verdict == 0:
+        satisfy_all(signals, signal_count)

@@ -115,7 +115,7 @@ class Watcher:
         return self._overdue()
 
     def _overdue(self) -> OverweaveError | None:
-        """A waiting stream has no deadline of its own, so the last call must end within the group's timeout."""
+        """Kernels give their waits up once they run. Where one never does, its call must end all the same."""
         calls, now_s = self._workspace.calls, time.monotonic()
         if calls != self._seen_calls or self._workspace.is_idle():
             self._seen_calls, self._seen_s = calls, now_s

@@ -44,7 +44,6 @@ from overweave.runtime.kernels import (
 from overweave.runtime.matmul import Operands, Protocol, hopper_strip, matmul_launch
 from overweave.runtime.paces import pace_ns
 from overweave.runtime.peers import Peers
-from overweave.runtime.waits import PlanWaits
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
@@ -53,7 +52,7 @@ Enqueue = Callable[[int, dict[str, int]], None]
 class SlotKernels:
     """begin, multiply, reduce, copy: each enqueues one kernel of the plan on a stream; all but the first take addresses
     by name. copies_started: what a stream waits for until the copy kernel of this call has as many tiles claimed as it
-    has programs; None without one. waits: what the caller's stream waits for, while the plan is bound.
+    has programs; None without one. arrays: the slot's signals, the workspace's words and limits.
 
     traces: for a traced plan, queue -> int64 `[tiles, TRACE_COLUMNS]`, filled by each call. before_sums: a library call
     right before the sums, whose peers they tell.
@@ -74,8 +73,7 @@ class SlotKernels:
         self._before_sums = before_sums
         self.traces: dict[str, torch.Tensor] = {}
         self.begin, self._signals, self._words = head_of(workspace, slot, addresses.layout.signals)
-        shared = [self._signals, self._words, workspace.limits]
-        self.waits = PlanWaits(plan, self._rank, addresses.layout, shared)
+        self.arrays = [self._signals, self._words, workspace.limits]
         self.copies_started: WaitStep | None = None
         self.multiply = self._bound("tile_kernel", self._multiply)
         self.reduce = self._bound("reduce_kernel", self._reduce)

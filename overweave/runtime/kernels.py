@@ -21,8 +21,7 @@ from overweave.kernels.packed_gather import packed_gather_kernel
 from overweave.kernels.packed_scatter import packed_scatter_kernel
 from overweave.kernels.packed_two_shot import packed_two_shot_kernel
 from overweave.kernels.reduction import reduction_kernel
-from overweave.kernels.wait import wait_kernel
-from overweave.memory.protocol import begin_kernel, tell_kernel
+from overweave.memory.protocol import begin_kernel, tell_kernel, wait_kernel
 from overweave.runtime.launcher import PackedLaunch
 
 PACKED_KERNELS: dict[Exchange, Any] = {

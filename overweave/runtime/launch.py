@@ -33,6 +33,7 @@ from overweave.runtime.order import Action, launch_order
 from overweave.runtime.packed import PackedRun
 from overweave.runtime.replays import Replays, may_replay
 from overweave.runtime.views import joined
+from overweave.runtime.waits import PlanWaits
 
 Tensors = Mapping[str, torch.Tensor]
 Addresses = dict[str, int]
@@ -115,6 +116,7 @@ class BoundSlot:
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self._before_sums = before_sums(plan, workspace.group.rank, actions)
         self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced, self._before_sums)
+        self._waits = PlanWaits(plan, workspace.group.rank, self._layout, self._kernels.arrays)
         self._traced = traced
         self.timed: list[Timed] = []
         self._queues: list[tuple[int, CopyQueue]] = []
@@ -124,8 +126,8 @@ class BoundSlot:
         self.tables = self._kernels.traces
         self.begin: Callable[[int], None] = self._timed_begin() if traced else self._kernels.begin
         in_order = (self._in_order(action, actions[:at]) for at, action in enumerate(actions))
-        self.enqueue: tuple[Enqueue, ...] = (*in_order, *self._kernels.waits.at_end())
-        del self._plan, self._kernels.waits  # large, and bound
+        self.enqueue: tuple[Enqueue, ...] = (*in_order, *self._waits.at_end())
+        del self._plan, self._waits  # large, and bound
 
     def prepare(self, addresses: Addresses) -> None:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
@@ -245,7 +247,7 @@ class BoundSlot:
         return timed
 
     def _library(self, operation: Operation) -> Enqueue:
-        wait = self._kernels.waits.of(operation)
+        wait = self._waits.of(operation)
         told = tuple(step.address for step in write_steps(self._addresses, operation))
         tell = tell_launch(told, self._workspace.device) if told and operation is not self._before_sums else None
         timed, stays = self._timing(operation) if self._traced else None, self._own

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import torch
 
-from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL
+from overweave.ir.unheard import unheard
 from overweave.memory.layout import SlotLayout
 from overweave.memory.protocol import QUEUE_OPERATION
 from overweave.runtime.kernels import wait_launch
 
 Enqueue = Callable[[int], None]
-Signal = tuple[str, int]  # pad and number, on the rank that waits
 
 
 class Signals(NamedTuple):
@@ -86,62 +86,3 @@ def paired(awaited: Iterable[Signals]) -> Iterator[tuple[int, int, int, int, int
         has_single = bool(left) and left[0].high - left[0].low == 1
         also = left.pop(0) if has_single else Signals(NO_SIGNAL, NO_SIGNAL, 0)
         yield (*some, also.low, also.full)
-
-
-def unheard(plan: Plan, rank: int) -> tuple[Wait, ...]:
-    """What streams beside the caller's wait for, from peers, and no kernel of this rank hears of."""
-    engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
-    own = list(plan.schedule.of_rank(rank))
-    made_here = {signal for operation in own for signal in _told(operation, rank)}
-    heard = _heard(plan, rank, {name for name, engine in engines.items() if engine == COPY_ENGINE})
-    missed = (
-        wait
-        for operation in own
-        if engines[operation.queue] == COPY_ENGINE
-        for wait in operation.all_waits
-        if not set(_awaited((wait,))) <= heard | made_here
-    )
-    return tuple(dict.fromkeys(missed))
-
-
-def _heard(plan: Plan, rank: int, beside: set[str]) -> set[Signal]:
-    """The signals that have come when all kernels of a rank have had theirs.
-
-    beside: queues of copy engines. What one of them has done in order has come in order, and it has had what it waited
-    for before.
-    """
-    in_order: dict[tuple[int, str], list[Operation]] = {}
-    for operation in plan.schedule.operations:
-        if operation.queue in beside:
-            in_order.setdefault((operation.rank, operation.queue), []).append(operation)
-    makers = {
-        signal: (queue, at)
-        for queue, operations in in_order.items()
-        for at, operation in enumerate(operations)
-        for signal in _told(operation, rank)
-    }
-    found = [
-        signal
-        for operation in plan.schedule.of_rank(rank)
-        if operation.queue not in beside
-        for signal in _awaited(operation.all_waits)
-    ]
-    heard: set[Signal] = set()
-    done: dict[tuple[int, str], int] = {}
-    while found:
-        signal = found.pop()
-        heard.add(signal)
-        queue, at = makers.get(signal, ((rank, ""), -1))
-        for operation in in_order.get(queue, [])[done.get(queue, 0) : at + 1]:
-            found += _told(operation, rank)
-            found += _awaited(operation.all_waits) if operation.rank == rank else ()
-        done[queue] = max(done.get(queue, 0), at + 1)
-    return heard
-
-
-def _told(operation: Operation, rank: int) -> Iterator[Signal]:
-    return ((notify.pad, notify.signal) for notify in operation.notifies if notify.rank == rank)
-
-
-def _awaited(waits: Iterable[Wait]) -> Iterator[Signal]:
-    return ((wait.pad, signal) for wait in waits for signal in range(*wait.signals))

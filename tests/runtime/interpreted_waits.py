@@ -11,7 +11,6 @@ from overweave.runtime import interpreter
 
 interpreter.repair()
 
-from overweave.kernels.wait import wait_kernel  # noqa: E402
 from overweave.memory.device import (  # noqa: E402
     ABORT,
     ABORTED_BY_PEER,
@@ -24,6 +23,7 @@ from overweave.memory.device import (  # noqa: E402
     TIMEOUT_NS,
 )
 from overweave.memory.layout import REPORT_WORDS  # noqa: E402
+from overweave.memory.protocol import wait_kernel  # noqa: E402
 
 LOW, HIGH, FULL, ALSO, ALSO_FULL = 2, 5, 3, 6, 8
 SIGNALS = 40  # of the plan: others of the slot nobody would clear

@@ -18,12 +18,10 @@ from campaigns.gpu_paces import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
 from overweave.ir.plan import LIBRARY, Plan, Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
-from overweave.memory import driver
 from overweave.memory.layout import lay_out
 from overweave.runtime import launch
 from overweave.runtime.order import launch_order
 from overweave.runtime.packed import PackedRun
-from overweave.runtime.waits import unheard
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_shape import (
     FLOAT8_HOPPER,
@@ -34,9 +32,9 @@ from overweave.schedules.tile_shape import (
     Kernel,
     TileShape,
 )
-from tests.runtime.without_gpu import CALLER, HostSlot, Launched, launched, settle, workspace
+from tests.runtime.without_gpu import CALLER, HostSlot, Launched, check_waits, launched, settle, waited, workspace
 
-__all__ = ["launched"]  # a fixture
+__all__ = ["launched", "waited"]  # fixtures
 
 KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
@@ -278,10 +276,9 @@ def stored_by_kernels(plan: Plan, rank: int) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compile_with_the_arguments_of_a_launch(
-    case: Case, launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+    case: Case, launched: list[Launched], waited: list[tuple[int, int]]
 ) -> None:
-    plan, waited = case.build(), list[tuple[int, int]]()
-    monkeypatch.setattr(driver, "wait_value", lambda stream, address, value: waited.append((stream, address)))
+    plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
     tensors = tensors_of(plan, case.rank)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
@@ -298,14 +295,10 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     assert any(row.shares for row in rows) == ("split_k" in case.plan)
     assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
     assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
-    by_library = [
+    by_library = (
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
-    ]
-    own = {address for stream, address in waited if stream == CALLER.cuda_stream}
-    assert own <= {space.claims[2:].data_ptr()}, "what waits for peers in the caller's stream has a deadline"
-    waiting = [each for each in by_library if each.all_waits] + [*unheard(plan, case.rank)][:1]
-    assert ("wait_kernel" in launched) == bool(waiting)
-    assert launched.count("wait_kernel") >= len(waiting)
+    )
+    check_waits(plan, space, launched, waited)
     by_sums = launch.before_sums(plan, case.rank, launch_order(plan, case.rank))
     telling = [each for each in by_library if each.notifies]
     assert sum("tell" in each for each in launched) == len(telling) - (by_sums is not None)

@@ -21,7 +21,6 @@ from overweave.compiler.emit import emit
 from overweave.compiler.fuse import weaving_of
 from overweave.compiler.generated import load_generated
 from overweave.errors import ScheduleError
-from overweave.ir.plan import LIBRARY
 from overweave.ir.schedule import Wait
 from overweave.memory import driver
 from overweave.memory.layout import lay_out
@@ -33,11 +32,20 @@ from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.authored_gpu import AuthoredSlot, _check_shared, _standing
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernels import moving
-from overweave.runtime.waits import unheard
-from tests.runtime.without_gpu import CALLER, SHARED_BYTES, SIDE_STREAM, HostSlot, launched, settle, workspace
+from tests.runtime.without_gpu import (
+    CALLER,
+    SHARED_BYTES,
+    SIDE_STREAM,
+    HostSlot,
+    check_waits,
+    launched,
+    settle,
+    waited,
+    workspace,
+)
 from tests.source_tree import ROOT
 
-__all__ = ["launched"]  # a fixture
+__all__ = ["launched", "waited"]  # fixtures
 
 pytestmark = pytest.mark.slow
 
@@ -131,26 +139,6 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     return made
 
 
-@pytest.fixture
-def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(stream, address) of each wait without a deadline."""
-    found: list[tuple[int, int]] = []
-    monkeypatch.setattr(driver, "wait_value", lambda stream, address, value: found.append((stream, address)))
-    return found
-
-
-def check_waits(slot: AuthoredSlot, launched: list[str], waited: list[tuple[int, int]]) -> int:
-    """How many kernels wait in the caller's stream, as many as must. Without a deadline it waits for own kernels."""
-    plan, rank = slot._plan, slot._rank
-    own = {address for stream, address in waited if stream == CALLER.cuda_stream}
-    assert own <= {slot._workspace.claims[2:].data_ptr()}
-    by_library = (one for one in plan.schedule.of_rank(rank) if plan.realization.engine_of(one.queue) == LIBRARY)
-    waiting = [one for one in by_library if one.all_waits] + [*unheard(plan, rank)][:1]
-    assert launched.count("wait_kernel") >= len(waiting)
-    assert bool(waiting) == ("wait_kernel" in launched)
-    return len(waiting)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[int, int]], tmp_path: Path) -> None:
     name, make = GIVEN[case.file]
@@ -166,7 +154,8 @@ def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[in
     kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
     assert {kind: kind in launched for kind in kinds} == kinds, launched
     assert launched.count(name) == 1
-    assert bool(check_waits(slot, launched, waited)) == case.exchanges.get("C", "").startswith("all_to_all")
+    waits_needed = check_waits(slot._plan, slot._workspace, launched, waited)
+    assert bool(waits_needed) == case.exchanges.get("C", "").startswith("all_to_all")
 
 
 @pytest.mark.parametrize("file", GIVEN)
@@ -216,7 +205,7 @@ def test_sums_written_by_hand(
     assert launched.count("matmul_kernel") == 1
     assert ("copy_kernel" in launched) == (rank == 0)
     assert launched.count("reduction_kernel") == 1
-    assert not check_waits(slot, launched, waited)
+    assert not check_waits(slot._plan, slot._workspace, launched, waited)
 
 
 def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(

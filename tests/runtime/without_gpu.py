@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,13 @@ import triton
 from triton.compiler import CompiledKernel
 
 from overweave.compiler.aot import HOPPER
+from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.unheard import unheard
 from overweave.memory import driver
+from overweave.memory.layout import lay_out
 from overweave.memory.shares import SharedShares
 from overweave.runtime import kernels
+from overweave.runtime.waits import neighbours, paired
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
 CALLER: Any = SimpleNamespace(cuda_stream=7, wait_event=lambda event: None)
@@ -84,6 +89,29 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
     for name in ("copy", "write_value", "wait_value"):
         monkeypatch.setattr(driver, name, lambda *given: None)
     return calls
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(stream, address) of each wait without a deadline."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(driver, "wait_value", lambda stream, address, value: found.append((stream, address)))
+    return found
+
+
+def check_waits(plan: Plan, space: Any, launched: Sequence[str], waited: list[tuple[int, int]]) -> int:
+    """How many kernels wait in the caller's stream, which must be as many as it needs. Without a deadline it waits for
+    pushes of its own rank."""
+    own = {address for stream, address in waited if stream == CALLER.cuda_stream}
+    assert own <= {space.claims[2:].data_ptr()}
+    layout, rank = lay_out(plan.schedule, plan.realization.dtype), space.group.rank
+    by_library = (one for one in plan.schedule.of_rank(rank) if plan.realization.engine_of(one.queue) == LIBRARY)
+    needed = 0
+    for waits in (*(one.all_waits for one in by_library), unheard(plan, rank)):
+        counts = {layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
+        needed += len(list(paired(neighbours(counts))))
+    assert launched.count("wait_kernel") == needed
+    return needed
 
 
 def check_maps(text: str) -> None:
