@@ -1,8 +1,8 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
-    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--most-rows M] [--plain] [--times FILE]
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--plain] [--times FILE]
 
-The local matmuls of both operators of each set, at 512 rows and more, in every tile shape of the Hopper kernel, and
+The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper kernel, and
 with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
 result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout,
 of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or with
@@ -43,7 +43,7 @@ WAYS = range(2, MOST_SHARES + 1)
 Shape = tuple[int, int, int]
 
 
-def local_shapes(sets: list[str], world_size: int, most_rows: int = 1 << 30) -> Iterator[Shape]:
+def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROWS, 1 << 30)) -> Iterator[Shape]:
     """`(m, n, k)` of one rank, each once."""
     seen = set[Shape]()
     for name in sets:
@@ -51,7 +51,7 @@ def local_shapes(sets: list[str], world_size: int, most_rows: int = 1 << 30) -> 
             for case in read_shapes(name, operator).cases:
                 problem = case.problem(operator, world_size, "bf16")
                 shape = problem.m, problem.n, problem.k
-                is_sized = LEAST_ROWS <= problem.m <= most_rows
+                is_sized = problem.m in rows
                 is_sized &= 2e-12 * problem.m * problem.n * problem.k <= MOST_TFLOP
                 if is_sized and shape not in seen:
                     seen.add(shape)
@@ -137,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m campaigns.gpu_tile_choice")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
     parser.add_argument("--most-rows", type=int, default=1 << 30)
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
     parser.add_argument("--times", type=Path, help="where to write every time")
@@ -146,7 +147,7 @@ def main() -> None:
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
     found = []
-    for shape in local_shapes(asked.sets, asked.world, asked.most_rows):
+    for shape in local_shapes(asked.sets, asked.world, range(asked.least_rows, asked.most_rows + 1)):
         times = compare(shape, not asked.plain)
         picked = {
             "whole": chosen(shape, sms, 1),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from campaigns.gpu_rates import configs as tried
 from campaigns.gpu_rates import rows_of
-from campaigns.gpu_tile_choice import MOST_TILES, SETS, candidates, chosen, configs, local_shapes
+from campaigns.gpu_tile_choice import LEAST_ROWS, MOST_TILES, SETS, candidates, chosen, configs, local_shapes
 from campaigns.tile_fit import Wave, dealt, fitted, shares_fitted
 from campaigns.tile_times import Candidate, Record, Times, wave_us
 from overweave.ir.plan import MatmulConfig, split_obstacle
@@ -33,7 +33,7 @@ def test_local_shapes_are_those_of_one_rank_and_stand_once():
 
 
 def test_what_is_chosen_is_timed_with_tiles_dealt_out_and_without():
-    for shape in local_shapes(["llm_layers"], 4, 1024):
+    for shape in local_shapes(["llm_layers"], 4, range(LEAST_ROWS, 1025)):
         timed = candidates(shape, 132)
         assert len(timed) == len(set(timed))
         assert {chosen(shape, 132, 1), chosen(shape, 132, BEST)} <= set(timed)
