@@ -25,7 +25,7 @@ from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import LIMIT
 from overweave.tuner.caches import cache_folders
-from overweave.tuner.space import is_member
+from overweave.tuner.space import is_member, is_replaced
 from overweave.tuner.table import FORMAT, MOST_ENTRIES, Entry, Fingerprint, Knowledge, Table, bucketed
 from overweave.tuner.target import Target
 from overweave.tuner.whole_file import by_turns, replace_whole
@@ -118,6 +118,7 @@ def decode(data: bytes, operator: str | None = None) -> Table:
         table = _rows_of(data, operator)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InputError("tuner cache", f"it holds no table: {error}", "") from None
+    table = replace(table, entries=tuple(filter(None, map(_without_replaced, table.entries))))
     for entry in table.entries:
         if not _belongs(entry.problem, table.fingerprint):
             raise InputError("tuner cache", f"{entry.problem} does not belong there", "")
@@ -125,6 +126,12 @@ def decode(data: bytes, operator: str | None = None) -> Table:
             if not is_member(entry.problem.operator, time.candidate):
                 raise InputError("tuner cache", f"{time.candidate} of {entry.problem.operator} is none of ours", "")
     return table
+
+
+def _without_replaced(entry: Entry) -> Entry | None:
+    """The entry without times of schedules that are gone; None where no time is left."""
+    times = tuple(time for time in entry.times if not is_replaced(entry.problem.operator, time.candidate))
+    return replace(entry, times=times) if times else None
 
 
 def _belongs(problem: Problem, fingerprint: Fingerprint) -> bool:
