@@ -179,8 +179,8 @@ def _queue(config: MatmulConfig | None) -> Queue:
     return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
 
 
-_How = tuple[Settings, MatmulConfig | None]
-Builder = Callable[[str, Problem, Template, _How], Schedule]
+How = tuple[Settings, MatmulConfig | None]
+Builder = Callable[[str, Problem, Template, How], Schedule]
 _BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
@@ -193,7 +193,7 @@ def _builder(record: Operator) -> Builder:
     return _matmul_then_scatter if record.scatters else _matmul_then_share
 
 
-def _gather_then_matmul(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+def _gather_then_matmul(name: str, problem: Problem, template: Template, how: How) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     m, k, record, (settings, config) = problem.m, problem.k, problem.record, how
     ranks, widths = range(problem.world_size), problem.widths
@@ -223,7 +223,7 @@ def _gather_then_matmul(name: str, problem: Problem, template: Template, how: _H
     return compose(name, communication, kernel)
 
 
-def _matmul_then_scatter(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+def _matmul_then_scatter(name: str, problem: Problem, template: Template, how: How) -> Schedule:
     """Every rank has its part of the reduced axis; see `_partials`."""
     split = _split(problem, how[0], how[1])
     sums = SUMS if template.has_kernels else MAIN
@@ -238,7 +238,7 @@ def _matmul_then_scatter(name: str, problem: Problem, template: Template, how: _
     return _composed(name, communication, problem, how)
 
 
-def _matmul_then_share(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+def _matmul_then_share(name: str, problem: Problem, template: Template, how: How) -> Schedule:
     """As `_matmul_then_scatter`, but every rank gets all of the sum."""
     if problem.world_size * problem.m > LIMIT:
         raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
@@ -248,7 +248,7 @@ def _matmul_then_share(name: str, problem: Problem, template: Template, how: _Ho
     return _composed(name, communication, problem, how)
 
 
-def _composed(name: str, communication: Communication, problem: Problem, how: _How) -> Schedule:
+def _composed(name: str, communication: Communication, problem: Problem, how: How) -> Schedule:
     composed = compose(name, _kept(communication, problem), _partials(problem, how))
     return with_finished_sums(composed, problem)
 
@@ -267,7 +267,7 @@ def _held(problem: Problem) -> tuple[Range, ...]:
     return tuple((rank * problem.k, (rank + 1) * problem.k) for rank in range(problem.world_size))
 
 
-def _partials(problem: Problem, how: _How) -> Footprint:
+def _partials(problem: Problem, how: How) -> Footprint:
     """Each rank's part of the reduced axis: columns of `a`, and the same rows of `b`."""
     m, n, k, record, (settings, config) = problem.m, problem.n, problem.k, problem.record, how
     a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), range(problem.world_size)

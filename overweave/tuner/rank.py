@@ -24,7 +24,6 @@ from overweave.tuner.space import (
     RING_STORED,
     SCATTER_PULL,
     SEQUENTIAL,
-    SPACE,
     STORED,
     TORCH_ONE_SHOT,
     TORCH_TWO_SHOT,
@@ -32,6 +31,7 @@ from overweave.tuner.space import (
     Family,
     candidate,
     candidates,
+    families,
     full_options,
     obstacle,
 )
@@ -177,12 +177,12 @@ def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machi
 @lru_cache(maxsize=1024)
 def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed, ...]:
     model = _Model(problem, target)
-    families = SPACE[problem.operator]
+    known = families(problem.operator)
     if is_thorough:
         return tuple(model.weighed(what) for what in candidates(problem.operator))
-    heads = [model.weighed(next(family.members())) for family in families]
+    heads = [model.weighed(next(family.members())) for family in known]
     least_us = min((model.judged_us(head) for head in heads if head.predicted_us is not None), default=0.0)
-    for family, head in zip(families, heads, strict=True):
+    for family, head in zip(known, heads, strict=True):
         if head.predicted_us is not None and model.judged_us(head) <= REACH * least_us:
             model.descend(family)
     return tuple(model.known.get(what) or model.unasked(what) for what in candidates(problem.operator))

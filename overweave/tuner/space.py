@@ -13,10 +13,11 @@ from itertools import product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import MatmulConfig, Problem
 from overweave.ir.words import MOST_PEERS
+from overweave.schedules.catalog import names
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.forms import messages_obstacle
 from overweave.schedules.reduced import norm_obstacle
@@ -157,12 +158,17 @@ SPACE: dict[str, tuple[Family, ...]] = {
 }
 
 
+def families(operator: str) -> tuple[Family, ...]:
+    """The space of an operator; of one that was registered each of its schedules as it is. Raises InputError."""
+    if operator in SPACE:
+        return SPACE[operator]
+    return tuple(Family(name.partition(".")[2]) for name in names(operator))
+
+
 @lru_cache
 def candidates(operator: str) -> tuple[Candidate, ...]:
-    """The space of an operator, the library path first. Raises InputError for an operator without one."""
-    if operator not in SPACE:
-        raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
-    return tuple(member for family in SPACE[operator] for member in family.members())
+    """The space of an operator, the library path first. Raises InputError for what is no operator."""
+    return tuple(member for family in families(operator) for member in family.members())
 
 
 def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
@@ -237,7 +243,9 @@ def is_member(operator: str, what: Candidate) -> bool:
     if options.get("mover") == IN_BULK and not pins:  # where loads and stores could be
         options["mover"] = "copy_kernel"
     return (
-        operator in SPACE and candidate(what.plan, options) in candidates(operator) and (not pins or pins in _ALL_PINS)
+        operator in OPERATORS
+        and candidate(what.plan, options) in candidates(operator)
+        and (not pins or pins in _ALL_PINS)
     )
 
 
