@@ -18,7 +18,7 @@ from overweave.ops.prepared import Bound, Run, Tensors
 from overweave.runtime.backends import load
 from overweave.runtime.library import full_precision
 from overweave.runtime.replays import Replays
-from overweave.tuner.space import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
 def bind_by_torch(plan: str, problem: Problem, group: Group, device: torch.device) -> tuple[Run, Bound | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.operators.registry import those_with
-from overweave.ir.plan import MOST_PACKED_RANKS, MOST_WEIGHTS, Problem
+from overweave.ir.plan import MOST_WEIGHTS, Problem
 
 
 def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
@@ -49,11 +49,3 @@ def _check_fp8(asked: str, problem: Problem) -> None:
     if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
         found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
         raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
-
-
-def messages_obstacle(problem: Problem) -> str:
-    """Why packed messages cannot carry what a problem moves; empty if they can."""
-    if problem.world_size > MOST_PACKED_RANKS:
-        return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
-    travels = problem.record.gathers and problem.world_size > 1
-    return "packed messages carry no scales of rows" if problem.epilogue.scaling == "rows" and travels else ""

@@ -80,10 +80,15 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
 def gather_moves(name: str, mesh: Mesh) -> Gather:
     """The moves of the template `name`. Raises InputError."""
+    return gather_of(mesh, TEMPLATES[name])
+
+
+def gather_of(mesh: Mesh, written: Callable[[Mesh], Iterator[Move]]) -> Gather:
+    """The moves that a template writes, what is a rank's own carried as the mesh says. Raises InputError."""
     own = [frozenset(mesh.chunks(rank)) for rank in range(mesh.world_size)]
     moves = (
         replace(move, mover=mesh.mover) if isinstance(move, Put) and move.chunk in own[move.rank] else move
-        for move in TEMPLATES[name](mesh)
+        for move in written(mesh)
     )
     return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
 

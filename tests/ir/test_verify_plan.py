@@ -27,7 +27,8 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.tile_order import NO_SIGNAL, TileOrder, TileRow
 from overweave.ir.verify.plan import Footprint, MachineLimits, fit_together, verify_plan
-from overweave.schedules.catalog import build, names, template_of
+from overweave.schedules.catalog import build, names
+from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tile_order import tile_orders
 
 H200 = MachineLimits()
@@ -37,7 +38,7 @@ SMALL = {"block_m": 16, "block_n": 16, "pieces": 2}
 def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=None, **changes) -> Plan:
     size = {"m": m, "n": n, "k": 16, "world_size": world_size, "dtype": "bfloat16"}
     problem = Problem(operator=name.split(".")[0], **size | changes)
-    return build(name, problem, options or (SMALL if template_of(name).is_fused else {}))
+    return build(name, problem, options or (SMALL if method_of(name).is_fused else {}))
 
 
 def refused(plan: Plan, rule: str, *words: str, limits: MachineLimits = H200) -> None:

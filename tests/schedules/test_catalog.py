@@ -15,7 +15,7 @@ from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import build, names
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.registry import METHODS
 
 SIZES = (0, 1, 3, 5, 37, 200)
 CHOICES = ({}, {"order": "all_peers"}, {"pieces": 3}, {"pieces": 3, "order": "all_peers", "block_m": 16})
@@ -28,7 +28,7 @@ def problem(name: str, m: int = 64, world_size: int = 4, **more: object) -> Prob
 
 def plans(world_size: int):
     for name, m, options in itertools.product(names(), SIZES, CHOICES):
-        if set(options) <= {option.name for option in TEMPLATES[name].options}:
+        if set(options) <= {option.name for option in METHODS[name].options}:
             yield build(name, problem(name, m, world_size), options)
 
 
