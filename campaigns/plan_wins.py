@@ -1,4 +1,4 @@
-"""Which plans the shipped tables chose: of every operator and plan, in how many rows it was tried and in how many it won.
+"""Which plans the shipped tables chose: in how many rows each plan of an operator was tried, and in how many it won.
 
     python -m campaigns.plan_wins
 
