@@ -14,10 +14,10 @@ from campaigns.compiled_variants import GATHER, TENSORS, Tile, Way
 from campaigns.table_rows import Row
 from overweave.memory.group import Group
 from overweave.ops.compile import Fused, compile
-from overweave.ops.operators import OPERATORS
+from overweave.ops.operators import operator_for
 from overweave.tuner.attempt import Result, attempt, copied
 from overweave.tuner.shapes import Case
-from overweave.tuner.sides import Setting, Side, side
+from overweave.tuner.sides import Setting, Side
 from overweave.tuner.statistics import median, p90
 from overweave.tuner.timer import Effort, compare
 
@@ -32,9 +32,9 @@ class Layer:
     """A case of the shape set, as this rank has it. Collective: all ranks make the same one."""
 
     def __init__(self, operator: str, case: Case, group: Group, device: torch.device) -> None:
-        setting = Setting(group, device, torch.bfloat16, OPERATORS[operator])
+        setting = Setting(group, device, torch.bfloat16, operator_for)
         self.operator, self.name, self.setting = operator, case.name, setting
-        self.side: Side = side(operator, case.m, case.n, case.k, setting)
+        self.side: Side = Side(case.problem(operator, group.world_size, "bf16"), setting)
         rows = case.m if operator == GATHER else self.side.rows[1] - self.side.rows[0]
         (k, n), m = self.side.rights[0].shape, case.m
         self.sizes: tuple[int, int, int] = (m, n, k)

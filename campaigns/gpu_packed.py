@@ -34,11 +34,13 @@ from campaigns.gpu_exactness import (
 )
 from campaigns.gpu_faults import absent_rank
 from campaigns.gpu_ranks import join, report
+from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
+from overweave.ops.operators import operator_for
 from overweave.schedules.skinny import Multiplier
 from overweave.tuner.baselines import planned
 from overweave.tuner.replay import replayed
-from overweave.tuner.sides import Call, Setting, Side, side
+from overweave.tuner.sides import Call, Setting, Side
 from overweave.tuner.statistics import median
 from overweave.tuner.timer import Effort, compare
 
@@ -146,18 +148,12 @@ def latencies(
     group, device = target
     own_plans = [plan for own, plan in plans if own == operator]
 
-    def ours(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None) -> torch.Tensor:
-        if operator == ALL_GATHER:
-            return ow.all_gather_matmul(x, w, group, m=m, plan=plan)
-        reduced = ow.matmul_all_reduce if operator == ALL_REDUCE else ow.matmul_reduce_scatter
-        return reduced(x, w, group, plan=plan)
-
-    setting = Setting(group=group, device=device, dtype=torch.bfloat16, operator=ours)
+    setting = Setting(group=group, device=device, dtype=torch.bfloat16, operator_for=operator_for)
     yield f"{operator}: rows, n, k of a rank; us"
     for m in rows:
         for n, k in LAYERS[operator]:
-            whole = (n * group.world_size, k) if operator == ALL_GATHER else (n, k * group.world_size)
-            took = _times(operator, own_plans, side(operator, m, *whole, setting))
+            own = Problem(operator=operator, m=m, n=n, k=k, world_size=group.world_size, dtype="bfloat16")
+            took = _times(operator, own_plans, Side(own, setting))
             packed = [us for name, us in took.items() if name in own_plans]
             theirs = [took[name] for name in ("nccl", *TORCHS[operator]) if name in took]
             told = "  ".join(f"{name} {us:.1f}" for name, us in took.items())
@@ -168,7 +164,7 @@ def _times(operator: str, plans: list[str], one: Side) -> dict[str, float]:
     """Medians of every method, as graphs, in one run."""
     group = one.setting.group
     calls: dict[str, Call] = {"matmul": one.matmul, "nccl": one.sequential}
-    if operator == ALL_REDUCE or one.m % group.world_size == 0:  # torch's fused ones deal even shards only
+    if operator == ALL_REDUCE or one.problem.m % group.world_size == 0:  # torch's fused ones deal even shards only
         calls |= {name: of(one) for name, of in TORCHS[operator].items()}
     calls |= {plan: planned(plan)(one) for plan in (*plans, PULLS[operator])}
     for call in calls.values():

@@ -71,7 +71,8 @@ class SplitGather:
 
     def _chunks(self, pieces: int) -> list[tuple[int, int, tuple[int, int]]]:
         """(rank, piece, rows), the own ones first, then those of the next ranks."""
-        group, shard = self._layer.setting.group, self._layer.side.shard
+        group, (lo, hi) = self._layer.setting.group, self._layer.side.rows
+        shard = hi - lo
         rows = shard // pieces
         ranks = [(group.rank + step) % group.world_size for step in range(group.world_size)]
         starts = [(rank, piece, rank * shard + piece * rows) for rank in ranks for piece in range(pieces)]

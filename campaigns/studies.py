@@ -21,7 +21,7 @@ from campaigns.study_simulated import simulated_points
 from campaigns.study_table import PUSHES, STUDIES, Layer, Point, Study
 from overweave.hardware.machine import load
 from overweave.memory.group import Group
-from overweave.ops.operators import OPERATORS
+from overweave.ops.operators import operator_for
 from overweave.tuner.baselines import CEILING, COMMUNICATION, MATMUL, SEQUENTIAL
 from overweave.tuner.bench import Request, joined_world, run
 from overweave.tuner.timer import Effort
@@ -43,7 +43,7 @@ def points_of(name: str, operator: str, layer: Layer, group: Group, request: Req
     if not plans:
         return
     asked = structs.replace(request, operator=operator, cases=(layer.case(operator),), plans=plans)
-    (rows,) = run(asked, group, OPERATORS).cases
+    (rows,) = run(asked, group, operator_for).cases
     times = {row.name: row for row in rows.methods}
     roofs = {name: row.median_us for name, row in times.items()}
     for variant in variants:

@@ -22,7 +22,7 @@ from overweave.cli.bench_table import print_runs
 from overweave.cli.destination import check_file
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, torchrun, warn_of_hours
 from overweave.errors import InputError, MachineError
-from overweave.ops.operators import OPERATORS
+from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ops.plan_words import candidate_of
 from overweave.tuner.bench import Request, device_count
 from overweave.tuner.shapes import DtypeWord, read_shapes
@@ -39,8 +39,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
 ) -> None:
     """Compare an operator with the library, torch's fused op and the roofs, side by side in one run."""
-    if operator not in OPERATORS:
-        raise InputError(f"bench {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(OPERATORS)}")
+    operator_of(operator, "bench")
     shape_set = read_shapes(shapes, operator)
     where = device if device != "auto" else "cuda" if device_count() else "cpu"
     ranks = how_many(where, world)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.bench_file import Draft, Report, write_report
 from overweave.errors import OverweaveError
-from overweave.ops.operators import OPERATORS, operator_for
+from overweave.ops.operators import operator_for
 from overweave.tuner.bench import Request, Run, joined_world, run
 
 
@@ -45,7 +45,7 @@ def run_as_rank(order: Order) -> Report:
             write_report(Path(order.file), order.draft.report(so_far))
 
         keep = on_case if first and order.file else None
-        return order.draft.report(run(request, group, OPERATORS, on_progress, operator_for, keep))
+        return order.draft.report(run(request, group, operator_for, on_progress, keep))
 
 
 def main() -> None:

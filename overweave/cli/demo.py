@@ -1,4 +1,4 @@
-"""`overweave demo`: both operators with the real kernels on the ranks at hand, checked and drawn beside the forecast.
+"""`overweave demo`: operators with the real kernels on the ranks at hand, checked and drawn beside the forecast.
 
 Without GPUs the ranks are processes of this machine and the kernels are interpreted: everything is real but the time.
 """
@@ -22,18 +22,14 @@ from overweave.cli.ranks import (
     try_emulated,
     where,
 )
+from overweave.ir.operators.record import Demo, Operator
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
 
 MACHINE, MACHINE_RANKS = "h200x4", 4
 FAILED = 1
-# Sizes of one rank's matmul [m, k] @ [k, n]. On GPUs and simulated: the two halves of an MLP with 8,192 tokens, hidden
-# 4,096 and 14,336, on four ranks. Emulated: small enough for the interpreter; m is per rank.
-REAL = {
-    "all_gather_matmul.push": {"m": 8192, "n": 3584, "k": 4096},
-    "matmul_reduce_scatter.scatter": {"m": 8192, "n": 4096, "k": 3584},
-}
-EMULATED = {"m": 128, "n": 128, "k": 64}
+EMULATED = Demo("", m=128, n=128, k=64)  # small enough for the interpreter; m is per rank
 
 
 def demo(
@@ -41,14 +37,15 @@ def demo(
     device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path(),
 ) -> None:
-    """Run both operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
+    """Run two operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
     make_folder(out)
     place = where(device)
     world_size = how_many(place, ranks)
     if place == "cuda" and not is_one_of_the_ranks():
         start_ranks(["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"], world_size)
         return
-    asked = [(name, problem_for(name, place, world_size)) for name in REAL]
+    shown = {f"{record.name}.{record.demo.schedule}": record for record in OPERATORS.values() if record.demo}
+    asked = [(name, problem_for(record, place, world_size)) for name, record in shown.items()]
     if place == "cuda":
         trials = try_as_rank([(name, problem, {}) for name, problem in asked])
     else:
@@ -58,7 +55,9 @@ def demo(
     console = Console()
     what = "GPUs" if place == "cuda" else "emulated ranks, kernels interpreted"
     print_trials(console, f"{world_size} {what}", trials)
-    predicted = [simulated(name, problem_for(name, "cuda", MACHINE_RANKS), {}, MACHINE) for name in REAL]
+    predicted = [
+        simulated(name, problem_for(record, "cuda", MACHINE_RANKS), {}, MACHINE) for name, record in shown.items()
+    ]
     timelines = [timeline for pair in zip((t.timeline for t in trials), predicted, strict=True) for timeline in pair]
     print_charts(console, *timelines)
     save(console, out, "demo", *timelines)
@@ -66,9 +65,8 @@ def demo(
         raise typer.Exit(FAILED)
 
 
-def problem_for(name: str, place: str, world_size: int) -> Problem:
+def problem_for(record: Operator, place: str, world_size: int) -> Problem:
     """What one of the operators computes here."""
-    sizes = REAL[name] if place == "cuda" else EMULATED | {"m": EMULATED["m"] * world_size}
-    return Problem(
-        operator=name.split(".")[0], world_size=world_size, dtype="bfloat16", m=sizes["m"], n=sizes["n"], k=sizes["k"]
-    )
+    sizes, times = (record.demo or EMULATED, 1) if place == "cuda" else (EMULATED, world_size)
+    m, n, k = sizes.m * times, sizes.n, sizes.k
+    return Problem(operator=record.name, world_size=world_size, dtype="bfloat16", m=m, n=n, k=k)

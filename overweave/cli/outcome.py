@@ -11,7 +11,6 @@ from rich.table import Table
 
 from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, print_table, time_text
-from overweave.cli.shape import SPLIT
 from overweave.hardware.machine import load
 from overweave.ir.plan import Problem
 from overweave.ir.timeline import Timeline
@@ -57,9 +56,8 @@ def print_trials(console: Console, title: str, trials: Sequence[Trial]) -> None:
 
 def global_shape(problem: Problem) -> str:
     """The matmul before tensor parallelism split it, `MxNxK`."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
-    sizes[SPLIT[problem.operator]] *= problem.world_size
-    return "x".join(map(str, sizes.values()))
+    parts = problem.record.parts(problem.world_size)
+    return "x".join(str(size * parts[name]) for name, size in problem.sizes.items())
 
 
 def print_charts(console: Console, *timelines: Timeline) -> None:

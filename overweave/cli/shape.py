@@ -5,38 +5,42 @@ from __future__ import annotations
 import typer
 
 from overweave.errors import InputError
+from overweave.ir.operators.record import Dim
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import LIMIT
 
-# What tensor parallelism divides among the ranks.
-SPLIT = {"all_gather_matmul": "n", "matmul_reduce_scatter": "k", "matmul_all_reduce": "k"}
 SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
 
 
 def problem_of_shape(operator: str, shape: str, world_size: int) -> Problem:
     """One rank's problem for the global `M,N,K`, in bf16. Raises InputError."""
-    if operator not in SPLIT:
-        raise InputError(f"operator {operator[:60]}", "there is no such operator", f"Operators: {', '.join(SPLIT)}")
     sizes = local_shape(operator, shape, world_size)
     return Problem(operator=operator, world_size=world_size, dtype="bfloat16", m=sizes["m"], n=sizes["n"], k=sizes["k"])
 
 
-def local_shape(operator: str, shape: str, world_size: int) -> dict[str, int]:
+def local_shape(operator: str, shape: str, world_size: int) -> dict[Dim, int]:
     """`m`, `n` and `k` of one rank's matmul from `M,N,K` of the global one. Raises InputError.
 
     Where ranks do not divide it, each has as much as the first, as `tuner.shapes.Case` splits it.
     """
-    sizes = dict(zip("mnk", three_numbers(shape), strict=True))
+    sizes = _sizes(shape)
     if world_size < 1:
         raise InputError(f"shape {shape} for {operator}", f"{world_size} ranks", "Give at least one")
-    split = SPLIT[operator]
-    return sizes | {split: -(-sizes[split] // world_size)}
+    return {size: -(-sizes[size] // parts) for size, parts in operator_of(operator).parts(world_size).items()}
+
+
+def _sizes(shape: str) -> dict[Dim, int]:
+    return dict(zip(("m", "n", "k"), three_numbers(shape), strict=True))
 
 
 def tell_of_rounding(operator: str, shape: str, world_size: int) -> None:
     """Says on the error stream what a shape that ranks do not divide is taken for."""
+    split = operator_of(operator).split
+    if split is None:
+        return
     for each in shapes_of(shape):
-        split, whole = SPLIT[operator], dict(zip("mnk", three_numbers(each), strict=True))[SPLIT[operator]]
+        whole = _sizes(each)[split]
         if whole % world_size:
             own = -(-whole // world_size)
             typer.echo(f"{split}={whole} does not divide by {world_size} ranks: each is taken to have {own}", err=True)

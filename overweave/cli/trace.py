@@ -20,9 +20,10 @@ from overweave.cli.ranks import (
     try_emulated,
     where,
 )
-from overweave.cli.shape import SPLIT, problem_of_shape, tell_of_rounding
+from overweave.cli.shape import problem_of_shape, tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import load
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog import template_of
@@ -34,7 +35,7 @@ FAILED, MACHINE = 1, "h200x4"
 
 
 def trace(
-    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(SPLIT))],
+    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
     shape: Annotated[str, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")],
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",

@@ -20,19 +20,20 @@ from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ran
 from overweave.cli.shape import SHAPE_HELP, shapes_of, three_numbers
 from overweave.errors import InputError
 from overweave.ir.epilogue import SCALE_W, SCALE_X
+from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import Problem
 from overweave.ops.tune import device_named, tune_and_learn
 from overweave.tuner.bench import joined_world
 from overweave.tuner.cache import encode, fingerprint, load, path_of
 from overweave.tuner.search import Tuned
 from overweave.tuner.shapes import Case, DtypeWord, read_shapes
-from overweave.tuner.space import SEQUENTIAL, SPACE
+from overweave.tuner.space import SEQUENTIAL
 from overweave.tuner.table import Fingerprint, Table, bucketed
 from overweave.tuner.target import target_of
 
 
 def tune(
-    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(SPACE))],
+    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
     shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as mlp")] = "mlp",
     shape: Annotated[str | None, typer.Option(help=f"{SHAPE_HELP}; in place of a set")] = None,
     after: Annotated[str, typer.Option(help=f"With --shape. {AFTER_HELP}")] = "",
@@ -124,8 +125,7 @@ def _line(name: str, tuned: Tuned) -> str:
 
 def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[Case, ...]:
     """Raises InputError."""
-    if operator not in SPACE:
-        raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
+    operator_of(operator, "tune")
     if shape is None and after:
         raise InputError(f"tune after {after[:60]!r}", "no shape is given", "Give --shape, or a set that says it")
     if shape is None:

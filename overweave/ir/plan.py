@@ -10,25 +10,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES, Dtype
-from overweave.ir.epilogue import (
-    BIAS,
-    GATE,
-    MOST_NORM_COLS,
-    NO_EPILOGUE,
-    NORM_WEIGHT,
-    SCALE_DTYPE,
-    SCALE_W,
-    SCALE_X,
-    Epilogue,
-    Norm,
-)
-from overweave.ir.schedule import Count, Name, Put, Range, Schedule
-from overweave.ir.shards import shard_rows
+from overweave.ir.epilogue import MOST_NORM_COLS
+from overweave.ir.problem import LONGEST_LIST as LONGEST_LIST
+from overweave.ir.problem import Problem as Problem
+from overweave.ir.schedule import Count, Name, Put, Schedule
 from overweave.ir.tile_order import TileOrder
 
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
 MOST_WEIGHTS = 3  # that a tile kernel multiplies by in one launch: query, key and value
-LONGEST_LIST = 64  # of weights, in one call
 
 COPY_ENGINE, LIBRARY, TILE_KERNEL, REDUCE_KERNEL = "copy_engine", "library", "tile_kernel", "reduce_kernel"
 COPY_KERNEL, AUTHOR_KERNEL, PACKED_KERNEL = "copy_kernel", "author_kernel", "packed_kernel"
@@ -38,110 +27,6 @@ Engine = Literal[
 KERNELS = (TILE_KERNEL, REDUCE_KERNEL, COPY_KERNEL, AUTHOR_KERNEL)  # they take their tiles from a table
 MESSAGE_BYTES, MESSAGE_DATA_BYTES = 16, 12  # of a packed message; the rest is its flag
 MOST_PACKED_RANKS = 8  # a thread looks at the messages of all its peers at once, in registers
-
-
-class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One call of an operator, as every rank sees it: the global matmul `[m, k] @ [k, n]` of one rank.
-
-    all_gather_matmul: `m` rows after the gather, `n` columns and all `k` on each rank.
-    matmul_reduce_scatter: `m` rows before the scatter, `n` columns, `k` the own part of the reduced axis.
-    matmul_all_reduce: `m` rows, `n` columns, `k` the own part of the reduced axis.
-    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product; where ranks add
-    theirs, its scaling to each rank's part and the rest to the whole sum (`of_products`, `of_sums`).
-    columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
-    norm: what happens to the rows of the sum (matmul_all_reduce).
-    out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
-    of fp8 are kept in 16 bits or more.
-    """
-
-    operator: Name
-    m: Annotated[int, Meta(ge=0)]
-    n: Annotated[int, Meta(ge=0)]
-    k: Annotated[int, Meta(ge=0)]
-    world_size: Count
-    dtype: Dtype
-    b_is_transposed: bool = False
-    returns_gathered: bool = False
-    epilogue: Epilogue = NO_EPILOGUE
-    norm: Norm | None = None
-    columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
-    out_dtype: Dtype | None = None
-
-    @property
-    def _adds(self) -> bool:
-        return self.operator != "all_gather_matmul" and self.world_size > 1
-
-    @property
-    def of_products(self) -> Epilogue:
-        """What is done to each product before it is stored."""
-        return self.epilogue.of_parts if self._adds else self.epilogue
-
-    @property
-    def of_sums(self) -> Epilogue:
-        """What is done, once, to the sum of all ranks' products; nothing in a group of one, whose product is it."""
-        return self.epilogue.of_sums if self._adds else NO_EPILOGUE
-
-    def of_tiles(self, finish: bool) -> Epilogue:
-        """What a tile kernel is compiled for. finish: whether tiles of its queue end sums."""
-        return self.epilogue if finish else self.of_products
-
-    @property
-    def ends_sums(self) -> bool:
-        """Whether anything is done to a sum once it is whole."""
-        return self.norm is not None or self.of_sums.bits != 0
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The columns of each weight."""
-        return self.columns or (self.n,)
-
-    def columns_of(self, weight: str) -> Range:
-        """Where the columns of a weight, by the name of its buffer, lie among those of all."""
-        index = int(weight.partition(".")[2] or 0)
-        lo = sum(self.widths[:index])
-        return lo, lo + self.widths[index]
-
-    @property
-    def multiplied_columns(self) -> int:
-        """How many columns are multiplied: with a gate, twice those of the result."""
-        return self.n * self.epilogue.products
-
-    @property
-    def n_text(self) -> str:
-        """For reports: `1024+256+256`."""
-        return "+".join(map(str, self.widths))
-
-    @property
-    def extents(self) -> str:
-        """For reports: `m=4096 n=1024+256+256 k=4096`."""
-        return f"m={self.m} n={self.n_text} k={self.k}"
-
-    @property
-    def result_dtype(self) -> Dtype:
-        """Of the result."""
-        return self.out_dtype or self.dtype
-
-    @property
-    def moved_dtype(self) -> Dtype:
-        """Of what travels: the rows of x where they are gathered, else parts of the result."""
-        return self.dtype if self.operator == "all_gather_matmul" else self.result_dtype
-
-    def operand(self, name: str, rank: int) -> tuple[int, int, Dtype]:
-        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know.
-
-        A residual has the rows of the result: of a reduce-scatter, the rank's own.
-        """
-        if name in (SCALE_X, SCALE_W):
-            columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
-            return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
-        if name == GATE:
-            return self.k, self.n, self.dtype
-        return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
-
-    def result_rows(self, rank: int) -> int:
-        """The rows of a rank's result."""
-        lo, hi = shard_rows(self.m, self.world_size, rank) if self.operator == "matmul_reduce_scatter" else (0, self.m)
-        return hi - lo
 
 
 class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -28,7 +28,7 @@ def bind_by_torch(plan: str, problem: Problem, group: Group, device: torch.devic
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
     bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, device)
-    multiply: Run = bound or (lambda tensors: _fused(problem.operator, tensors, group.name))
+    multiply: Run = bound or (lambda tensors: _fused(problem, tensors, group.name))
     board = Board.of(group)
 
     def run(tensors: Tensors) -> None:
@@ -94,12 +94,13 @@ def _two_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
     torch.ops.symm_mem.two_shot_all_reduce_out(partial, "sum", group, y)
 
 
-def _fused(operator: str, tensors: Tensors, group: str) -> None:
+def _fused(problem: Problem, tensors: Tensors, group: str) -> None:
+    compute = _gathered if problem.record.gathers else _scattered
     with full_precision(tensors["x"].dtype):
-        _FUSED[operator](tensors, group)
+        compute(tensors, group)
 
 
-def _all_gather_matmul(tensors: Tensors, group: str) -> None:
+def _gathered(tensors: Tensors, group: str) -> None:
     wants_gathered = "gathered_out" in tensors
     names = [name for name in tensors if name.split(".")[0] == "w"]
     gathered, products = torch.ops.symm_mem.fused_all_gather_matmul(
@@ -110,14 +111,10 @@ def _all_gather_matmul(tensors: Tensors, group: str) -> None:
         tensors["gathered_out"] = gathered
 
 
-def _matmul_reduce_scatter(tensors: Tensors, group: str) -> None:
+def _scattered(tensors: Tensors, group: str) -> None:
     tensors["y"] = torch.ops.symm_mem.fused_matmul_reduce_scatter(tensors["x"], tensors["w"], "sum", 0, group)
 
 
-_FUSED: dict[str, Callable[[Tensors, str], None]] = {
-    "all_gather_matmul": _all_gather_matmul,
-    "matmul_reduce_scatter": _matmul_reduce_scatter,
-}
 _ALL_REDUCES: dict[str, Callable[[torch.Tensor, str, torch.Tensor], None]] = {
     TORCH_ONE_SHOT: _one_shot,
     TORCH_TWO_SHOT: _two_shot,

@@ -9,9 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,7 +40,16 @@ from overweave.tuner.space import BY_TORCH, Candidate, obstacle
 from overweave.tuner.target import Target, kernel_obstacle, target_of
 
 Weights = tuple[torch.Tensor, ...]
-Options = Mapping[str, object]
+
+
+class Options(TypedDict):
+    """What a caller may pass beside tensors."""
+
+    m: int | None
+    return_gathered: bool
+    plan: str | None
+
+
 Refusal = TypeVar("Refusal", bound=Exception)
 ALIGNED_BYTES = 16
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.operators.registry import operator_of
 from overweave.ops.scales import problem_of
 from overweave.tuner.choice import Choice
 from overweave.tuner.choose import explained
 from overweave.tuner.endings import dressed
-from overweave.tuner.space import SPACE
 from overweave.tuner.target import Target, target_of
 
 
@@ -37,8 +37,7 @@ def explain(
     Without a GPU at hand, device "cuda" means an H200.
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """
-    if operator not in SPACE:
-        raise InputError(f"explain {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
+    operator_of(operator, "explain")
     columns = tuple(n) if isinstance(n, Sequence) else (n,)
     are_ints = all(isinstance(size, int) for size in (m, *columns, k, world_size))
     if not columns or not are_ints or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:

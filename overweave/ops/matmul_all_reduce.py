@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import overload
 
 import torch
-from msgspec.structs import replace
 
-from overweave.errors import InputError
 from overweave.ir.epilogue import Z
-from overweave.ir.plan import Problem
-from overweave.memory.group import Group
-from overweave.ops.devices import is_away, run_on
-from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
-from overweave.ops.eager import eagerly, is_read_by_compiler
+from overweave.ir.operators.matmul_all_reduce import OPERATOR
+from overweave.ops.call import call
+from overweave.ops.dispatch import GroupLike, Options
 from overweave.ops.epilogue import Extras
-from overweave.ops.norm import RmsNorm, checked_norm
-from overweave.ops.partials import problem_of_partials
-from overweave.ops.scales import dtype_of
-
-OPERATOR = "matmul_all_reduce"
+from overweave.ops.norm import RmsNorm
 
 
 @overload
@@ -83,35 +75,6 @@ def matmul_all_reduce(
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
     """
-    if is_read_by_compiler():
-        return eagerly(matmul_all_reduce, x, w, group, extras=extras, norm=norm, plan=plan)
-    if is_away(x):
-        return run_on(x.device, matmul_all_reduce, x, w, group, extras=extras, norm=norm, plan=plan)
-    resolved = group_of(group)
-    beside = () if extras is None is norm else (extras, norm)
-    with resolved.turn:
-        key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, beside)
-        problem = prepared.problem if prepared else _checked(x, w, (extras, norm), resolved)
-        tensors = {"x": x, "w": w}
-        if extras is not None:
-            tensors |= extras.tensors
-        if norm is not None:
-            tensors |= norm.tensors
-        (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
+    options: Options = {"m": None, "return_gathered": False, "plan": plan}
+    tensors = call(OPERATOR, x, w, group, options, (extras, norm))
     return tensors["y"] if norm is None else (tensors["y"], tensors[Z])
-
-
-_Wanted = tuple[Extras | None, RmsNorm | None]  # what happens to the products, and to the rows of their sum
-
-
-def _checked(x: torch.Tensor, w: torch.Tensor, wanted: _Wanted, group: Group) -> Problem:
-    extras, norm = wanted
-    try:
-        problem = problem_of_partials(OPERATOR, x, w, group, extras)
-        if norm is not None and problem.epilogue != problem.epilogue.of_parts:
-            found, cure = f"extras {problem.epilogue} beside a norm", "Leave out one: a norm has a residual of its own"
-            raise InputError(f"{OPERATOR}: norm", found, cure)
-        summed = x.new_empty(0, dtype=dtype_of(problem.result_dtype))
-        return replace(problem, norm=checked_norm(OPERATOR, norm, (problem.m, problem.n), summed))
-    except InputError as error:
-        raise refuse(group, error) from None

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from overweave.errors import InputError
-from overweave.ir.plan import Problem
-from overweave.memory.group import Group
-from overweave.ops.devices import is_away, run_on
-from overweave.ops.dispatch import GroupLike, group_of, look_up, prepare, refuse
-from overweave.ops.eager import eagerly, is_read_by_compiler
+from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
+from overweave.ops.call import call
+from overweave.ops.dispatch import GroupLike, Options
 from overweave.ops.epilogue import Extras
-from overweave.ops.partials import problem_of_partials
-
-OPERATOR = "matmul_reduce_scatter"
 
 
 def matmul_reduce_scatter(
@@ -50,21 +44,5 @@ def matmul_reduce_scatter(
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
-    if is_read_by_compiler():
-        return eagerly(matmul_reduce_scatter, x, w, group, extras=extras, plan=plan)
-    if is_away(x):
-        return run_on(x.device, matmul_reduce_scatter, x, w, group, extras=extras, plan=plan)
-    resolved = group_of(group)
-    with resolved.turn:
-        key, prepared = look_up(resolved, OPERATOR, (x, w), {"plan": plan}, () if extras is None else (extras,))
-        problem = prepared.problem if prepared else _checked(x, w, extras, resolved)
-        tensors = {"x": x, "w": w} if extras is None else {"x": x, "w": w, **extras.tensors}
-        (prepared or prepare(key, problem, resolved, tensors, plan))(tensors)
-    return tensors["y"]
-
-
-def _checked(x: torch.Tensor, w: torch.Tensor, extras: Extras | None, group: Group) -> Problem:
-    try:
-        return problem_of_partials(OPERATOR, x, w, group, extras)
-    except InputError as error:
-        raise refuse(group, error) from None
+    options: Options = {"m": None, "return_gathered": False, "plan": plan}
+    return call(OPERATOR, x, w, group, options, (extras, None))["y"]

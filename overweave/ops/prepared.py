@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -23,6 +24,7 @@ Run = Callable[[Tensors], None]
 Key = tuple[object, ...]
 Output = tuple[str, tuple[int, int], torch.dtype]
 _ON_CPU = maker(torch.device("cpu"))
+_CLOCK = count(1)
 
 
 class Bound(Protocol):
@@ -40,8 +42,8 @@ class Prepared:
     """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs.
 
     bound: what the run keeps on a GPU; None if that is nothing. outputs: by name, what is made for its results before
-    it runs. board: where calls are announced to the peers. make: makes a matrix where x lies. last_use: which of its
-    group's calls was the last like it.
+    it runs. board: where calls are announced to the peers. make: makes a matrix where x lies. last_use: which of all
+    calls of this process was the last like it.
     """
 
     problem: Problem
@@ -58,6 +60,7 @@ class Prepared:
         """Runs the call on its inputs by name, to which its outputs are added.
 
         Peers count on it: they are told if it ends before it is launched."""
+        self.last_use = next(_CLOCK)
         try:
             for name, shape, dtype in self.outputs:
                 tensors[name] = self.make(shape, dtype)
@@ -88,44 +91,36 @@ def as_matrices(tensors: Tensors) -> Tensors:
     return {name: tensor if tensor.dim() == 2 else tensor.reshape(1, -1) for name, tensor in tensors.items()}
 
 
-class Calls:
-    """The prepared calls of one group; beyond the limit those go that were used longest ago."""
+class Calls(dict[Key, Prepared]):
+    """The prepared calls of one group; beyond the limit those go that ran longest ago."""
 
     def __init__(self) -> None:
-        self._calls: dict[Key, Prepared] = {}
+        super().__init__()
         self._held: list[Bound] = []  # forgotten, but replayed by graphs of the caller's
-        self._uses = 0
-
-    def get(self, key: Key) -> Prepared | None:
-        prepared = self._calls.get(key)
-        if prepared is not None:
-            self._uses += 1
-            prepared.last_use = self._uses
-        return prepared
 
     def put(self, key: Key, prepared: Prepared) -> None:
-        self._calls[key] = prepared
-        self.get(key)
-        if len(self._calls) > MOST_CALLS:
-            by_use = sorted(self._calls, key=lambda key: self._calls[key].last_use)
+        self[key] = prepared
+        prepared.last_use = next(_CLOCK)
+        if len(self) > MOST_CALLS:
+            by_use = sorted(self, key=lambda key: self[key].last_use)
             self._drop(by_use[: MOST_CALLS // 4])
 
     def latest(self) -> Prepared:
-        """The one that was used last."""
-        return max(self._calls.values(), key=lambda call: call.last_use)
+        """The one that ran last."""
+        return max(self.values(), key=lambda call: call.last_use)
 
     def forget(self, operator: str) -> None:
         """The next call of each signature of an operator chooses anew, but for what callers asked for by name."""
-        choices = [key for key, call in self._calls.items() if call.choice.source != "asked"]
-        self._drop([key for key in choices if self._calls[key].problem.operator == operator])
+        choices = [key for key, call in self.items() if call.choice.source != "asked"]
+        self._drop([key for key in choices if self[key].problem.operator == operator])
 
     def close(self) -> bool:
         """Forgets all calls; whether nothing is left that graphs of the caller's replay."""
-        self._drop(list(self._calls))
+        self._drop(list(self))
         return not self._held
 
     def _drop(self, keys: list[Key]) -> None:
-        dropped = [bound for key in keys if (bound := self._calls.pop(key).bound) is not None]
+        dropped = [bound for key in keys if (bound := self.pop(key).bound) is not None]
         if dropped:
             torch.cuda.synchronize()  # none of them is under way when its memory goes
         self._held += [bound for bound in dropped if bound.was_captured]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 
@@ -66,6 +68,24 @@ def all_gather_scaled_gated_matmul(
     y = all_gather_scaled_matmul(x_shard, weights[0], scale_x, first, group, m=m)
     gate = all_gather_scaled_matmul(x_shard, weights[1], scale_x, second, group, m=m)
     return y * (ACTIVATIONS[activation](gate) if activation else gate)
+
+
+class PlainCollectives(NamedTuple):
+    """What the reference of an operator's record asks of a group, over matrices of `m` rows in all."""
+
+    group: dist.ProcessGroup | None
+    m: int
+
+    def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
+        return _gathered(shard, self.group, self.m)
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(part, group=self.group)
+        return part
+
+    def reduce_scatter(self, part: torch.Tensor) -> torch.Tensor:
+        lo, hi = shard_rows(self.m, dist.get_world_size(self.group), dist.get_rank(self.group))
+        return self.all_reduce(part)[lo:hi]
 
 
 def _gathered(shard: torch.Tensor, group: dist.ProcessGroup | None, m: int | None) -> torch.Tensor:

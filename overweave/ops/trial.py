@@ -10,18 +10,16 @@ import torch.distributed as dist
 from msgspec import Struct, to_builtins
 
 from overweave.ir.plan import Plan, Problem
-from overweave.ir.shards import shard_rows
 from overweave.ir.timeline import Timeline
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve
-from overweave.ops import reference
+from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
 from overweave.runtime.host import Depth, run_on_host
 from overweave.runtime.trace_host import trace_on_host
 from overweave.schedules.catalog import build, template_of
 from overweave.tuner.target import Target, kernel_obstacle, target_of, tile_options
 
-ALL_GATHER, REDUCE_SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
 ERROR_RATIO = 1.05  # how much less exact than torch and its collectives a result may be
 SEED = 2024
@@ -152,8 +150,8 @@ def _on_gpu(plan: Plan, group: Group, device: torch.device) -> tuple[Run, Trace]
 def _integers(problem: Problem, group: Group, device: torch.device) -> Tensors:
     """x of mostly zeros and w, of -1, 0 and 1: sums of their products are exact in any order."""
     generator = _generator(group, device)
-    depth = problem.k * (1 if problem.operator == ALL_GATHER else problem.world_size)
-    x = torch.randint(-1, 2, _x_shape(problem, group), generator=generator, device=device)
+    depth = problem.k * (problem.world_size if problem.record.adds else 1)
+    x = torch.randint(-1, 2, (problem.operand_rows(group.rank), problem.k), generator=generator, device=device)
     kept = torch.rand(x.shape, generator=generator, dtype=torch.float32, device=device) < NON_ZEROS / depth
     w = torch.randint(-1, 2, (problem.k, problem.n), generator=generator, device=device)
     return _tensors(problem, group, x * kept, w)
@@ -161,7 +159,8 @@ def _integers(problem: Problem, group: Group, device: torch.device) -> Tensors:
 
 def _normal(problem: Problem, group: Group, device: torch.device) -> Tensors:
     generator = _generator(group, device)
-    x = torch.randn(_x_shape(problem, group), generator=generator, dtype=torch.float32, device=device)
+    shape = problem.operand_rows(group.rank), problem.k
+    x = torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
     w = torch.randn((problem.k, problem.n), generator=generator, dtype=torch.float32, device=device)
     return _tensors(problem, group, x, w)
 
@@ -170,25 +169,16 @@ def _generator(group: Group, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(SEED + group.rank)
 
 
-def _x_shape(problem: Problem, group: Group) -> tuple[int, int]:
-    lo, hi = shard_rows(problem.m, problem.world_size, group.rank)
-    return (hi - lo if problem.operator == ALL_GATHER else problem.m), problem.k
-
-
 def _tensors(problem: Problem, group: Group, x: torch.Tensor, w: torch.Tensor) -> Tensors:
     """As the problem wants them, with an output of NaN."""
     dtype = getattr(torch, problem.dtype)
-    lo, hi = shard_rows(problem.m, problem.world_size, group.rank)
-    rows = hi - lo if problem.operator == REDUCE_SCATTER else problem.m
-    y = torch.full((rows, problem.n), torch.nan, dtype=dtype, device=x.device)
+    y = torch.full((problem.result_rows(group.rank), problem.n), torch.nan, dtype=dtype, device=x.device)
     return {"x": x.to(dtype), "w": w.to(dtype), "y": y}
 
 
 def _reference(problem: Problem, tensors: Tensors, group: Group) -> torch.Tensor:
-    if problem.operator == ALL_GATHER:
-        return reference.all_gather_matmul(tensors["x"], tensors["w"], group.process_group, m=problem.m)
-    reduced = reference.matmul_reduce_scatter if problem.operator == REDUCE_SCATTER else reference.matmul_all_reduce
-    return reduced(tensors["x"], tensors["w"], group.process_group)
+    result: torch.Tensor = problem.record.reference(tensors, PlainCollectives(group.process_group, problem.m))
+    return result
 
 
 def _total(numbers: list[float], group: Group) -> list[float]:

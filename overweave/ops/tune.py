@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.devices import current, own_device
 from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
 from overweave.ops.explain import device_of
-from overweave.ops.operators import OPERATORS, operator_for
+from overweave.ops.operators import operator_for
 from overweave.ops.scales import problem_of
 from overweave.tuner.agreement import agreed_knowledge, learn
 from overweave.tuner.cache import fingerprint, keep
@@ -22,7 +23,6 @@ from overweave.tuner.choose import choose
 from overweave.tuner.endings import dressed
 from overweave.tuner.search import EFFORT, OnRound, Tuned, tune_problem
 from overweave.tuner.sides import Setting
-from overweave.tuner.space import SPACE
 from overweave.tuner.target import target_of
 from overweave.tuner.timer import Effort
 
@@ -68,7 +68,7 @@ def tune_and_learn(
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
     target = target_of(device)
     agreed_knowledge(group, target, problem.operator)
-    setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator], operator_for)
+    setting = Setting(group, device, getattr(torch, problem.dtype), operator_for)
     tuned = tune_problem(problem, setting, target, effort, on_round)
     learn(group, target, tuned.entry)
     forget_choices(group, problem.operator)
@@ -82,8 +82,7 @@ def tune_and_learn(
 
 
 def _problem(operator: str, sizes: tuple[int, tuple[int, ...], int], world_size: int, dtype: torch.dtype) -> Problem:
-    if operator not in SPACE or operator not in OPERATORS:
-        raise InputError(f"tune {operator}", "there is no such operator", f"Operators: {', '.join(SPACE)}")
+    operator_of(operator, "tune")
     m, columns, k = sizes
     if not columns or not all(isinstance(extent, int) and extent > 0 for extent in (m, *columns, k)):
         n = columns[0] if len(columns) == 1 else list(columns)

@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.operators.record import Operator
+from overweave.ir.operators.registry import operator_of
+from overweave.ir.operators.registry import register as register_record
 from overweave.ir.plan import (
     MatmulConfig,
     Plan,
@@ -40,7 +43,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
-from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, messages_obstacle
+from overweave.schedules.forms import check_forms, messages_obstacle
 from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Settings, settle
@@ -48,7 +51,7 @@ from overweave.schedules.realized import realized, sums_shape
 from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
-from overweave.schedules.templates import MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER, REPLACED, TEMPLATES
+from overweave.schedules.templates import REPLACED, TEMPLATES
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
@@ -58,15 +61,17 @@ _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vect
 
 def names(operator: str | None = None) -> tuple[str, ...]:
     """The schedules of an operator, or all. Raises InputError for an unknown operator."""
-    found = tuple(name for name, template in TEMPLATES.items() if operator in (None, template.operator))
-    if not found:
-        raise InputError(f"operator {operator}", "unknown", f"Operators: {', '.join(operators())}")
-    return found
+    if operator is None:
+        return tuple(TEMPLATES)
+    operator_of(operator)
+    return tuple(name for name, template in TEMPLATES.items() if template.operator == operator)
 
 
-def operators() -> tuple[str, ...]:
-    """The operators that have schedules."""
-    return tuple(dict.fromkeys(template.operator for template in TEMPLATES.values()))
+def register(record: Operator, templates: Mapping[str, Template], builder: Builder) -> None:
+    """From now on there is an operator with these schedules, by their short names, which `builder` fills."""
+    register_record(record)
+    TEMPLATES.update({f"{record.name}.{name}": template for name, template in templates.items()})
+    _BUILDERS[record.name] = builder
 
 
 def template_of(name: str) -> Template:
@@ -93,7 +98,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
         settings = replace(settings, mover=template.mover)
     config = _config(problem, template, settings) if template.is_fused else None
     sums = sums_shape(problem, template, settings)
-    schedule = SCHEDULES[template.operator](name, problem, template, (settings, config))
+    schedule = _builder(problem.record)(name, problem, template, (settings, config))
     realization = realized(schedule, problem, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -115,7 +120,8 @@ def check_problem(asked: str, problem: Problem) -> None:
 def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
     asked = f"build {name}"
     if problem.operator != template.operator:
-        raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {_names_for(problem.operator)}")
+        own = ", ".join(other for other, each in TEMPLATES.items() if each.operator == problem.operator)
+        raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {own or 'none'}")
     check_problem(asked, problem)
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
@@ -125,10 +131,6 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
     check_forms(asked, problem, template.is_fused)
-
-
-def _names_for(operator: str) -> str:
-    return ", ".join(name for name, template in TEMPLATES.items() if template.operator == operator) or "none"
 
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:
@@ -142,7 +144,7 @@ def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) ->
         pieces=settings.pieces,
         alignment=alignment,
     )
-    return carried(split, problem, problem.k if problem.operator == ALL_GATHER_MATMUL else problem.n, settings, config)
+    return carried(split, problem, problem.moved_columns, settings, config)
 
 
 def _config(problem: Problem, template: Template, settings: Settings) -> MatmulConfig:
@@ -179,20 +181,28 @@ def _queue(config: MatmulConfig | None) -> Queue:
     return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
 
 
-_How = tuple[Settings, MatmulConfig | None]
+How = tuple[Settings, MatmulConfig | None]
+Builder = Callable[[str, Problem, Template, How], Schedule]
+_BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
-def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
-    """Every rank has its own `b [k, n]`: columns `[rank * n, (rank + 1) * n)` of the whole product are its own.
+def _builder(record: Operator) -> Builder:
+    """What fills the templates of an operator: by what travels, and who gets it."""
+    if record.name in _BUILDERS:
+        return _BUILDERS[record.name]
+    if record.gathers:
+        return _gather_then_matmul
+    return _matmul_then_scatter if record.scatters else _matmul_then_share
 
-    Of several weights each has its part of those columns.
-    """
-    m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
+
+def _gather_then_matmul(name: str, problem: Problem, template: Template, how: How) -> Schedule:
+    """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
+    m, k, record, (settings, config) = problem.m, problem.k, problem.record, how
     ranks, widths = range(problem.world_size), problem.widths
     weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
     outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
-    parts = [(rank, b, y, rank * n + before) for rank in ranks for b, y, before in triples]
+    parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
     split = _split(problem, settings, config)
     communication = meshed(template.method, split, k, settings, problem.returns_gathered)
     if communication is None:
@@ -215,7 +225,7 @@ def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _Ho
     return compose(name, communication, kernel)
 
 
-def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
+def _matmul_then_scatter(name: str, problem: Problem, template: Template, how: How) -> Schedule:
     """Every rank has its part of the reduced axis; see `_partials`."""
     split = _split(problem, how[0], how[1])
     sums = SUMS if template.has_kernels else MAIN
@@ -230,8 +240,8 @@ def _matmul_reduce_scatter(name: str, problem: Problem, template: Template, how:
     return _composed(name, communication, problem, how)
 
 
-def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _How) -> Schedule:
-    """As `_matmul_reduce_scatter`, but every rank gets all of the sum."""
+def _matmul_then_share(name: str, problem: Problem, template: Template, how: How) -> Schedule:
+    """As `_matmul_then_scatter`, but every rank gets all of the sum."""
     if problem.world_size * problem.m > LIMIT:
         raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
     split = _split(problem, how[0], how[1])
@@ -240,7 +250,7 @@ def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _Ho
     return _composed(name, communication, problem, how)
 
 
-def _composed(name: str, communication: Communication, problem: Problem, how: _How) -> Schedule:
+def _composed(name: str, communication: Communication, problem: Problem, how: How) -> Schedule:
     composed = compose(name, _kept(communication, problem), _partials(problem, how))
     return with_finished_sums(composed, problem)
 
@@ -259,18 +269,10 @@ def _held(problem: Problem) -> tuple[Range, ...]:
     return tuple((rank * problem.k, (rank + 1) * problem.k) for rank in range(problem.world_size))
 
 
-def _partials(problem: Problem, how: _How) -> Footprint:
-    """Rank r has columns `[r * k, (r + 1) * k)` of `a` and the same rows of `b`: its part of the reduced axis."""
-    m, n, k, (settings, config) = problem.m, problem.n, problem.k, how
-    held = _held(problem)
-    a, b = Buffer(X, m, k, "input"), Buffer(W, k, n, "input")
-    given_a = tuple(Given(region(a, rank, (0, m)), A, 0, part[0]) for rank, part in enumerate(held) if m > 0)
-    given_b = tuple(Given(region(b, rank, (0, k)), B, part[0], 0) for rank, part in enumerate(held))
+def _partials(problem: Problem, how: How) -> Footprint:
+    """Each rank's part of the reduced axis: columns of `a`, and the same rows of `b`."""
+    m, n, k, record, (settings, config) = problem.m, problem.n, problem.k, problem.record, how
+    a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), range(problem.world_size)
+    given_a = tuple(Given(region(a, rank, (0, m)), A, *problem.start(record.x, rank)) for rank in ranks if m > 0)
+    given_b = tuple(Given(region(b, rank, (0, k)), B, *problem.start(record.w, rank)) for rank in ranks)
     return Footprint(queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=settings.sms)
-
-
-SCHEDULES: dict[str, Callable[[str, Problem, Template, _How], Schedule]] = {
-    ALL_GATHER_MATMUL: _all_gather_matmul,
-    MATMUL_REDUCE_SCATTER: _matmul_reduce_scatter,
-    MATMUL_ALL_REDUCE: _matmul_all_reduce,
-}

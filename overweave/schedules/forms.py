@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
+from overweave.ir.operators.registry import those_with
 from overweave.ir.plan import MOST_PACKED_RANKS, MOST_WEIGHTS, Problem
-
-ALL_GATHER_MATMUL = "all_gather_matmul"
 
 
 def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
     """is_fused: whether a tile kernel computes. Raises InputError for a form that the operator has not."""
-    gathers = problem.operator == ALL_GATHER_MATMUL
-    if not gathers and problem.epilogue.gate:
-        raise InputError(asked, f"epilogue {problem.epilogue}", "Only all_gather_matmul has a gate")
+    forms = problem.record.forms
+    if problem.epilogue.gate and not forms.gate:
+        cure = f"Only {those_with(lambda forms: forms.gate)} has a gate"
+        raise InputError(asked, f"epilogue {problem.epilogue}", cure)
+    if problem.epilogue.bits and not forms.extras:
+        raise InputError(asked, f"epilogue {problem.epilogue}", f"{problem.operator} ends with its product")
     if problem.norm and problem.epilogue != problem.epilogue.of_parts:
         found = f"epilogue {problem.epilogue} beside {problem.norm}"
         raise InputError(asked, found, "A sum ends with one of them: a norm has a residual of its own")
@@ -23,14 +25,16 @@ def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
         _check_columns(asked, problem, is_fused)
     if problem.dtype == FLOAT8:
         _check_fp8(asked, problem)
-    if problem.returns_gathered and not gathers:
-        raise InputError(asked, "returns_gathered", "Only all_gather_matmul gathers anything")
+    if problem.returns_gathered and not forms.returns_gathered:
+        cure = f"Only {those_with(lambda forms: forms.returns_gathered)} gathers anything"
+        raise InputError(asked, "returns_gathered", cure)
 
 
 def _check_columns(asked: str, problem: Problem, is_fused: bool) -> None:
     weights = f"{len(problem.columns)} weights"
-    if problem.operator != ALL_GATHER_MATMUL:
-        raise InputError(asked, weights, "Only all_gather_matmul takes several")
+    if not problem.record.forms.several_weights:
+        cure = f"Only {those_with(lambda forms: forms.several_weights)} takes several"
+        raise InputError(asked, weights, cure)
     if sum(problem.columns) != problem.n:
         found = f"n={problem.n}, weights of {problem.n_text} columns"
         raise InputError(asked, found, "n counts the columns of all weights")
@@ -51,5 +55,5 @@ def messages_obstacle(problem: Problem) -> str:
     """Why packed messages cannot carry what a problem moves; empty if they can."""
     if problem.world_size > MOST_PACKED_RANKS:
         return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
-    travels = problem.operator == ALL_GATHER_MATMUL and problem.world_size > 1
+    travels = problem.record.gathers and problem.world_size > 1
     return "packed messages carry no scales of rows" if problem.epilogue.scaling == "rows" and travels else ""

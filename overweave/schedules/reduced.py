@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.epilogue import MOST_NORM_COLS
+from overweave.ir.operators.registry import those_with
 from overweave.ir.plan import Problem, ReduceConfig
 from overweave.ir.schedule import Buffer, Notify, Range, Region
 from overweave.schedules.communication import Chunk, Split, Sums, region, shifted
@@ -32,8 +33,8 @@ NORMING = (
 
 def norm_obstacle(problem: Problem, method: str) -> str:
     """Why a method cannot norm the rows of its result; empty if it can."""
-    if problem.operator != "matmul_all_reduce":
-        return "only matmul_all_reduce has whole rows of a sum on every rank"
+    if not problem.record.forms.norm:
+        return f"only {those_with(lambda forms: forms.norm)} has whole rows of a sum on every rank"
     if method not in NORMING:
         return "its last step does not norm"
     if method != "collective" and problem.n > MOST_NORM_COLS:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.schedules import options
-from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.template import Template
-
-MATMUL_REDUCE_SCATTER = "matmul_reduce_scatter"
-MATMUL_ALL_REDUCE = "matmul_all_reduce"
 
 _MOVER = (options.MOVER, options.COPY_PROGRAMS)
 _FUSED = (options.PIECES, options.ORDER, *options.TILES)
@@ -16,7 +13,7 @@ _PUSHED = (options.PIECES, options.ORDER, *_MOVER, *options.TILES, options.ROTAT
 _STORED_ROUND = (options.PIECES, *(option for option in options.TILES if option.name != "split_k"))
 _STORED = (options.ORDER, *_STORED_ROUND)
 _CUT, _PACKED = (options.PIECES, options.COL_PIECES), (options.MATMUL,)
-_AG, _RS, _AR = ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE
+_AG, _RS, _AR = (each.OPERATOR.name for each in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce))
 TEMPLATES: dict[str, Template] = {
     f"{_AG}.sequential": Template(_AG, "collective", False, "library all-gather, then one library matmul"),
     f"{_AG}.per_shard": Template(

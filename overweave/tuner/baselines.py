@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.ir.operators.registry import operator_of
 from overweave.tuner.attempt import Result
 from overweave.tuner.sides import Call, Setting, Side, has_copies
 
@@ -17,8 +18,8 @@ from overweave.tuner.sides import Call, Setting, Side, has_copies
 class Method(NamedTuple):
     """A row of the comparison. gives_result: it computes the operator, and is checked before it is timed.
 
-    lacks: what a setting and a number of rows lack for it, or an empty string. only: the operators it is a way to
-    compute; none: all.
+    lacks: what a setting and a number of rows lack for it, or an empty string. is_common: every operator has it; else
+    those whose record names it.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Method(NamedTuple):
     gives_result: bool
     lacks: Callable[[Setting, int], str]
     call: Callable[[Side], Call]
-    only: tuple[str, ...] = ()
+    is_common: bool = True
 
 
 def _anywhere(setting: Setting, m: int) -> str:
@@ -78,21 +79,20 @@ SEQUENTIAL, TORCH_FUSED, PER_SHARD, OURS = "sequential", "torch_fused", "per_sha
 TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch_one_shot", "torch_two_shot"
 NAMED = "plan."  # before the names of plans that were asked for
 TORCH = (TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
-_SHARDED, _REDUCED = ("all_gather_matmul", "matmul_reduce_scatter"), ("matmul_all_reduce",)
 METHODS: tuple[Method, ...] = (
     Method(MATMUL, "matmul alone", False, _anywhere, lambda side: side.matmul),
     Method(COMMUNICATION, "communication: library", False, _anywhere, lambda side: side.communicate),
     Method(COPIES, "communication: copy engine", False, _copy_engine, _copies),
     Method(CEILING, "ceiling: matmul beside copies", False, _copy_engine, _ceiling),
     Method(SEQUENTIAL, "library: collective and matmul", True, _anywhere, lambda side: side.sequential),
-    Method(TORCH_FUSED, "torch: fused (symm_mem)", True, _torch_fused, lambda side: side.torch_fused, _SHARDED),
+    Method(TORCH_FUSED, "torch: fused (symm_mem)", True, _torch_fused, lambda side: side.torch_fused, is_common=False),
     Method(
         TORCH_ONE_SHOT,
         "torch: matmul, one-shot (symm_mem)",
         True,
         _torch_all_reduce,
         lambda side: side.torch_one_shot,
-        _REDUCED,
+        is_common=False,
     ),
     Method(
         TORCH_TWO_SHOT,
@@ -100,16 +100,17 @@ METHODS: tuple[Method, ...] = (
         True,
         _torch_all_reduce,
         lambda side: side.torch_two_shot,
-        _REDUCED,
+        is_common=False,
     ),
-    Method(PER_SHARD, "copy engine, matmul per shard", True, _anywhere, planned("per_shard"), _SHARDED),
+    Method(PER_SHARD, "copy engine, matmul per shard", True, _anywhere, planned("per_shard"), is_common=False),
     Method(OURS, "overweave", True, _anywhere, planned(None)),
 )
 
 
 def methods_of(operator: str, plans: tuple[str, ...] = ()) -> tuple[Method, ...]:
     """The rows of an operator; those of plans asked for by name, if any, in place of the two rows of ours."""
-    own = tuple(method for method in METHODS if not method.only or operator in method.only)
+    particular = operator_of(operator).baselines
+    own = tuple(method for method in METHODS if method.is_common or method.name in particular)
     if not plans:
         return own
     named = tuple(

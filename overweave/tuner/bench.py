@@ -7,7 +7,7 @@ left out on all, with the reason. Errors of a comparison itself (no group, no su
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Problem
 from overweave.memory.group import Group, resolve
 from overweave.tuner.agreement import agreed_knowledge
@@ -37,11 +38,10 @@ from overweave.tuner.baselines import (
 )
 from overweave.tuner.cache import version_of
 from overweave.tuner.choose import choose
-from overweave.tuner.dressed_side import side_of
 from overweave.tuner.measures import Measures, Roofs, measure
 from overweave.tuner.replay import captured, is_replayed, settled
 from overweave.tuner.shapes import DTYPES, Case, DtypeWord
-from overweave.tuner.sides import Call, OperatorCall, Setting, side
+from overweave.tuner.sides import Call, OperatorCall, Setting, Side
 from overweave.tuner.statistics import Ratio, median, p90, paired_ratio
 from overweave.tuner.target import target_of
 from overweave.tuner.timer import Effort, Samples, compare
@@ -133,23 +133,19 @@ def device_count() -> int:
 def run(
     request: Request,
     group: Group,
-    operators: Mapping[str, OperatorCall],
+    operator_for: Callable[[Problem], OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
-    dress: Callable[[Problem], OperatorCall] | None = None,
     on_case: Callable[[Run], None] | None = None,
 ) -> Run:
     """Compares the methods on every case. Collective. `on_progress` is told the case and which part of it is done.
 
-    dress: the operator as it computes more than a bare product; None: there are such products only.
-    on_case: is told the run as far as it is, after each of its cases.
+    operator_for: what is called ours on a problem. on_case: is told the run as far as it is, after each of its cases.
     """
-    if request.operator not in operators:
-        found = f"there is no operator {request.operator}"
-        raise InputError("bench", found, f"Choose one of {', '.join(operators)}")
+    operator_of(request.operator, "bench")
     is_cuda = request.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
     dtype = getattr(torch, DTYPES[request.dtype])
-    setting = Setting(group, device, dtype, operators[request.operator], dress)
+    setting = Setting(group, device, dtype, operator_for)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if is_cuda else ["cpu"]
     so_far = Run(
         operator=request.operator,
@@ -172,9 +168,8 @@ def run(
 def _bench_case(
     case: Case, request: Request, setting: Setting, on_progress: Callable[[str, float], None] | None
 ) -> CaseRows:
-    is_bare = not case.columns and not case.after
     problem = case.problem(request.operator, setting.group.world_size, request.dtype)
-    this = side(request.operator, case.m, case.n, case.k, setting) if is_bare else side_of(problem, setting)
+    this = Side(problem, setting)
     left_out: dict[str, str] = {}
     usable: dict[Method, Call] = {}
     expected = copied(this.sequential(0))
@@ -197,17 +192,16 @@ def _bench_case(
 
     calls = {method.name: call for method, call in usable.items()}
     samples = compare(calls, setting.device, setting.group.process_group, effort, on_round)
-    roofs, plans = _roofs(samples), _plans(usable, case, request, setting)
+    roofs, plans = _roofs(samples), _plans(usable, problem, setting)
     rows = tuple(_row(method, samples, roofs, plans.get(method.name, "")) for method in usable)
     return CaseRows(case=case, methods=rows, left_out=left_out, is_replayed=is_replayed(setting, case.m))
 
 
-def _plans(usable: Iterable[Method], case: Case, request: Request, setting: Setting) -> dict[str, str]:
+def _plans(usable: Iterable[Method], problem: Problem, setting: Setting) -> dict[str, str]:
     """What the methods of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
     target = target_of(setting.device)
     plans = {PER_SHARD: PER_SHARD} | {m.name: m.name.removeprefix(NAMED) for m in usable if m.name.startswith(NAMED)}
     if any(method.name == OURS for method in usable):
-        problem = case.problem(request.operator, setting.group.world_size, request.dtype)
         plans[OURS] = choose(problem, target, agreed_knowledge(setting.group, target, problem.operator)).text
     return plans
 

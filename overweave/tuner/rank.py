@@ -17,8 +17,6 @@ from overweave.ir.plan import Problem
 from overweave.ir.verify.plan import MachineLimits
 from overweave.memory.collector import without_collection
 from overweave.schedules.catalog import build
-from overweave.schedules.forms import ALL_GATHER_MATMUL
-from overweave.schedules.templates import MATMUL_ALL_REDUCE
 from overweave.schedules.tile_shape import has_second_wave, reduction_shape
 from overweave.sim.cost import library_matmul_us, tiles_of
 from overweave.sim.simulate import total_us
@@ -26,7 +24,6 @@ from overweave.tuner.space import (
     RING_STORED,
     SCATTER_PULL,
     SEQUENTIAL,
-    SPACE,
     STORED,
     TORCH_ONE_SHOT,
     TORCH_TWO_SHOT,
@@ -34,6 +31,7 @@ from overweave.tuner.space import (
     Family,
     candidate,
     candidates,
+    families,
     full_options,
     obstacle,
 )
@@ -143,7 +141,7 @@ def _margin(what: Candidate, problem: Problem) -> Margin:
         return _margin_of_stores(what, problem)
     if what.plan == SCATTER_PULL:
         return OF_PULLS
-    if operator == MATMUL_ALL_REDUCE and "sums" in dict(what.options):
+    if problem.record.shares_sums and "sums" in dict(what.options):
         return OF_ADDING_TILES if dict(what.options)["sums"] == "epilogue" else OF_SUMMING_KERNELS
     if dict(what.options).get("sums") == "epilogue":
         return OF_OWN_SUMS
@@ -151,7 +149,7 @@ def _margin(what: Candidate, problem: Problem) -> Margin:
         return OF_MESSAGES
     if what.is_by_torch:
         return BY_TORCH
-    if (operator, what.plan, problem.world_size, len(problem.widths)) == (ALL_GATHER_MATMUL, "per_shard", 2, 1):
+    if problem.record.gathers and (what.plan, problem.world_size, len(problem.widths)) == ("per_shard", 2, 1):
         return OF_SHARDS_OF_TWO
     return WITH_KERNELS if what.has_kernels(operator) else OF_LIBRARY
 
@@ -160,7 +158,7 @@ def _margin_of_stores(what: Candidate, problem: Problem) -> Margin:
     if what.plan != RING_STORED:
         return OF_STORES
     is_of_two = problem.world_size == 2
-    if problem.operator == MATMUL_ALL_REDUCE:
+    if problem.record.shares_sums:
         has_time = has_second_wave(problem.m, problem.n, problem.world_size, MachineLimits().sms)
         return OF_SUMS_IN_A_RING if has_time or is_of_two else OF_STORES
     return OF_RINGS_OF_TWO if is_of_two else OF_STORES
@@ -179,12 +177,12 @@ def predict_us(problem: Problem, target: Target, what: Candidate, machine: Machi
 @lru_cache(maxsize=1024)
 def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed, ...]:
     model = _Model(problem, target)
-    families = SPACE[problem.operator]
+    known = families(problem.operator)
     if is_thorough:
         return tuple(model.weighed(what) for what in candidates(problem.operator))
-    heads = [model.weighed(next(family.members())) for family in families]
+    heads = [model.weighed(next(family.members())) for family in known]
     least_us = min((model.judged_us(head) for head in heads if head.predicted_us is not None), default=0.0)
-    for family, head in zip(families, heads, strict=True):
+    for family, head in zip(known, heads, strict=True):
         if head.predicted_us is not None and model.judged_us(head) <= REACH * least_us:
             model.descend(family)
     return tuple(model.known.get(what) or model.unasked(what) for what in candidates(problem.operator))
@@ -243,8 +241,7 @@ class _Model:
 
 
 def _is_large(problem: Problem, sms: int) -> bool:
-    gathers = problem.operator == ALL_GATHER_MATMUL
-    cols, most = (problem.k, MOST_GATHERED) if gathers else (problem.n, MOST_SUMMED)
+    cols, most = problem.moved_columns, MOST_GATHERED if problem.record.gathers else MOST_SUMMED
     tile = reduction_shape(problem.m, cols, sms)
     tiles = problem.world_size * tiles_of(problem.m, cols, tile.block_m, tile.block_n)
     return problem.world_size * problem.m * problem.n > MOST_ELEMENTS or tiles > most

@@ -16,10 +16,9 @@ from overweave.ir.plan import Problem
 from overweave.memory.board import Board
 from overweave.tuner.attempt import attempt, copied
 from overweave.tuner.baselines import planned
-from overweave.tuner.dressed_side import side_of
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.replay import captured, is_replayed, settled
-from overweave.tuner.sides import Call, Setting
+from overweave.tuner.sides import Call, Setting, Side
 from overweave.tuner.space import Candidate, variations
 from overweave.tuner.statistics import median
 from overweave.tuner.table import Entry, Time, bucketed, ranked
@@ -100,7 +99,7 @@ class _Trial:
 
     def __init__(self, problem: Problem, setting: Setting, effort: Effort) -> None:
         self._setting, self._effort = setting, settled(effort, setting)
-        self._side = side_of(problem, setting)
+        self._side = Side(problem, setting)
         self._expected = copied(self._side.sequential(0))
         self._is_replayed = is_replayed(setting, problem.m)
         self.left_out: dict[str, str] = {}

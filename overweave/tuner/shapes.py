@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import LONGEST_LIST, Problem
 from overweave.tuner.endings import compared, dressed
 
 SETS = Path("benchmarks/shapes")
 LARGEST_FILE_BYTES = 1 << 20
 _CURE = 'Give a file such as {"cases": [{"name": "a", "m": 8192, "n": 14336, "k": 4096}]}'
-SPLIT_COLUMNS = ("all_gather_matmul",)  # operators whose weight is split by columns among ranks; others: by rows
 # As commands and results say.
 DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
@@ -45,11 +45,8 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True):
 
     def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
         """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES. Raises InputError."""
-        columns, k = self.columns or (self.n,), self.k
-        if operator in SPLIT_COLUMNS:
-            columns = tuple(-(-cols // world_size) for cols in columns)
-        else:
-            k = -(-k // world_size)
+        cut = operator_of(operator).parts(world_size)
+        columns, k = tuple(-(-cols // cut["n"]) for cols in self.columns or (self.n,)), -(-self.k // cut["k"])
         own = Problem(operator=operator, m=self.m, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
         return dressed(compared(own), columns, self.after)
 

@@ -1,4 +1,4 @@
-"""An operator on one case, as a comparison calls it: its inputs, and one method per way to compute it."""
+"""An operator on one problem, as a comparison calls it: its inputs, and one method per way to compute it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.operators.record import Operand
+from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.runtime.library import all_gather_flat, movable, reduce_scatter_flat
 from overweave.runtime.scaled import scaled_matmul
 from overweave.tuner.attempt import Result
+from overweave.tuner.endings import bare
 from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
+from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exceed it, so none is found there
 MOST_INPUT_SETS = 4
@@ -27,48 +29,56 @@ Call = Callable[[int], Result]
 
 
 class OperatorCall(Protocol):
-    """The public operator on local tensors."""
+    """An operator on local tensors, with all that its problem has beside a bare product."""
 
-    def __call__(
-        self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, m: int, plan: str | None
-    ) -> Result: ...
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, plan: str | None) -> Result: ...
 
 
 class Setting(Struct, frozen=True):
-    """Where a comparison runs and what it calls ours: on a bare product `operator`, else what `dress` makes of one."""
+    """Where a comparison runs, and what it calls ours on a problem."""
 
     group: Group
     device: torch.device
     dtype: torch.dtype
-    operator: OperatorCall
-    dress: Callable[[Problem], OperatorCall] | None = None
+    operator_for: Callable[[Problem], OperatorCall]
 
 
 class Side:
-    """One operator on one case, on this rank. Calls take the number of the sample and return a result to compare.
+    """One operator on one rank's part of a problem. Calls take the number of the sample and return a result to compare.
 
-    lefts, rights: the factors of the matmul alone. sent: what the copy engine pushes to peers, by sample number.
-    kept: the dtype of products. scales: of rows and of columns, for fp8.
+    xs: what a rank passes. lefts, rights: the factors of its matmul alone, that of all columns, of every weight and of
+    a gate. kept: the dtype of products. scales: of rows and of columns, for fp8. Of more than a bare product the
+    baselines are plans of the operator's own: what a library makes of several weights, extras and a norm.
+    Collective: making one maps memory of peers.
     """
 
-    def __init__(self, m: int, setting: Setting) -> None:
-        self.setting, self.m = setting, m
-        self.shard = -(-m // setting.group.world_size)
+    def __init__(self, problem: Problem, setting: Setting) -> None:
+        self.problem, self.setting, self.is_bare = problem, setting, problem == bare(problem)
+        self._operator = setting.operator_for(problem)
+        record, m, n, k = problem.record, problem.m, problem.multiplied_columns, problem.k
         self.rows = shard_rows(m, setting.group.world_size, setting.group.rank)
-        self.lefts: list[torch.Tensor] = []
-        self.rights: list[torch.Tensor] = []
-        self.xs: list[torch.Tensor] = []
-        self.sent: list[torch.Tensor] = []
-        self.copies: PeerCopies | None = None
         self.kept = torch.bfloat16 if setting.dtype == FP8 else setting.dtype
         self.scales: list[torch.Tensor] = []
+        sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
+        whole = [_random((m, k), seed, setting) for seed in _seeds(record.x, sets, setting)]
+        self.xs = [each[slice(*self.rows)].clone() for each in whole] if record.has_row_shards else whole
+        self.lefts = whole if record.gathers else self.xs
+        self.rights = self._weights((k, n), _seeds(record.w, sets, setting, MOST_INPUT_SETS))
+        if record.adds:
+            self._library: _Library = _Summed(self, n)
+        else:
+            height = self.rows[1] - self.rows[0]
+            self._library = _Gathered(self, self.xs if record.gathers else [_empty(height, n, setting, self.kept)])
+        if record.shares_sums and setting.device.type == "cuda" and m:
+            size = m * n * self.kept.itemsize
+            self._symmetric = CudaHeap(setting.group, setting.device, size).view(0, (m, n), self.kept)
 
-    def weights(self, extents: tuple[int, int], seeds: range) -> list[torch.Tensor]:
+    def _weights(self, extents: tuple[int, int], seeds: range) -> list[torch.Tensor]:
         """Weights `[k, n]`, of fp8 stored as `[n, k]`; and the scales of their columns, beside those of any rows."""
         made = [_random(extents, seed, self.setting) for seed in seeds]
         if self.setting.dtype != FP8:
             return made
-        shapes = (max(self.m, 1), 1), (1, extents[1])
+        shapes = (max(self.problem.m, 1), 1), (1, extents[1])
         self.scales = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
         return [w.t().contiguous().t() for w in made]
 
@@ -85,62 +95,35 @@ class Side:
         return y
 
     def start_copies(self, turn: int) -> torch.Tensor:
-        assert self.copies is not None
-        self.copies.start(_of(self.sent, turn))
-        return _of(self.sent, turn)
+        copies, sent = self._library.copies, _of(self._library.sent, turn)
+        assert copies is not None
+        copies.start(sent)
+        return sent
 
     def join_copies(self) -> None:
-        assert self.copies is not None
-        self.copies.join()
+        assert self._library.copies is not None
+        self._library.copies.join()
 
     def ours(self, turn: int, plan: str | None) -> Result:
-        x, w = _of(self.xs, turn), _of(self.rights, turn)
-        return self.setting.operator(x, w, self.setting.group.process_group, m=self.m, plan=plan)
+        return self._operator(_of(self.xs, turn), _of(self.rights, turn), self.setting.group.process_group, plan=plan)
 
     def communicate(self, turn: int) -> Result:
-        raise NotImplementedError
+        return self._library.alone(turn)
 
     def sequential(self, turn: int) -> Result:
-        raise NotImplementedError
+        if not self.is_bare:
+            return self.ours(turn, SEQUENTIAL)
+        if self.problem.record.gathers:
+            return self.multiply(self._library.run(turn), turn)
+        self.multiply(_of(self.lefts, turn), turn, self._library.product)
+        return self._library.run(turn)
 
     def torch_fused(self, turn: int) -> Result:
-        raise NotImplementedError
+        if not self.is_bare:
+            return self.ours(turn, TORCH_FUSED)
+        return self._fused_gather(turn) if self.problem.record.gathers else self._fused_scatter(turn)
 
-    def torch_one_shot(self, turn: int) -> Result:
-        raise NotImplementedError
-
-    def torch_two_shot(self, turn: int) -> Result:
-        raise NotImplementedError
-
-
-class AllGatherMatmul(Side):
-    """`all_gather(x) @ w`: x `[S, k]` of this rank, w `[k, n]`, result `[m, n]`; S = ceil(m / world_size).
-
-    The library's all-gather deals equal shards: short ones are padded, and the padding is the tail of the result.
-    """
-
-    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
-        super().__init__(m, setting)
-        n = -(-n // setting.group.world_size)
-        sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
-        (lo, hi), row_bytes = self.rows, k * setting.dtype.itemsize
-        self.lefts = [_random((m, k), seed, setting) for seed in range(sets)]
-        self.rights = self.weights((k, n), _own_seeds(sets, setting))
-        self.xs = self.sent = [whole[lo:hi].clone() for whole in self.lefts]
-        self._padded = [torch.nn.functional.pad(movable(x), (0, 0, 0, self.shard - (hi - lo))) for x in self.xs]
-        self._gathered = _empty(self.shard * setting.group.world_size, k, setting, setting.dtype)
-        if has_copies(setting):
-            piece = (0, lo * row_bytes, (hi - lo) * row_bytes)
-            self.copies = PeerCopies(setting.group, setting.device, self._gathered.nbytes, lambda peer: piece)
-
-    def communicate(self, turn: int) -> torch.Tensor:
-        all_gather_flat(movable(self._gathered), _of(self._padded, turn), group=self.setting.group.process_group)
-        return self._gathered[: self.m]
-
-    def sequential(self, turn: int) -> torch.Tensor:
-        return self.multiply(self.communicate(turn), turn)
-
-    def torch_fused(self, turn: int) -> torch.Tensor:
+    def _fused_gather(self, turn: int) -> torch.Tensor:
         x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
         result: torch.Tensor
         if self.scales:
@@ -151,120 +134,114 @@ class AllGatherMatmul(Side):
             result = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
         return result
 
-
-class _Partials(Side):
-    """What ends with a sum over ranks: x `[m, k]` and w `[k, n]` of this rank, its part of the reduced axis."""
-
-    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
-        super().__init__(m, setting)
-        k = -(-k // setting.group.world_size)
-        sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
-        self.lefts = self.xs = [_random((m, k), seed, setting) for seed in _own_seeds(sets, setting)]
-        self.rights = self.weights((k, n), _own_seeds(sets, setting, MOST_INPUT_SETS))
-
-    def pieces(self, row_bytes: int) -> Callable[[int], tuple[int, int, int]]:
-        """For PeerCopies: each peer's rows of the partial, to this rank's place among what lands there."""
-        group = self.setting.group
-
-        def piece(peer: int) -> tuple[int, int, int]:
-            lo, hi = shard_rows(self.m, group.world_size, peer)
-            return lo * row_bytes, group.rank * self.shard * row_bytes, (hi - lo) * row_bytes
-
-        return piece
-
-
-class MatmulReduceScatter(_Partials):
-    """`reduce_scatter(x @ w)`: x `[m, k]` and w `[k, n]` of this rank, result its `[S, n]`; S = ceil(m / world_size).
-
-    The library's reduce-scatter deals equal shards: rows past `m` stay zero. The copy engine's part is the scatter.
-    """
-
-    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
-        super().__init__(m, n, k, setting)
-        group = setting.group
-        self._partial = _empty(self.shard * group.world_size, n, setting, self.kept)
-        self._partial.zero_()
-        self._sum = _empty(self.shard, n, setting, self.kept)
-        self.sent = [self._partial]
-        if has_copies(setting):
-            row_bytes = n * self.kept.itemsize
-            self.copies = PeerCopies(group, setting.device, self._partial.nbytes, self.pieces(row_bytes))
-
-    def communicate(self, turn: int) -> torch.Tensor:
-        reduce_scatter_flat(self._sum, self._partial, group=self.setting.group.process_group)
-        return self._sum[: self.rows[1] - self.rows[0]]
-
-    def sequential(self, turn: int) -> torch.Tensor:
-        self.multiply(_of(self.lefts, turn), turn, self._partial[: self.m])
-        return self.communicate(turn)
-
-    def torch_fused(self, turn: int) -> torch.Tensor:
+    def _fused_scatter(self, turn: int) -> torch.Tensor:
         x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
         result: torch.Tensor
         if self.scales:
             fused = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
-            shape = [self.m, w.shape[1]]
+            shape = [self.problem.m, w.shape[1]]
             result = fused(x, w, *self.scales, "sum", 0, 0, name, shape, out_dtype=self.kept)
         else:
             result = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
         return result
 
+    def torch_one_shot(self, turn: int) -> Result:
+        if not self.is_bare:
+            return self.ours(turn, TORCH_ONE_SHOT)
+        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
+        result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(self._symmetric, "sum", self.setting.group.name)
+        return result
 
-class MatmulAllReduce(_Partials):
-    """`all_reduce(x @ w)`: x `[m, k]` and w `[k, n]` of this rank, result `[m, n]`.
+    def torch_two_shot(self, turn: int) -> Result:
+        if not self.is_bare:
+            return self.ours(turn, TORCH_TWO_SHOT)
+        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
+        result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(self._symmetric, "sum", self.setting.group.name)
+        return result
 
-    The copy engine's part is a scatter and a gather. torch's own all-reduces work on symmetric memory, into which the
-    matmul writes.
+
+class _Library(Protocol):
+    """What the library does with what travels. product: where the matmul writes, if that travels. sent: what the copy
+    engine pushes to peers, by sample number. run: the collective behind the matmul, or before it; alone: as it is timed
+    by itself.
     """
 
-    def __init__(self, m: int, n: int, k: int, setting: Setting) -> None:
-        super().__init__(m, n, k, setting)
-        group, dtype = setting.group, self.kept
-        self._partial, self._alone = _empty(m, n, setting, dtype), _empty(m, n, setting, dtype)
-        self._alone.zero_()  # summed again and again: it must not grow
-        self.sent = [self._partial]
-        if setting.device.type == "cuda" and m:
-            size = m * n * dtype.itemsize
-            self._symmetric = CudaHeap(group, setting.device, size).view(0, (m, n), dtype)
-        if has_copies(setting):
-            row_bytes = n * dtype.itemsize
-            landing = self.shard * group.world_size * row_bytes
-            self.copies = PeerCopies(group, setting.device, landing, self.pieces(row_bytes), rounds=2)
+    product: torch.Tensor
+    sent: list[torch.Tensor]
+    copies: PeerCopies | None
 
-    def communicate(self, turn: int) -> torch.Tensor:
-        dist.all_reduce(self._alone, group=self.setting.group.process_group)
-        return self._alone
+    def run(self, turn: int) -> torch.Tensor: ...
 
-    def sequential(self, turn: int) -> torch.Tensor:
-        self.multiply(_of(self.lefts, turn), turn, self._partial)
-        dist.all_reduce(self._partial, group=self.setting.group.process_group)
+    def alone(self, turn: int) -> torch.Tensor: ...
+
+
+class _Gathered(_Library):
+    """All shards of rows. The library deals equal ones: short ones are padded, the padding is the result's tail."""
+
+    def __init__(self, side: Side, shards: list[torch.Tensor]) -> None:
+        group, device, self._m = side.setting.group, side.setting.device, side.problem.m
+        height, cols, dtype = -(-self._m // group.world_size), shards[0].shape[1], shards[0].dtype
+        (lo, hi), row_bytes = side.rows, cols * dtype.itemsize
+        self._group, self.sent = group.process_group, shards
+        self._padded = [torch.nn.functional.pad(movable(x), (0, 0, 0, height - (hi - lo))) for x in shards]
+        self.product = self._padded[0][: hi - lo]
+        self._gathered = _empty(height * group.world_size, cols, side.setting, dtype)
+        self.copies = None
+        if has_copies(side.setting):
+            piece = (0, lo * row_bytes, (hi - lo) * row_bytes)
+            self.copies = PeerCopies(group, device, self._gathered.nbytes, lambda peer: piece)
+
+    def run(self, turn: int) -> torch.Tensor:
+        all_gather_flat(movable(self._gathered), _of(self._padded, turn), group=self._group)
+        return self._gathered[: self._m]
+
+    alone = run
+
+
+class _Summed(_Library):
+    """The sum of all ranks' products: this rank's rows of it, or all.
+
+    The library's reduce-scatter deals equal shards: rows past `m` stay zero. The copy engine's part is the scatter, and
+    where sums are shared a gather as well.
+    """
+
+    def __init__(self, side: Side, cols: int) -> None:
+        group, self._m, kept = side.setting.group, side.problem.m, side.kept
+        self._group, self._height, self._own = group.process_group, -(-self._m // group.world_size), side.rows
+        self._scatters, rows = side.problem.record.scatters, self._height * group.world_size
+        self._partial = _empty(rows if self._scatters else self._m, cols, side.setting, kept)
+        self._partial.zero_()
+        self.product, self.sent = self._partial[: self._m], [self._partial]
+        # Of an all-reduce by itself, of zeros: summed again and again it must not grow.
+        self._sum = _empty(self._height if self._scatters else self._m, cols, side.setting, kept)
+        self._sum.zero_()
+        self.copies = None
+        if has_copies(side.setting):
+            row_bytes = cols * kept.itemsize
+            rounds, pieces = 1 if self._scatters else 2, self._pieces(group, row_bytes)
+            self.copies = PeerCopies(group, side.setting.device, rows * row_bytes, pieces, rounds=rounds)
+
+    def _pieces(self, group: Group, row_bytes: int) -> Callable[[int], tuple[int, int, int]]:
+        """For PeerCopies: each peer's rows of the partial, to this rank's place among what lands there."""
+
+        def piece(peer: int) -> tuple[int, int, int]:
+            lo, hi = shard_rows(self._m, group.world_size, peer)
+            return lo * row_bytes, group.rank * self._height * row_bytes, (hi - lo) * row_bytes
+
+        return piece
+
+    def run(self, turn: int) -> torch.Tensor:
+        if self._scatters:
+            return self.alone(turn)
+        dist.all_reduce(self._partial, group=self._group)
         return self._partial
 
-    def torch_one_shot(self, turn: int) -> torch.Tensor:
-        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
-        name = self.setting.group.name
-        result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(self._symmetric, "sum", name)
-        return result
-
-    def torch_two_shot(self, turn: int) -> torch.Tensor:
-        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
-        name = self.setting.group.name
-        result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(self._symmetric, "sum", name)
-        return result
-
-
-SIDES: dict[str, Callable[[int, int, int, Setting], Side]] = {
-    "all_gather_matmul": AllGatherMatmul,
-    "matmul_reduce_scatter": MatmulReduceScatter,
-    "matmul_all_reduce": MatmulAllReduce,
-}
-
-
-def side(operator: str, m: int, n: int, k: int, setting: Setting) -> Side:
-    """One operator on one global matmul. Collective. Raises InputError for an operator without baselines."""
-    if operator not in SIDES:
-        raise InputError(f"bench {operator}", "there is no such operator", f"Choose one of {', '.join(SIDES)}")
-    return SIDES[operator](m, n, k, setting)
+    def alone(self, turn: int) -> torch.Tensor:
+        if not self._scatters:
+            dist.all_reduce(self._sum, group=self._group)
+            return self._sum
+        reduce_scatter_flat(self._sum, self._partial, group=self._group)
+        return self._sum[: self._own[1] - self._own[0]]
 
 
 def has_copies(setting: Setting) -> bool:
@@ -276,8 +253,9 @@ def _of(sets: list[torch.Tensor], turn: int) -> torch.Tensor:
     return sets[turn % len(sets)]
 
 
-def _own_seeds(sets: int, setting: Setting, beyond: int = 0) -> range:
-    first = 1000 * (setting.group.rank + 1) + beyond
+def _seeds(operand: Operand, sets: int, setting: Setting, beyond: int = 0) -> range:
+    """Of whole matrices that ranks have alike, or shards of rows of; and of each rank's own."""
+    first = beyond if operand.along in (None, "m") else 1000 * (setting.group.rank + 1) + beyond
     return range(first, first + sets)
 
 

@@ -13,15 +13,16 @@ from itertools import product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import MatmulConfig, Problem
 from overweave.ir.words import MOST_PEERS
+from overweave.schedules.catalog import names
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.forms import messages_obstacle
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.skinny import skinny_obstacle
-from overweave.schedules.templates import MATMUL_REDUCE_SCATTER, REPLACED, REPLACED_OPTIONS, TEMPLATES
+from overweave.schedules.templates import REPLACED, REPLACED_OPTIONS, TEMPLATES
 from overweave.schedules.tile_shape import (
     BEST,
     FLOAT8_HOPPER,
@@ -45,12 +46,7 @@ SEQUENTIAL, RING_STORED, SCATTER_PULL = "sequential", "ring_stored", "scatter_pu
 OF_TWO = {"fused_ring": "scatter sums=epilogue", "scatter_stored": RING_STORED}
 STORED = ("scatter_stored", RING_STORED)  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
-# torch's own, from symmetric memory, and the operators that each computes.
-BY_TORCH = {
-    TORCH_FUSED: ("all_gather_matmul", "matmul_reduce_scatter"),
-    TORCH_ONE_SHOT: ("matmul_all_reduce",),
-    TORCH_TWO_SHOT: ("matmul_all_reduce",),
-}
+BY_TORCH = (TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT)  # torch's own, from symmetric memory
 MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that latency is no matter
 # MEASURED: of 128 rows it takes 1.24 times as long as cuBLAS, in geometric mean over eight layers of decoding; of 64
 # 0.97 times, each in its best tiles (benchmarks/results/skinny.h200.2026-11-22.txt).
@@ -152,12 +148,17 @@ SPACE: dict[str, tuple[Family, ...]] = {
 }
 
 
+def families(operator: str) -> tuple[Family, ...]:
+    """The space of an operator; of one that was registered each of its schedules as it is. Raises InputError."""
+    if operator in SPACE:
+        return SPACE[operator]
+    return tuple(Family(name.partition(".")[2]) for name in names(operator))
+
+
 @lru_cache
 def candidates(operator: str) -> tuple[Candidate, ...]:
-    """The space of an operator, the library path first. Raises InputError for an operator without one."""
-    if operator not in SPACE:
-        raise InputError(f"tune {operator[:60]}", "there is no such operator", f"Choose one of {', '.join(SPACE)}")
-    return tuple(member for family in SPACE[operator] for member in family.members())
+    """The space of an operator, the library path first. Raises InputError for what is no operator."""
+    return tuple(member for family in families(operator) for member in family.members())
 
 
 def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
@@ -214,7 +215,7 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
             return "copies in bulk need sm_90"
     if what.plan in STORED and problem.world_size - 1 > MOST_PEERS:
         return f"tiles store at {MOST_PEERS} peers at most"
-    if (problem.operator, problem.world_size) == (MATMUL_REDUCE_SCATTER, 2) and what.plan in OF_TWO:
+    if problem.record.scatters and problem.world_size == 2 and what.plan in OF_TWO:
         return f"of two ranks it is {OF_TWO[what.plan]}"
     return (
         _packed_obstacle(problem, what)
@@ -232,7 +233,9 @@ def is_member(operator: str, what: Candidate) -> bool:
     if options.get("mover") == IN_BULK and not pins:  # where loads and stores could be
         options["mover"] = "copy_kernel"
     return (
-        operator in SPACE and candidate(what.plan, options) in candidates(operator) and (not pins or pins in _ALL_PINS)
+        operator in OPERATORS
+        and candidate(what.plan, options) in candidates(operator)
+        and (not pins or pins in _ALL_PINS)
     )
 
 
@@ -247,7 +250,7 @@ def full_options(problem: Problem, target: Target, what: Candidate) -> Options:
 
 
 def _torchs_obstacle(problem: Problem, target: Target, what: Candidate) -> str:
-    if problem.operator not in BY_TORCH[what.plan]:
+    if what.plan not in problem.record.by_torch:
         return f"{what.plan} is no {problem.operator}"
     if target.kind != "cuda":
         return "torch's fused operators need CUDA" if what.plan == TORCH_FUSED else "torch's all-reduces need CUDA"
@@ -273,8 +276,7 @@ def _packed_obstacle(problem: Problem, what: Candidate) -> str:
         return ""
     if why := messages_obstacle(problem):
         return why
-    columns = problem.k if problem.operator == "all_gather_matmul" else problem.n
-    sent_bytes = problem.m * columns * ITEMSIZE_BYTES[problem.moved_dtype]
+    sent_bytes = problem.m * problem.moved_columns * ITEMSIZE_BYTES[problem.moved_dtype]
     if sent_bytes > MOST_PACKED_BYTES:
         return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
     return ""

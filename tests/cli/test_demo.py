@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from overweave.cli import demo as command
 from overweave.cli.demo import problem_for
 from overweave.cli.main import app
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.trace import from_chrome
 from tests.source_tree import ROOT
 
@@ -25,9 +26,9 @@ def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_real_problem_is_the_same_on_every_world():
-    assert problem_for("all_gather_matmul.push", "cuda", 4).n * 4 == 14336
-    assert problem_for("matmul_reduce_scatter.scatter", "cuda", 4).k * 4 == 14336
-    assert problem_for("all_gather_matmul.push", "cpu", 3).m % 3 == 0
+    assert problem_for(OPERATORS["all_gather_matmul"], "cuda", 4).n * 4 == 14336
+    assert problem_for(OPERATORS["matmul_reduce_scatter"], "cuda", 4).k * 4 == 14336
+    assert problem_for(OPERATORS["all_gather_matmul"], "cpu", 3).m % 3 == 0
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_ranks_start(monkeypatch: pytest.MonkeyPatch):
@@ -66,9 +67,9 @@ def test_on_emulated_ranks(tmp_path: Path, ranks: int):
 @pytest.mark.slow
 def test_a_wrong_result_is_told_and_fails(tmp_path: Path):
     spoil = (
-        "import overweave.ops.reference as reference\n"
-        "right = reference.all_gather_matmul\n"
-        "reference.all_gather_matmul = lambda *given, **named: right(*given, **named) + 1\n"
+        "from overweave.ops.reference import PlainCollectives\n"
+        "right = PlainCollectives.all_gather\n"
+        "PlainCollectives.all_gather = lambda self, shard: right(self, shard) + 1\n"
     )
     result = run(spoil, "--device", "cpu", "--ranks", "2", "--out", str(tmp_path))
     assert result.returncode == 1, result.stderr

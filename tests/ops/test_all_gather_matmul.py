@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import overweave as ow
+from overweave.ir.operators.all_gather_matmul import OPERATOR as RECORD
 from overweave.ops import reference
-from overweave.ops.all_gather_matmul import OPERATOR
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
 
+OPERATOR = RECORD.name
 PLANS = ("sequential", "per_shard", "push", "gather_packed", "pull")
 PLANS += ("mesh", "ring", "double_ring", "islands")
 WITH_OPTIONS = (

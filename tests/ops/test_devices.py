@@ -40,32 +40,30 @@ def test_a_tensor_is_away_where_another_gpu_is_current(gpus: Any) -> None:
     assert [devices.is_away(one) for one in (first, theirs)] == [True, False]
 
 
-def calls() -> dict[str, Callable[[], object]]:
+def calls() -> list[Callable[[], object]]:
     """Every operator, with all that it takes."""
     extras = ow.Extras(bias=ONES, activation="silu", residual=torch.ones(3, 4))
     norm = ow.RmsNorm(ONES, eps=1e-5)
-    return {
-        "all_gather_matmul": lambda: ow.all_gather_matmul(
-            X, W, None, m=3, extras=extras, return_gathered=True, plan="sequential"
-        ),
-        "matmul_reduce_scatter": lambda: ow.matmul_reduce_scatter(X, W, None, extras=extras, plan="sequential"),
-        "matmul_all_reduce": lambda: ow.matmul_all_reduce(X, W, None, norm=norm, plan="sequential"),
-    }
+    return [
+        lambda: ow.all_gather_matmul(X, W, None, m=3, extras=extras, return_gathered=True, plan="sequential"),
+        lambda: ow.matmul_reduce_scatter(X, W, None, extras=extras, plan="sequential"),
+        lambda: ow.matmul_all_reduce(X, W, None, norm=norm, plan="sequential"),
+    ]
 
 
 def go_where_tensors_lie() -> list[list[bool]]:
     """Of each operator: whether it was sent to its tensors, once, and gave there what it gives here."""
-    return [_goes(name, call) for name, call in calls().items()]
+    return [_goes(call) for call in calls()]
 
 
-def _goes(name: str, call: Callable[[], Any]) -> list[bool]:
+def _goes(call: Callable[[], Any]) -> list[bool]:
     here, sent = call(), list[torch.device]()
 
     def run_on(device: torch.device, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         sent.append(device)
         return call(*arguments, **options)
 
-    with patch.multiple(f"overweave.ops.{name}", is_away=lambda tensor: not sent, run_on=run_on):
+    with patch.multiple("overweave.ops.call", is_away=lambda tensor: not sent, run_on=run_on):
         there = call()
     pairs = zip(*([one] if isinstance(one, torch.Tensor) else one for one in (here, there)), strict=True)
     return [sent == [X.device], *(torch.equal(one, other) for one, other in pairs)]

@@ -35,8 +35,8 @@ def fails_once(plan: str, where: str) -> dict[str, Any]:
     if rank == 1 and where == "bind":
         original, dispatch._bind = dispatch._bind, exhausted  # type: ignore[assignment]
     elif rank == 1:
-        (known,) = next(iter(dispatch._PREPARED.values()))._calls.items()
-        dispatch._PREPARED[next(iter(dispatch._PREPARED))]._calls[known[0]] = replace(known[1], make=exhausted)
+        (known,) = next(iter(dispatch._PREPARED.values())).items()
+        dispatch._PREPARED[next(iter(dispatch._PREPARED))][known[0]] = replace(known[1], make=exhausted)
     start_s = time.monotonic()
     try:
         call(plan)
@@ -47,7 +47,7 @@ def fails_once(plan: str, where: str) -> dict[str, Any]:
     if rank == 1 and where == "bind":
         dispatch._bind = original
     elif rank == 1:
-        dispatch._PREPARED[next(iter(dispatch._PREPARED))]._calls[known[0]] = known[1]
+        dispatch._PREPARED[next(iter(dispatch._PREPARED))][known[0]] = known[1]
     ow.reset()
     is_right = all(bool((call(plan, value) == 16 * 2 * value).all()) for value in (2, 3))
     return {"raised": type(raised).__name__, "message": str(raised), "took_s": took_s, "is_right": is_right}

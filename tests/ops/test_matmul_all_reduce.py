@@ -8,12 +8,13 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import InputError
+from overweave.ir.operators.matmul_all_reduce import OPERATOR as RECORD
 from overweave.ops import reference
-from overweave.ops.matmul_all_reduce import OPERATOR
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
 
+OPERATOR = RECORD.name
 PLANS = (
     "sequential",
     "one_shot_packed",

@@ -269,7 +269,7 @@ def choose_anew() -> list[Any]:
 
 
 def _sources(group: Group) -> list[str]:
-    return sorted({call.choice.source for call in dispatch._calls(group)._calls.values()})
+    return sorted({call.choice.source for call in dispatch._calls(group).values()})
 
 
 def test_calls_that_are_known_choose_anew_after_tuning():

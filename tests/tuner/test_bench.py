@@ -9,8 +9,10 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from overweave.errors import InputError
+from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
-from overweave.ops import operators
+from overweave.ops.operators import operator_for
 from overweave.runtime.processes import run_ranks
 from overweave.tuner import bench
 from overweave.tuner.attempt import agrees
@@ -25,7 +27,6 @@ from overweave.tuner.baselines import (
 )
 from overweave.tuner.bench import MethodRow, Request, Run, run
 from overweave.tuner.shapes import Case
-from overweave.tuner.sides import SIDES, side
 from overweave.tuner.summary import losses, middle, spread, summarize
 from overweave.tuner.timer import Effort
 
@@ -36,7 +37,7 @@ PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
 CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": SEQUENTIAL, "matmul_all_reduce": SEQUENTIAL}
 
 
-def gather_then_matmul(x, w, group, *, m, plan):
+def gather_then_matmul(x, w, group, m, plan):
     shards = [torch.empty(-(-m // group.size()), x.shape[1], dtype=x.dtype) for _ in range(group.size())]
     short = shards[0].shape[0] - x.shape[0]
     dist.all_gather(shards, torch.nn.functional.pad(x, (0, 0, 0, short)), group=group)
@@ -45,27 +46,31 @@ def gather_then_matmul(x, w, group, *, m, plan):
     return torch.cat(shards)[:m] @ w + (1 if plan == WRONG else 0)
 
 
-def matmul_then_reduce(x, w, group, *, m, plan):
+def matmul_then_reduce(x, w, group, m, plan):
     total = x @ w
     dist.all_reduce(total, group=group)
     return total
 
 
-def matmul_then_scatter(x, w, group, *, m, plan):
-    return torch.chunk(matmul_then_reduce(x, w, group, m=m, plan=plan), group.size())[group.rank()]
+def matmul_then_scatter(x, w, group, m, plan):
+    return torch.chunk(matmul_then_reduce(x, w, group, m, plan), group.size())[group.rank()]
 
 
-OPERATORS = {
+PLAINLY = {
     "all_gather_matmul": gather_then_matmul,
     "matmul_reduce_scatter": matmul_then_scatter,
     "matmul_all_reduce": matmul_then_reduce,
 }
 
 
+def plainly(problem: Problem):
+    return lambda x, w, group, *, plan: PLAINLY[problem.operator](x, w, group, problem.m, plan)
+
+
 def compared(operator: str, plans: tuple[str, ...]) -> object:
     request = Request(operator=operator, cases=CASES, device="cpu", dtype="fp32", plans=plans, effort=EFFORT)
     told: list[float] = []
-    result = run(request, resolve(None), OPERATORS, lambda case, part: told.append(part))
+    result = run(request, resolve(None), plainly, lambda case, part: told.append(part))
     assert told[-1] == 1.0
     return msgspec.to_builtins(result)
 
@@ -112,7 +117,7 @@ def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
         operator=operator, cases=msgspec.convert(cases, tuple[Case, ...]), device="cpu", dtype="fp32",
         plans=BESIDE[operator], effort=EFFORT,
     )  # fmt: skip
-    return msgspec.to_builtins(run(request, resolve(None), operators.OPERATORS, None, operators.operator_for))
+    return msgspec.to_builtins(run(request, resolve(None), operator_for))
 
 
 @pytest.mark.slow
@@ -150,7 +155,7 @@ def compared_as_graphs() -> object:
         operator="all_gather_matmul", cases=(Case("few", 48, 48, 32), Case("many", 64, 48, 32)), device="cpu",
         dtype="fp32", plans=(PLAIN, "again"), effort=EFFORT,
     )  # fmt: skip
-    return msgspec.to_builtins(run(request, resolve(None), OPERATORS))
+    return msgspec.to_builtins(run(request, resolve(None), plainly))
 
 
 @pytest.mark.slow
@@ -180,7 +185,7 @@ def test_named_plans_stand_in_for_our_choice():
 
 
 def test_each_operator_has_its_own_rows_of_torch():
-    for operator in SIDES:
+    for operator in OPERATORS:
         names = [method.name for method in methods_of(operator)]
         assert names[-1] == OURS
         own = [TORCH_ONE_SHOT, TORCH_TWO_SHOT] if operator == "matmul_all_reduce" else [TORCH_FUSED]
@@ -189,7 +194,7 @@ def test_each_operator_has_its_own_rows_of_torch():
 
 def test_an_unknown_operator_is_refused():
     with pytest.raises(InputError, match="all_gather_matmul"):
-        side("all_to_all", 1, 1, 1, None)
+        methods_of("all_to_all")
 
 
 def told_run(factor: float) -> Run:

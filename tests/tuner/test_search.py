@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from msgspec.structs import replace
 
 from overweave.ir.plan import Problem
-from overweave.tuner import dressed_side, search
+from overweave.tuner import search
 from overweave.tuner.rank import Weighed, weigh
 from overweave.tuner.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
+from overweave.tuner.sides import Setting, Side
 from overweave.tuner.space import SPACE, TORCH_FUSED, Candidate, candidate
 from overweave.tuner.table import Entry, Time
 from overweave.tuner.target import Target
 
 GPU, CPU = Target("cuda"), Target("cpu")
+HOST = torch.device("cpu")
 PROBLEM = Problem(operator="all_gather_matmul", m=2048, n=1024, k=1024, world_size=4, dtype="bfloat16")
 LIBRARY, PUSH, PULL = Candidate("sequential"), candidate("push", {"pieces": 1}), candidate("pull", {"pieces": 1})
 
@@ -62,9 +67,17 @@ def test_how_fast_the_models_choice_is():
 
 
 @pytest.mark.parametrize("operator", SPACE)
-def test_inputs_are_those_of_the_global_matmul(operator: str, monkeypatch: pytest.MonkeyPatch):
-    """A gather's weight is split by columns among ranks, a sum's by rows; then one rank's part is the problem."""
-    monkeypatch.setattr(dressed_side, "side", lambda *asked: asked)
-    n, k = (4 * 1000, 1024) if operator == "all_gather_matmul" else (1000, 4 * 1024)
-    asked = dressed_side.side_of(replace(PROBLEM, operator=operator, n=1000), None)
-    assert asked == (operator, 2048, n, k, None)
+def test_inputs_are_those_of_the_ranks_part(operator: str):
+    """x of all rows or of the rank's own, the factors of the product beside it, and whole matrices alike everywhere."""
+    problem = replace(PROBLEM, operator=operator, m=10, n=24, k=16)
+    first, last = (
+        Side(problem, Setting(SimpleNamespace(world_size=4, rank=rank, process_group=None), HOST, torch.float32, print))
+        for rank in (0, 3)
+    )
+    for side, rows in ((first, 3), (last, 1)):
+        rows = rows if problem.record.has_row_shards else 10
+        assert side.xs[0].shape == (rows, 16)
+        assert side.rights[0].shape == (16, 24)
+        assert side.matmul(0).shape == (10, 24)
+    assert torch.equal(first.lefts[0], last.lefts[0]) == problem.record.gathers
+    assert not torch.equal(first.rights[0], last.rights[0])

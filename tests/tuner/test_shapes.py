@@ -5,9 +5,9 @@ import json
 import pytest
 
 from overweave.errors import InputError
+from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner import shapes
 from overweave.tuner.shapes import Case, read_shapes, set_names
-from overweave.tuner.sides import SIDES
 from tests.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks" / "shapes"
@@ -15,7 +15,7 @@ PUBLISHED = {"mlp": 6, "gpt3": 6, "llm_layers": 120}
 OF_ALL_REDUCE = {"llm_layers": 32}
 
 
-@pytest.mark.parametrize("operator", SIDES)
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_sets_of_every_operator(name, operator):
     shapes = read_shapes(name, operator)
@@ -33,7 +33,7 @@ def test_every_file_names_its_operator_and_its_source(path):
     assert content["source"]
     names = [case["name"] for case in content["cases"]]
     assert len(set(names)) == len(names) > 0
-    if content["operator"] in SIDES:
+    if content["operator"] in OPERATORS:
         assert path.name.endswith(f".{content['operator']}.json")
         assert path.name.split(".")[0] in set_names(content["operator"])
         assert read_shapes(str(path), content["operator"]).cases

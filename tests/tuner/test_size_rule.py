@@ -7,9 +7,10 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import Problem
+from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
-from overweave.tuner.size_rule import RULES, by_size, wire_bytes
+from overweave.tuner.size_rule import by_size, predicted_us, wire_bytes
 from overweave.tuner.target import Target, kernel_obstacle, tile_options
 
 GPU, CPU = Target("cuda", name="NVIDIA Unheard"), Target("cpu")
@@ -20,15 +21,15 @@ def problem_of(operator: str, **changes: object) -> Problem:
     return replace(made, **changes)
 
 
-@pytest.fixture(params=RULES)
+@pytest.fixture(params=OPERATORS)
 def operator(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 def test_a_large_problem_overlaps_with_the_kernel_of_its_gpu(operator: str):
     choice = by_size(problem_of(operator), GPU)
-    assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
-    assert choice.options == {"kernel": "hopper", "sms": 132, "pieces": 1} | RULES[operator].options
+    assert choice.plan == f"{operator}.{OPERATORS[operator].size_rule.overlapped}"
+    assert choice.options == {"kernel": "hopper", "sms": 132, "pieces": 1} | OPERATORS[operator].size_rule.options
     assert by_size(problem_of(operator), replace(GPU, is_hopper=False)).options["kernel"] == "portable"
     assert by_size(problem_of(operator), replace(GPU, sms=100)).options["sms"] == 100
 
@@ -46,9 +47,9 @@ def test_a_large_problem_overlaps_with_the_kernel_of_its_gpu(operator: str):
 )
 def test_where_overlap_loses_or_cannot_run_it_says_so(operator: str, changes: dict[str, object], plan: str, why: str):
     choice = by_size(problem_of(operator, **changes), GPU)
-    assert choice.plan == f"{operator}.{plan or RULES[operator].without_kernel}"
+    assert choice.plan == f"{operator}.{plan or OPERATORS[operator].size_rule.without_kernel}"
     ((rejected, reason),) = choice.rejected
-    assert rejected == f"{operator}.{RULES[operator].overlapped}"
+    assert rejected == f"{operator}.{OPERATORS[operator].size_rule.overlapped}"
     assert why in reason
     assert f"not {rejected}: {reason}" in str(choice)
 
@@ -56,9 +57,9 @@ def test_where_overlap_loses_or_cannot_run_it_says_so(operator: str, changes: di
 def test_a_cpu_emulates_the_overlapped_plan_whatever_the_size(operator: str):
     for changes in ({"m": 1}, {"dtype": "float32"}, {}):
         choice = by_size(problem_of(operator, **changes), CPU)
-        assert choice.plan == f"{operator}.{RULES[operator].overlapped}"
+        assert choice.plan == f"{operator}.{OPERATORS[operator].size_rule.overlapped}"
         assert choice.options == {}
-    assert by_size(problem_of(operator, n=7), CPU).plan == f"{operator}.{RULES[operator].without_kernel}"
+    assert by_size(problem_of(operator, n=7), CPU).plan == f"{operator}.{OPERATORS[operator].size_rule.without_kernel}"
 
 
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False)])
@@ -80,12 +81,12 @@ def test_what_a_tile_kernel_takes():
 
 def test_the_rule_adds_one_matmul_and_one_collective(operator: str):
     """In us: FLOP over TFLOP/s, bytes over GB/s; overlap is taken from the measured time on, to the microsecond."""
-    rule, problem = RULES[operator], problem_of(operator, n=4096)
+    rule, problem = OPERATORS[operator].size_rule, problem_of(operator, n=4096)
     matmul_us = 2 * 8192 * 4096 * 4096 / (rule.tflops * 1e12) * 1e6
     ways = 2 if operator == "matmul_all_reduce" else 1  # scattered, and gathered again
     wire_us = ways * 8192 * 4096 * 2 * 0.75 / (rule.wire_gb_per_s * 1e9) * 1e6
-    assert rule.predicted_us(problem) == pytest.approx(matmul_us + wire_us)
-    last = next(m for m in range(8, 8192, 8) if rule.predicted_us(replace(problem, m=m)) >= rule.sequential_us)
+    assert predicted_us(problem) == pytest.approx(matmul_us + wire_us)
+    last = next(m for m in range(8, 8192, 8) if predicted_us(replace(problem, m=m)) >= rule.sequential_us)
     assert by_size(replace(problem, m=last), GPU).plan == f"{operator}.{rule.overlapped}"
     assert by_size(replace(problem, m=last - 8), GPU).plan == f"{operator}.sequential"
 

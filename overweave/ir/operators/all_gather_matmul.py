@@ -1,0 +1,21 @@
+"""`all_gather(x) @ w`: what gathers rows before its matmul."""
+
+from __future__ import annotations
+
+from overweave.ir.operators.record import Demo, Forms, Operand, Operator, SizeRule
+
+OPERATOR = Operator(
+    name="all_gather_matmul",
+    summary="all_gather(x) @ w",
+    x=Operand("x", ("m", "k"), "gathered", "m"),
+    w=Operand("w", ("k", "n"), "sharded", "n"),
+    y=Operand("y", ("m", "n"), "sharded", "n"),
+    split="n",
+    forms=Forms(gate=True, several_weights=True, returns_gathered=True),
+    reference=lambda tensors, group: group.all_gather(tensors["x"]) @ tensors["w"],
+    size_rule=SizeRule("push", "per_shard"),
+    baselines=("torch_fused", "per_shard"),
+    by_torch=("torch.fused",),
+    # The first half of an MLP with 8,192 tokens, hidden 4,096 and 14,336.
+    demo=Demo("push", m=8192, n=3584, k=4096),
+)

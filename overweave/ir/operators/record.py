@@ -1,0 +1,158 @@
+"""What an operator is, as data: who owns its operands and its result, what may follow, and what it is compared with.
+
+Every other file asks a record; none asks for an operator by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+Dim = Literal["m", "n", "k"]
+# gathered: each rank brings a shard, and all ranks need all of it. sharded: each rank has a shard, and keeps to it.
+# summed: each rank has a part of every element, and the sum of all ranks' parts is meant. replicated: every rank has
+# the same. exchanged: each rank brings a block for each rank.
+Ownership = Literal["gathered", "sharded", "summed", "replicated", "exchanged"]
+
+
+class AnyProblem(Protocol):
+    """What every kind of Problem states, beside sizes of its own. `ir/problem.py` has that of one matmul; an operator
+    of several matmuls, or of none, or of two groups, states one with the same three fields.
+    """
+
+    @property
+    def operator(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+class Operand(Struct, frozen=True):
+    """A matrix of a call. dims: of its rows and its columns. along: the dimension that ranks have shards of, if any."""
+
+    name: str
+    dims: tuple[Dim, Dim]
+    ownership: Ownership
+    along: Dim | None = None
+
+
+class Forms(Struct, frozen=True, kw_only=True):
+    """What may be asked of an operator beyond the bare product.
+
+    extras: a bias, an activation, a residual. scaling: fp8 operands with scales. gate: a second weight. norm: of the
+    rows of the result. several_weights: over one gather. returns_gathered: the gathered operand is a result as well.
+    """
+
+    extras: bool = True
+    scaling: bool = True
+    gate: bool = False
+    norm: bool = False
+    several_weights: bool = False
+    returns_gathered: bool = False
+
+
+class SizeRule(Struct, frozen=True):
+    """The overlapped plan of an operator, its options on a GPU, and how long the plain calls must take for it to pay.
+
+    without_kernel: the plan where no tile kernel can run. A scatter of library matmuls would be summed by library
+    passes over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
+
+    MEASURED: eager calls of 256 to 8,192 rows of Llama-3 and mlp layers, W=4 (4 x H200, 2026-11-20): below about
+    115 us the overlapped plan's launches and flags cost more than the overlap gains. The two rates are those of cuBLAS
+    and NCCL on the same machine.
+    """
+
+    overlapped: str
+    without_kernel: str
+    options: dict[str, str | int] = {}
+    sequential_us: float = 115.0
+    tflops: float = 650.0
+    wire_gb_per_s: float = 250.0
+
+
+class Demo(Struct, frozen=True):
+    """What `overweave demo` shows of an operator: a schedule, and the sizes of one rank's matmul among four."""
+
+    schedule: str
+    m: int
+    n: int
+    k: int
+
+
+class Collectives(Protocol):
+    """What a reference may ask of a group: plain collectives over matrices."""
+
+    def all_gather(self, shard: Any) -> Any:
+        """The shards of all ranks, one below the other."""
+
+    def all_reduce(self, part: Any) -> Any:
+        """The sum of all ranks' parts."""
+
+    def reduce_scatter(self, part: Any) -> Any:
+        """This rank's rows of the sum of all ranks' parts."""
+
+
+Reference = Callable[[Mapping[str, Any], Collectives], Any]
+
+
+class Operator(Struct, frozen=True, kw_only=True):
+    """One operator.
+
+    summary: one line. x, w: the factors of its matmul; y: their product. sizes: the extents that its Problem states;
+    split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
+    call communicates. reference: plain torch on a call's tensors by their names. baselines: rows of `overweave bench`
+    beside those that every operator has. by_torch: torch's own operators that compute it.
+    """
+
+    name: str
+    summary: str
+    x: Operand
+    w: Operand
+    y: Operand
+    split: Dim | None
+    reference: Reference
+    size_rule: SizeRule
+    sizes: tuple[Dim, ...] = ("m", "n", "k")
+    forms: Forms = Forms()
+    baselines: tuple[str, ...] = ()
+    by_torch: tuple[str, ...] = ()
+    matmuls: int = 1
+    groups: int = 1
+    demo: Demo | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the left operand travels, to be multiplied where it arrives; else the product does."""
+        return self.x.ownership == "gathered"
+
+    @property
+    def adds(self) -> bool:
+        """Whether each rank's product is a part of a sum."""
+        return self.y.ownership == "summed"
+
+    @property
+    def has_row_shards(self) -> bool:
+        """Whether a rank passes its shard of the rows of x."""
+        return self.x.along == "m"
+
+    @property
+    def scatters(self) -> bool:
+        """Whether a rank's result is its shard of the rows."""
+        return self.y.along == "m" and self.y.ownership in ("summed", "sharded")
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether every rank gets all of a sum."""
+        return self.adds and not self.scatters
+
+    def parts(self, world_size: int) -> dict[Dim, int]:
+        """In how many parts each extent is, of which a rank's problem has one."""
+        return {size: world_size if size == self.split else 1 for size in self.sizes}
+
+    @property
+    def moved(self) -> Operand:
+        """What travels between ranks."""
+        return self.x if self.gathers else self.y

@@ -1,0 +1,48 @@
+"""Every operator by its name, in order: those of the package, and those that were registered since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from overweave.errors import InputError
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+
+OPERATORS: dict[str, Operator] = {
+    record.name: record
+    for record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR)
+}
+LOCAL = Operator(
+    name="",
+    summary="x @ w",
+    x=Operand("x", ("m", "k"), "replicated"),
+    w=Operand("w", ("k", "n"), "replicated"),
+    y=Operand("y", ("m", "n"), "replicated"),
+    split=None,
+    reference=lambda tensors, group: tensors["x"] @ tensors["w"],
+    size_rule=SizeRule("", ""),
+)
+
+
+def register(record: Operator) -> None:
+    """From now on this operator is known. Raises InputError for a name that another one has."""
+    if OPERATORS.setdefault(record.name, record) is not record:
+        raise InputError(f"register {record.name}", "there is such an operator", "Give it a name of its own")
+
+
+def operator_of(name: str, asked: str = "operator") -> Operator:
+    """The operator called `name`. asked: who wants it, for the error. Raises InputError that names all."""
+    if name not in OPERATORS:
+        found, cure = "there is no such operator", f"Operators: {', '.join(OPERATORS)}"
+        raise InputError(f"{asked} {str(name)[:60]}", found, cure)
+    return OPERATORS[name]
+
+
+def record_of(name: str) -> Operator:
+    """Of a Problem: the operator called so; or, of an author's kernel and a single matmul, a product no ranks share."""
+    return OPERATORS.get(name, LOCAL)
+
+
+def those_with(form: Callable[[Forms], bool]) -> str:
+    """The operators that have a form, for messages such as `Only X has a gate`."""
+    return ", ".join(name for name, record in OPERATORS.items() if form(record.forms))

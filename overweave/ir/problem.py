@@ -1,0 +1,160 @@
+"""What is asked of an operator: sizes, dtype, ranks, and all that happens to the product."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from overweave.ir.dtype import Dtype
+from overweave.ir.epilogue import (
+    BIAS,
+    GATE,
+    NO_EPILOGUE,
+    NORM_WEIGHT,
+    SCALE_DTYPE,
+    SCALE_W,
+    SCALE_X,
+    Epilogue,
+    Norm,
+)
+from overweave.ir.operators.record import Dim, Operand, Operator
+from overweave.ir.operators.registry import record_of
+from overweave.ir.schedule import Count, Name, Range
+from overweave.ir.shards import shard_rows
+
+LONGEST_LIST = 64  # of weights, in one call
+
+
+class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One call of an operator with one matmul, as every rank sees it: `[m, k] @ [k, n]` of one rank.
+
+    m: all rows, after a gather or before a scatter. Of n and k a rank has its part where the record splits them.
+    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product; where ranks add
+    theirs, its scaling to each rank's part and the rest to the whole sum (`of_products`, `of_sums`).
+    columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
+    norm: what happens to the rows of the sum.
+    out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
+    of fp8 are kept in 16 bits or more.
+    """
+
+    operator: Name
+    m: Annotated[int, Meta(ge=0)]
+    n: Annotated[int, Meta(ge=0)]
+    k: Annotated[int, Meta(ge=0)]
+    world_size: Count
+    dtype: Dtype
+    b_is_transposed: bool = False
+    returns_gathered: bool = False
+    epilogue: Epilogue = NO_EPILOGUE
+    norm: Norm | None = None
+    columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
+    out_dtype: Dtype | None = None
+
+    @property
+    def record(self) -> Operator:
+        """What the operator is."""
+        return record_of(self.operator)
+
+    @property
+    def sizes(self) -> dict[Dim, int]:
+        """The extents of one rank's matmul."""
+        return {"m": self.m, "n": self.n, "k": self.k}
+
+    def start(self, operand: Operand, rank: int) -> tuple[int, int]:
+        """The row and the column of the whole matrix at which a rank's shard of an operand begins."""
+        rows, cols = operand.dims
+        return self._start(rows, operand, rank), self._start(cols, operand, rank)
+
+    def _start(self, dim: Dim, operand: Operand, rank: int) -> int:
+        if dim != operand.along:
+            return 0
+        return shard_rows(self.m, self.world_size, rank)[0] if dim == "m" else rank * self.sizes[dim]
+
+    @property
+    def _adds(self) -> bool:
+        return self.record.adds and self.world_size > 1
+
+    @property
+    def of_products(self) -> Epilogue:
+        """What is done to each product before it is stored."""
+        return self.epilogue.of_parts if self._adds else self.epilogue
+
+    @property
+    def of_sums(self) -> Epilogue:
+        """What is done, once, to the sum of all ranks' products; nothing in a group of one, whose product is it."""
+        return self.epilogue.of_sums if self._adds else NO_EPILOGUE
+
+    def of_tiles(self, finish: bool) -> Epilogue:
+        """What a tile kernel is compiled for. finish: whether tiles of its queue end sums."""
+        return self.epilogue if finish else self.of_products
+
+    @property
+    def ends_sums(self) -> bool:
+        """Whether anything is done to a sum once it is whole."""
+        return self.norm is not None or self.of_sums.bits != 0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each weight."""
+        return self.columns or (self.n,)
+
+    def columns_of(self, weight: str) -> Range:
+        """Where the columns of a weight, by the name of its buffer, lie among those of all."""
+        index = int(weight.partition(".")[2] or 0)
+        lo = sum(self.widths[:index])
+        return lo, lo + self.widths[index]
+
+    @property
+    def multiplied_columns(self) -> int:
+        """How many columns are multiplied: with a gate, twice those of the result."""
+        return self.n * self.epilogue.products
+
+    @property
+    def n_text(self) -> str:
+        """For reports: `1024+256+256`."""
+        return "+".join(map(str, self.widths))
+
+    @property
+    def extents(self) -> str:
+        """For reports: `m=4096 n=1024+256+256 k=4096`."""
+        return f"m={self.m} n={self.n_text} k={self.k}"
+
+    @property
+    def result_dtype(self) -> Dtype:
+        """Of the result."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def moved_dtype(self) -> Dtype:
+        """Of what travels: the rows of x where they are gathered, else parts of the result."""
+        return self.dtype if self.record.gathers else self.result_dtype
+
+    @property
+    def moved_columns(self) -> int:
+        """Of what travels."""
+        return self.k if self.record.gathers else self.n
+
+    def operand(self, name: str, rank: int) -> tuple[int, int, Dtype]:
+        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know.
+
+        A residual has the rows of the result: of a reduce-scatter, the rank's own.
+        """
+        if name in (SCALE_X, SCALE_W):
+            columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
+            return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
+        if name == GATE:
+            return self.k, self.n, self.dtype
+        return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
+
+    def result_rows(self, rank: int) -> int:
+        """The rows of a rank's result."""
+        return self._rows(rank) if self.record.scatters else self.m
+
+    def operand_rows(self, rank: int) -> int:
+        """The rows of x on a rank."""
+        return self._rows(rank) if self.record.has_row_shards else self.m
+
+    def _rows(self, rank: int) -> int:
+        lo, hi = shard_rows(self.m, self.world_size, rank)
+        return hi - lo
