@@ -13,6 +13,7 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
 from overweave.ir.plan import (
+    MOST_WEIGHTS,
     MatmulConfig,
     Plan,
     Problem,
@@ -130,7 +131,10 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
     obstacle = norm_obstacle(problem, template.method) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
-    check_forms(asked, problem, template.is_fused)
+    check_forms(asked, problem)
+    if template.is_fused and len(problem.columns) > MOST_WEIGHTS:
+        found, cure = f"{len(problem.columns)} weights", f"A tile kernel takes {MOST_WEIGHTS}; name a library plan"
+        raise InputError(asked, found, cure)
 
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:

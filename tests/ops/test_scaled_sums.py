@@ -178,7 +178,7 @@ WORDS = (
     "k=24",
     "leave the scales out",
     "Pass [48] of torch.bfloat16",
-    "a gate beside products that are parts of a sum",
+    "takes no gate",
 )
 
 

@@ -80,9 +80,13 @@ def test_several_weights_over_one_gather(name: str, world_size: int):
         ("matmul_reduce_scatter.scatter", {"columns": (8, 40)}, "Only all_gather_matmul takes several"),
         ("all_gather_matmul.push", {"columns": (8, 8)}, "n=48, weights of 8+8 columns"),
         ("all_gather_matmul.push", {"columns": (8, 8, 8, 24)}, "4 weights"),
-        ("all_gather_matmul.per_shard", {"columns": (8, 40), "epilogue": Epilogue(residual=True)}, "epilogue residual"),
-        ("matmul_reduce_scatter.scatter", {"epilogue": Epilogue(gate=True)}, "epilogue gate"),
-        ("all_gather_matmul.per_shard", {"epilogue": Epilogue(gate=True, bias=True)}, "epilogue bias+gate"),
+        (
+            "all_gather_matmul.per_shard",
+            {"columns": (8, 40), "epilogue": Epilogue(residual=True)},
+            "residual takes one",
+        ),
+        ("matmul_reduce_scatter.scatter", {"epilogue": Epilogue(gate=True)}, "takes no gate"),
+        ("all_gather_matmul.per_shard", {"epilogue": Epilogue(gate=True, bias=True)}, "bias beside a gate"),
     ],
 )
 def test_weights_that_cannot_be_say_why(operator: str, fields: dict[str, object], found: str):
