@@ -6,8 +6,8 @@ import torch
 from msgspec.structs import replace
 
 from overweave.errors import InputError
+from overweave.ir.epilogue import GATE
 from overweave.ir.operators.record import Operator
-from overweave.ir.operators.registry import those_with
 from overweave.ir.plan import numbered
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.ir.shards import shard_rows
@@ -20,6 +20,7 @@ from overweave.ops.epilogue import Extras, checked_epilogue
 from overweave.ops.norm import RmsNorm, checked_norm
 from overweave.ops.prepared import Tensors
 from overweave.ops.scales import FP8, TAKEN, dtype_of, name_of
+from overweave.schedules.forms import check_forms, no_gate
 
 WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
 PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
@@ -88,17 +89,15 @@ def _problem(operator: Operator, x: torch.Tensor, weights: Weights, group: Group
         returns_gathered=options["return_gathered"],
         columns=columns if len(columns) > 1 else (),
     )
-    if getattr(extras, "gate", None) is not None and not operator.forms.gate:
-        cure = f"Only {those_with(lambda forms: forms.gate)} has a gate: finish the sum yourself"
-        raise InputError(f"{operator.name}: extras", "a gate beside products that are parts of a sum", cure)
+    if getattr(extras, GATE, None) is not None and (found := no_gate(operator)):
+        raise InputError(f"{operator.name}: extras", *found)
     epilogue = checked_epilogue(operator.name, extras, problem.result_rows(group.rank), (x, *weights))
     out_dtype = name_of(extras.scales.result_dtype(x)) if extras and x.dtype == FP8 else None
     problem = replace(problem, epilogue=epilogue, out_dtype=out_dtype)
-    if norm is not None and epilogue != epilogue.of_parts:
-        found, cure = f"extras {epilogue} beside a norm", "Leave out one: a norm has a residual of its own"
-        raise InputError(f"{operator.name}: norm", found, cure)
     summed = x.new_empty(0, dtype=dtype_of(problem.result_dtype))
-    return replace(problem, norm=checked_norm(operator.name, norm, (problem.m, problem.n), summed))
+    problem = replace(problem, norm=checked_norm(operator.name, norm, (problem.m, problem.n), summed))
+    check_forms(operator.name, problem)
+    return problem
 
 
 def _rows(operator: Operator, x: torch.Tensor, group: Group, m: int | None) -> int:

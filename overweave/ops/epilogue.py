@@ -87,8 +87,6 @@ def checked_epilogue(operator: str, extras: Extras | None, m: int, operands: tup
         if torch.is_grad_enabled() and tensor.requires_grad:
             cure = "Call it under no_grad"
             raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", cure)
-    if has_gate and extras.bias is not None:
-        raise InputError(f"{operator}: extras", "a bias beside a gate", "Leave out one of them")
     if extras.activation is not None and extras.activation not in _ACTIVATIONS:
         cure = f"Use one of {', '.join(_ACTIVATIONS)}, or None"
         raise InputError(f"{operator}: activation", f"got {str(extras.activation)[:40]!r}", cure)

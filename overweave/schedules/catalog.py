@@ -114,10 +114,10 @@ def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[
     check_problem(asked, problem)
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
+    check_forms(asked, problem)
     if found := obstacle(Asked(problem, options), method, "schedule"):
         norm = f" with {problem.norm}" if problem.norm else ""
         raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
-    check_forms(asked, problem, method.is_fused)
 
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:

@@ -4,48 +4,67 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
+from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import those_with
-from overweave.ir.plan import MOST_WEIGHTS, Problem
+from overweave.ir.plan import Problem
 
 
-def check_forms(asked: str, problem: Problem, is_fused: bool) -> None:
-    """is_fused: whether a tile kernel computes. Raises InputError for a form that the operator has not."""
-    forms = problem.record.forms
-    if problem.epilogue.gate and not forms.gate:
-        cure = f"Only {those_with(lambda forms: forms.gate)} has a gate"
-        raise InputError(asked, f"epilogue {problem.epilogue}", cure)
-    if problem.epilogue.bits and not forms.extras:
-        raise InputError(asked, f"epilogue {problem.epilogue}", f"{problem.operator} ends with its product")
-    if problem.norm and problem.epilogue != problem.epilogue.of_parts:
-        found = f"epilogue {problem.epilogue} beside {problem.norm}"
-        raise InputError(asked, found, "A sum ends with one of them: a norm has a residual of its own")
-    if problem.epilogue.gate and problem.epilogue.bias:
-        raise InputError(asked, f"epilogue {problem.epilogue}", "What is gated has no bias")
-    if problem.columns:
-        _check_columns(asked, problem, is_fused)
-    if problem.dtype == FLOAT8:
-        _check_fp8(asked, problem)
+def check_forms(asked: str, problem: Problem) -> None:
+    """Raises InputError for a form that the operator of a problem has not, whatever computes it."""
+    for check in (_of_epilogue, _of_sums, _of_weights, _of_fp8):
+        if found := check(problem):
+            raise InputError(asked, *found)
+
+
+_Obstacle = tuple[str, str] | None  # what was found, and the cure
+
+
+def no_gate(operator: Operator) -> _Obstacle:
+    """What an operator without a gate says of one."""
+    cure = f"Only {those_with(lambda forms: forms.gate)} has one: finish the product yourself"
+    return None if operator.forms.gate else (f"{operator.name} takes no gate", cure)
+
+
+def _of_epilogue(problem: Problem) -> _Obstacle:
+    forms, epilogue, name = problem.record.forms, problem.epilogue, problem.operator
+    if epilogue.gate and (found := no_gate(problem.record)):
+        return found
+    if epilogue.gate and epilogue.bias:
+        return "a bias beside a gate", "Leave out one of them: what is gated has no bias"
+    if epilogue != epilogue.of_parts and not forms.extras:
+        return f"{name} ends with its product", f"Leave out {epilogue}"
+    if epilogue.scaling and not forms.scaling:
+        return f"{name} takes no scales", "Multiply numbers of 16 bits or more"
+    return None
+
+
+def _of_sums(problem: Problem) -> _Obstacle:
+    forms, epilogue = problem.record.forms, problem.epilogue
+    if problem.norm and not forms.norm:
+        return "a norm, and it has none", f"Only {those_with(lambda forms: forms.norm)} ends with one"
+    if problem.norm and epilogue != epilogue.of_parts:
+        return f"{epilogue} beside a norm", "Leave out one: a norm has a residual of its own"
     if problem.returns_gathered and not forms.returns_gathered:
-        cure = f"Only {those_with(lambda forms: forms.returns_gathered)} gathers anything"
-        raise InputError(asked, "returns_gathered", cure)
+        return "returns_gathered", f"Only {those_with(lambda forms: forms.returns_gathered)} gathers anything"
+    return None
 
 
-def _check_columns(asked: str, problem: Problem, is_fused: bool) -> None:
-    weights = f"{len(problem.columns)} weights"
-    if not problem.record.forms.several_weights:
-        cure = f"Only {those_with(lambda forms: forms.several_weights)} takes several"
-        raise InputError(asked, weights, cure)
+def _of_weights(problem: Problem) -> _Obstacle:
+    forms, epilogue = problem.record.forms, problem.epilogue
+    if not problem.columns:
+        return None
+    if not forms.several_weights or epilogue.residual or epilogue.gate:
+        only = those_with(lambda forms: forms.several_weights)
+        found = f"{len(problem.columns)} weights: {problem.operator}{f' with {epilogue}' if epilogue.bits else ''}"
+        return f"{found} takes one", f"Only {only} takes several, with neither a residual nor a gate"
     if sum(problem.columns) != problem.n:
-        found = f"n={problem.n}, weights of {problem.n_text} columns"
-        raise InputError(asked, found, "n counts the columns of all weights")
-    if is_fused and len(problem.columns) > MOST_WEIGHTS:
-        raise InputError(asked, weights, f"A tile kernel takes {MOST_WEIGHTS}; name a library plan")
-    if problem.epilogue.residual or problem.epilogue.gate:
-        found = f"epilogue {problem.epilogue} of {weights}"
-        raise InputError(asked, found, "Only the product of one weight has a residual or a gate")
+        return f"n={problem.n}, weights of {problem.n_text} columns", "n counts the columns of all weights"
+    return None
 
 
-def _check_fp8(asked: str, problem: Problem) -> None:
-    if not (problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype):
-        found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
-        raise InputError(asked, found, "Products of fp8 are scaled, and kept in 16 bits or more")
+def _of_fp8(problem: Problem) -> _Obstacle:
+    is_whole = problem.b_is_transposed and problem.epilogue.scaling and problem.out_dtype
+    if problem.dtype != FLOAT8 or is_whole:
+        return None
+    found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
+    return found, "Products of fp8 are scaled, and kept in 16 bits or more"

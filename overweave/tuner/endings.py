@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
-from overweave.ir.operators.registry import those_with
 from overweave.ir.plan import Problem
+from overweave.schedules.forms import check_forms
 
 RMS_NORM = "rms_norm"
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -30,13 +30,21 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
     if unknown or len(set(words)) < len(words):
         found = f"{unknown[0][:40]!r} is none" if unknown else "a word is there twice"
         raise InputError(f"{problem.operator} after {after[:60]!r}", found, f"Join some of {', '.join(WORDS)} by +")
-    if len(columns) > 1 and (not problem.record.forms.several_weights or {GATE, RESIDUAL} & {*words}):
-        found = f"{problem.operator}{f' after {after}' if words else ''} takes one"
-        only = those_with(lambda forms: forms.several_weights)
-        cure = f"Only {only} takes several, with neither a residual nor a gate"
-        raise InputError(f"{problem.operator} of {len(columns)} weights", found, cure)
-    several = replace(problem, columns=columns if len(columns) > 1 else ())
-    return _normed(several, words) if RMS_NORM in words else _finished(several, words)
+    activations = [word for word in ACTIVATIONS if word in words]
+    if len(activations) > 1:
+        raise InputError(f"{problem.operator} after {after}", " and ".join(activations), "Leave out one of them")
+    norms, has_residual = RMS_NORM in words, RESIDUAL in words
+    epilogue = replace(
+        problem.epilogue,
+        bias=BIAS in words,
+        activation=activations[0] if activations else None,
+        residual=has_residual and not norms,
+        gate=GATE in words,
+    )
+    norm = Norm(eps=NORM_EPS, residual=has_residual) if norms else None
+    whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm)
+    check_forms(f"{problem.operator}{f' after {after}' if words else ''}", whole)
+    return whole
 
 
 def check_sizes(problem: Problem, columns: tuple[int, ...] = ()) -> None:
@@ -64,34 +72,3 @@ def bare(problem: Problem) -> Problem:
     kept = problem.operator, problem.m, problem.n, problem.k, problem.world_size, problem.dtype
     operator, m, n, k, world_size, dtype = kept
     return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=dtype))
-
-
-def _normed(problem: Problem, words: list[str]) -> Problem:
-    asked = f"{problem.operator} with a norm"
-    if not problem.record.forms.norm:
-        raise InputError(asked, "it has none", f"Only {those_with(lambda forms: forms.norm)} ends with one")
-    others = [word for word in words if word not in (RESIDUAL, RMS_NORM)]
-    if others:
-        raise InputError(asked, f"{others[0]} beside it", f"Leave out all but {RESIDUAL}")
-    return replace(problem, norm=Norm(eps=NORM_EPS, residual=RESIDUAL in words))
-
-
-def _finished(problem: Problem, words: list[str]) -> Problem:
-    activations = [word for word in ACTIVATIONS if word in words]
-    forms = problem.record.forms
-    if GATE in words and not forms.gate:
-        cure = f"Only {those_with(lambda forms: forms.gate)} does"
-        raise InputError(f"{problem.operator} after {GATE}", "it takes no gate", cure)
-    if words and not forms.extras:
-        raise InputError(f"{problem.operator} after {'+'.join(words)}", "it ends with its product", "Leave it out")
-    if len(activations) > 1 or {GATE, BIAS} <= {*words}:
-        found = " and ".join(activations) if len(activations) > 1 else f"{BIAS} beside a gate"
-        raise InputError(f"{problem.operator} after {'+'.join(words)}", found, "Leave out one of them")
-    epilogue = replace(
-        problem.epilogue,
-        bias=BIAS in words,
-        activation=activations[0] if activations else None,
-        residual=RESIDUAL in words,
-        gate=GATE in words,
-    )
-    return replace(problem, epilogue=epilogue)

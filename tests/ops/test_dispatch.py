@@ -72,7 +72,7 @@ def test_groups_of_some_ranks():
 
 def change_everything() -> list[bool]:
     """Known and new calls, both operators and plans of every kind in turn, without anything between them."""
-    plans = {AG: (None, "push", "pull", "sequential", "per_shard"), RS: (None, "scatter", "ring", "sequential")}
+    plans = {AG: (None, "push", "pull", "sequential", "per_shard"), RS: (None, "scatter", "fused_ring", "sequential")}
     calls = [Call(operator, m, plan=plan) for m in (37, 5) for operator in plans for plan in plans[operator]]
     return [is_right(calls[turn * 7 % len(calls)], turn) for turn in range(100)]
 

@@ -22,8 +22,6 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         None,
         "sequential",
         "per_shard",
-        "ring pieces=2",
-        "pull",
         "scatter_packed",
         "scatter pieces=2",
         "scatter own_pieces=2",
@@ -38,8 +36,6 @@ PLANS: dict[str, tuple[str | None, ...]] = {
     REDUCE: (
         None,
         "sequential",
-        "one_shot",
-        "one_shot mover=copy_kernel",
         "one_shot_packed",
         "two_shot_packed",
         "two_shot pieces=2",

@@ -17,15 +17,12 @@ from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_call
 OPERATOR = RECORD.name
 PLANS = (
     "sequential",
-    "one_shot",
     "one_shot_packed",
     "two_shot_packed",
     "two_shot",
     "ring_stored",
 )
 WITH_OPTIONS = (
-    "one_shot order=all_peers",
-    "one_shot mover=copy_kernel",
     "two_shot pieces=1",
     "two_shot pieces=3 sums=epilogue",
     "ring_stored pieces=3 block_m=16 block_n=16",

@@ -16,8 +16,6 @@ from overweave.runtime.processes import run_ranks
 PLANS = (
     None,
     "sequential",
-    "one_shot",
-    "one_shot mover=copy_kernel",
     "one_shot_packed",
     "two_shot_packed",
     "two_shot pieces=1",
@@ -60,7 +58,7 @@ def sum_floats() -> list[str]:
     torch.manual_seed(rank)
     x, w = torch.randn(37, K).bfloat16(), torch.randn(K, N).bfloat16()
     for plan in PLANS[2:]:
-        z_wanted = ow.matmul_all_reduce(x, w, plan="one_shot") + residual
+        z_wanted = ow.matmul_all_reduce(x, w, plan="two_shot") + residual
         normed, z = ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(weight, residual, EPS), plan=plan)
         everybodys = [torch.empty_like(normed) for _ in range(ranks)]
         dist.all_gather(everybodys, normed)
@@ -127,7 +125,7 @@ def errors_of_bad_norms() -> list[str]:
 
 def test_bad_arguments_are_typed_errors_on_every_rank():
     words = ("norm weight", "float32", "list", "norm residual", "contiguous", "eps", "eps", "no_grad", "ow.RmsNorm")
-    words += ("does not norm", "torch's")
+    words += ("torch's",)
     for of_rank in run_ranks(errors_of_bad_norms, 2):
         assert all(found.startswith("InputError") for found in of_rank), of_rank
         assert all(word in found for word, found in zip(words, of_rank, strict=True)), of_rank

@@ -22,9 +22,7 @@ PLANS = {
         None,
         "sequential",
         "per_shard",
-        "ring pieces=2",
         "fused_ring pieces=2",
-        "pull",
         "scatter pieces=2 own_pieces=2",
         "scatter pieces=2 sums=epilogue",
         "scatter mover=copy_kernel copy_programs=2",
@@ -35,8 +33,6 @@ PLANS = {
     REDUCE: (
         None,
         "sequential",
-        "one_shot",
-        "one_shot mover=copy_kernel copy_programs=2",
         "one_shot_packed",
         "two_shot_packed",
         "two_shot pieces=2",
@@ -182,7 +178,7 @@ WORDS = (
     "k=24",
     "leave the scales out",
     "Pass [48] of torch.bfloat16",
-    "a gate beside products that are parts of a sum",
+    "takes no gate",
 )
 
 

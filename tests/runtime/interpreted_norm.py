@@ -29,7 +29,6 @@ load("host interpreter")  # here, once, and not in every rank
 
 TILES: dict[str, Any] = {"block_m": 16, "block_n": 32}
 PLANS: dict[str, dict[str, Any]] = {
-    "one_shot": {},
     "one_shot_packed": {},
     "two_shot_packed": {},
     "two_shot": {"pieces": 2, **TILES},

@@ -74,8 +74,6 @@ SWIGLU = Epilogue(activation="silu", gate=True)
 SCALED_SWIGLU = Epilogue(scaling="rows", activation="silu", gate=True)
 SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "stages", "warps", "split_n", "kernel")
 NORMED = (
-    "one_shot",
-    "one_shot mover=copy_kernel",
     "two_shot kernel=hopper pieces=2",
     "two_shot kernel=portable",
     "two_shot kernel=hopper sums=epilogue",

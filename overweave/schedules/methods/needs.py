@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import MOST_NORM_COLS
-from overweave.ir.operators.registry import those_with
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, Engine, Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.schedules.methods.record import Asked, Need
@@ -115,8 +114,6 @@ def of_norms(engine: Engine | None) -> Need:
         problem = asked.problem
         if problem.norm is None:
             return ""
-        if not problem.record.forms.norm:
-            return f"only {those_with(lambda forms: forms.norm)} has whole rows of a sum on every rank"
         if engine is None:
             return "its last step does not norm"
         if engine != LIBRARY and problem.n > MOST_NORM_COLS:
@@ -139,7 +136,7 @@ def from_ranks(fewest: int, instead: str) -> Need:
 
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
 ALIGNED = Need("device", _rows_of_kernels)
-FEW_WEIGHTS = Need("choice", _few_weights)
+FEW_WEIGHTS = Need("schedule", _few_weights)
 FEW_PEERS = Need("choice", _few_peers)
 PACKABLE = (Need("schedule", _packable), Need("choice", _few_bytes))
 _SKINNY = (Need("choice", _few_rows), Need("choice", lambda asked: skinny_obstacle(asked.problem)))
