@@ -36,7 +36,7 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
-from overweave.schedules.heard import TOLD
+from overweave.schedules.signal_numbers import TOLD
 
 STAGE = -1  # stands for the copy of a rank's own shard among the moves that a move depends on
 
