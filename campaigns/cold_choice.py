@@ -30,7 +30,7 @@ from overweave.tuner.target import Target
 
 TABLES = Path(__file__).parents[1] / "overweave" / "tuner" / "tables"
 LEAST_MEAN, NEVER_BELOW = 0.97, 0.98
-METHODS = ("mover", "sums", "sharing", "order", "matmul")  # options that are more than a size
+METHODS = ("mover", "sums", "order", "matmul")  # options that are more than a size
 GPU = Target("cuda")
 Choose = Callable[[Problem], str]
 

@@ -48,16 +48,12 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     ("matmul_reduce_scatter.ring_stored", {"pieces": 2}),
     ("matmul_reduce_scatter.scatter_pull", {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2}),
-    (_TWO_SHOT, {"pieces": 2, "sums": "epilogue", "sharing": "get"}),
     (f"{ALL_REDUCE}.one_shot", {}),
     (f"{ALL_REDUCE}.one_shot", {"mover": "copy_kernel"}),
-    (f"{ALL_REDUCE}.one_shot_pull", {}),
     (f"{ALL_REDUCE}.one_shot_packed", {}),
     (f"{ALL_REDUCE}.two_shot_packed", {}),
     (f"{ALL_GATHER}.gather_packed", {}),
     ("matmul_reduce_scatter.scatter_packed", {}),
-    (f"{ALL_REDUCE}.two_shot_pull", {"pieces": 2}),
-    (f"{ALL_REDUCE}.two_shot_stored", {"pieces": 2}),
     (f"{ALL_REDUCE}.ring_stored", {"pieces": 2}),
 )
 # What options are drawn from, where a schedule has them.
@@ -65,7 +61,6 @@ VARIED: dict[str, tuple[int | str, ...]] = {
     "pieces": (1, 2, 3),
     "mover": MOVERS,
     "sums": ("kernel", "epilogue"),
-    "sharing": ("put", "get"),
 }
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 WORLDS = (1, 2, 3, 4, 8)

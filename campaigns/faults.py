@@ -42,20 +42,15 @@ SCHEDULES = (
     "matmul_reduce_scatter.scatter_stored",
     "matmul_reduce_scatter.ring_stored",
     "matmul_reduce_scatter.scatter_pull",
-    "matmul_all_reduce.two_shot_stored",
     "matmul_all_reduce.ring_stored",
-    "matmul_reduce_scatter.ring",
     "all_gather_matmul.sequential",
     "matmul_reduce_scatter.sequential",
     "matmul_all_reduce.sequential",
-    "matmul_all_reduce.one_shot",
     "matmul_all_reduce.two_shot",
-    "matmul_all_reduce.one_shot_pull",
     "matmul_all_reduce.one_shot_packed",
     "matmul_all_reduce.two_shot_packed",
     "all_gather_matmul.gather_packed",
     "matmul_reduce_scatter.scatter_packed",
-    "matmul_all_reduce.two_shot_pull",
 )
 FUSED = (*SCHEDULES[:10], *SCHEDULES[-5:])
 

@@ -41,7 +41,7 @@ CASES = (
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_stored"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_pull"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_stored"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
     Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter mover=copy_kernel sms=1"),
@@ -50,17 +50,17 @@ CASES = (
     Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_packed"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_pull"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_packed"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_packed"),
     Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_packed"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_pull"),
+    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot"),
 )
 
 LOST = (  # plans, whether only the watcher ends their streams' waits, and a kernel that nothing else here launches
     (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"), False, torch.erfinv),
     (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"), False, torch.atanh),
-    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "gather"), False, torch.asinh),
-    (Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_stored"), False, torch.acosh),
+    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"), False, torch.asinh),
+    (Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "ring_stored"), False, torch.acosh),
     (Case(ALL_GATHER, 200, 512, 512, torch.bfloat16, True, "push pieces=2"), True, torch.sinh),
 )
 

@@ -62,10 +62,10 @@ GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_
 _GATHERED = ("push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")
 _SCATTERED = ("scatter kernel=hopper", "scatter kernel=portable", "scatter kernel=hopper pieces=2 sums=epilogue")
 _REDUCED = ("two_shot kernel=hopper", "two_shot kernel=portable", "two_shot kernel=hopper pieces=2 sums=epilogue")
-GATED = ("sequential", "gather", *_GATHERED, "push kernel=hopper split_k=2", "push kernel=portable split_k=2")
+GATED = ("sequential", *_GATHERED, "push kernel=hopper split_k=2", "push kernel=portable split_k=2")
 OPERATORS = {
     GATHER: Operator(
-        ("sequential", "per_shard", "gather", "gather_pull", *_GATHERED, "push kernel=hopper mover=copy_kernel"),
+        ("sequential", "per_shard", *_GATHERED, "push kernel=hopper mover=copy_kernel"),
         _GATHERED,
         speed_ratio=1.4,
     ),
@@ -82,14 +82,11 @@ OPERATORS = {
     ),
     REDUCE: Operator(
         (
-            *("sequential", "one_shot", "one_shot_pull", "one_shot mover=copy_kernel", "one_shot_packed"),
+            *("sequential", "one_shot_packed"),
             *(
-                "two_shot_stored kernel=hopper",
                 "ring_stored kernel=hopper",
                 "two_shot_packed",
-                "two_shot_pull",
                 *_REDUCED,
-                "two_shot kernel=portable sums=epilogue sharing=get",
             ),
         ),
         _REDUCED,

@@ -30,13 +30,11 @@ PLANS = (
     "sequential",
     "one_shot",
     "one_shot mover=copy_kernel",
-    "one_shot_pull",
     "one_shot_packed",
     "two_shot_packed",
     "two_shot kernel=hopper pieces=1",
     "two_shot kernel=portable pieces=2",
     "two_shot kernel=hopper pieces=2 sums=epilogue",
-    "two_shot_pull pieces=2",
 )
 SIZES = ((1, 4096, 512), (5, 1304, 520), (1000, 8192, 512), (2048, 5120, 1024))  # m, n, k
 TIMED = ((16, 4096, 1024), (256, 8192, 2048), (2048, 8192, 2048), (8192, 8192, 2048))

@@ -50,11 +50,8 @@ PACKED = (
 )
 MULTIPLIERS: tuple[Multiplier, ...] = ("library", "skinny", "early")
 BETWEEN = (
-    (ALL_REDUCE, "one_shot_pull"),
     (ALL_REDUCE, "two_shot"),
     (ALL_GATHER, "push"),
-    (ALL_GATHER, "gather_pull"),
-    (REDUCE_SCATTER, "pull"),
     (ALL_REDUCE, "sequential"),
 )
 PRIMES = (1, 1, 2, 3, 5, 7, 13, 31, 61, 127, 257, 509)
@@ -69,7 +66,7 @@ TORCHS: dict[str, dict[str, Callable[[Side], Call]]] = {
     REDUCE_SCATTER: {"torch": lambda one: one.torch_fused},
     ALL_GATHER: {"torch": lambda one: one.torch_fused},
 }
-PULLS = {ALL_REDUCE: "one_shot_pull", REDUCE_SCATTER: "pull", ALL_GATHER: "gather_pull"}
+PULLS = {ALL_REDUCE: "two_shot", REDUCE_SCATTER: "scatter_pull", ALL_GATHER: "pull"}
 ROWS = (1, 8, 64, 256, 512)
 EFFORT = Effort(rounds=30, warmup=5, host_calls=0)
 
@@ -110,7 +107,7 @@ def interleaved(operator: str, plan: str, turns: int) -> int:
     """How many results differ of replays of one graph of three calls, with eager calls of other sizes in between."""
     cases = (
         Case(operator, 64, 2048, 256, torch.bfloat16, True, plan),
-        Case(ALL_REDUCE, 33, 512, 256, torch.bfloat16, True, "one_shot_pull"),
+        Case(ALL_REDUCE, 33, 512, 256, torch.bfloat16, True, "two_shot"),
         Case(operator, 1, 1024, 256, torch.bfloat16, True, plan),
     )
     eager = Case(operator, 7, 4096, 256, torch.bfloat16, True, plan)

@@ -1,9 +1,10 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
-    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--plain] [--times FILE]
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--plain]
+                                        [--times FILE]
 
-The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper kernel, and
-with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
+The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper
+kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
 result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout,
 of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or with
 --plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/tile_fit.py draws the

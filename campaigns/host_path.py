@@ -1,11 +1,11 @@
 """What Python does for an eager call, counted without a GPU: from the public function to the launch, plan by plan.
 
-    python -m campaigns.host_path [--calls N]
+    python -m campaigns.host_path [--calls N] [--cold]
 
 calls: functions of Python that one call enters. C: built-in functions that it calls. us: how long it takes here, in the
 mean, with a driver that does nothing (campaigns/no_gpu.py); a GPU's driver comes on top of it, and so does the work of
 torch's allocator there. `replayed`: the tensors come back to the same places, so the call is one graph. `launched`:
-they do not. A library's plan is never replayed.
+they do not. A library's plan is never replayed. --cold: the first call of a signature on CPU ranks (host_path_cold.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from campaigns import no_gpu
 from campaigns.host_cases import CASES, Case, Sizes, call_of
+from campaigns.host_path_cold import print_cold
 from campaigns.no_gpu import Graph, group_without_gpus
 from overweave.memory.records import ENTRIES
 from overweave.ops import dispatch
@@ -135,8 +136,12 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=500, help="over how many calls a time is the mean")
     parser.add_argument("--of", default="", help="only cases that contain this")
     parser.add_argument("--functions", action="store_true", help="name every function that a call enters")
+    parser.add_argument("--cold", action="store_true", help="count the first call of a signature, on CPU ranks")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.cold:
+        print_cold()
+        return
     with ready() as group, torch.no_grad():
         for case in CASES:
             if asked.of in str(case):

@@ -45,7 +45,7 @@ def stored_tiles(kernel: Kernel) -> Iterator[Stored]:
     yield Stored("bfloat16", first, 0, 7)
     yield Stored("bfloat16", first, 1, 1, True, traced)
     yield Stored("bfloat16", first, 7, 7, variant=traced)
-    for method, addends in (("two_shot_stored", 3), ("ring_stored", 1)):
+    for method, addends in (("ring_stored", 1),):
         for config in _of(kernel, replace(OURS, epilogue=FINISHED), method):
             yield Stored("bfloat16", config, addends, 3, addends == 1, epilogue=FINISHED)
     scaled, alone = replace(FINISHED, scaling="rows"), SCALED._replace(two_sources=False)
@@ -54,7 +54,7 @@ def stored_tiles(kernel: Kernel) -> Iterator[Stored]:
         yield Stored(FLOAT8, by_rows, addends, 3, addends == 1, alone, scaled)
 
 
-def _of(kernel: Kernel, problem: Problem, method: str = "two_shot_stored") -> tuple[MatmulConfig, ...]:
+def _of(kernel: Kernel, problem: Problem, method: str = "ring_stored") -> tuple[MatmulConfig, ...]:
     return tuple(shape.config for shape in shapes_of_tiles(problem, kernel, method, "epilogue"))
 
 

@@ -40,9 +40,8 @@ class Sums(NamedTuple):
 CASES = (
     Sums(f"{SCATTER}.pull", 1024),
     Sums(f"{SCATTER}.pull", 8192),
-    *(Sums(f"{REDUCE}.two_shot_pull", rows, pieces=pieces) for rows in (256, 1024) for pieces in (1, 2, 4)),
-    Sums(f"{REDUCE}.two_shot_pull", 4096, pieces=4),
-    Sums(f"{REDUCE}.one_shot_pull", 64),
+    *(Sums(f"{REDUCE}.two_shot", rows, pieces=pieces) for rows in (256, 1024) for pieces in (1, 2, 4)),
+    Sums(f"{REDUCE}.two_shot", 4096, pieces=4),
     Sums(f"{REDUCE}.one_shot", 2048),
 )
 

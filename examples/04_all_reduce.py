@@ -18,7 +18,7 @@ import overweave as ow
 from overweave.runtime.processes import run_ranks
 
 TOKENS, HIDDEN, INNER = (1, 64, 256), 64, 256
-PLANS = ("sequential", "one_shot", "one_shot_pull", "two_shot", "two_shot_pull")
+PLANS = ("sequential", "one_shot_packed", "two_shot_packed", "two_shot", "ring_stored")
 
 
 def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, plan: str | None = None) -> torch.Tensor:

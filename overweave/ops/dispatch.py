@@ -147,7 +147,7 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     target = target_of(tensors["x"].device)
-    known = agreed_knowledge(group, target)
+    known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:
         choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)
         built = None if choice.plan in BY_TORCH else _proven(choice, problem, group.rank)

@@ -59,7 +59,7 @@ def tune(
     with resolved.turn, current(where):
         tune_and_learn(problem, resolved, where)
     target = target_of(where)
-    return choose(problem, target, agreed_knowledge(resolved, target))
+    return choose(problem, target, agreed_knowledge(resolved, target, problem.operator))
 
 
 def tune_and_learn(
@@ -67,10 +67,10 @@ def tune_and_learn(
 ) -> Tuned:
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
     target = target_of(device)
-    agreed_knowledge(group, target)
+    agreed_knowledge(group, target, problem.operator)
     setting = Setting(group, device, getattr(torch, problem.dtype), OPERATORS[problem.operator], operator_for)
     tuned = tune_problem(problem, setting, target, effort, on_round)
-    learn(group, target, (tuned.entry,))
+    learn(group, target, tuned.entry)
     forget_choices(group, problem.operator)
     if group.rank == 0:
         keep((tuned.entry,), fingerprint(target, group.world_size))

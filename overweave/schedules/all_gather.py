@@ -24,7 +24,6 @@ from overweave.ir.schedule import (
     Operation,
     Put,
     Queue,
-    Reduce,
     SignalPad,
 )
 from overweave.schedules.communication import (
@@ -73,9 +72,7 @@ def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = Fa
 
     collective: the library's. push: each owner puts its pieces into its peers' `gathered`, and the flag after them.
     pull: each owner stages its shard and says `ready`; its peers get the pieces. Both use the own shard where it lies.
-    whole: as push, but the own shard is copied, and all is computed at once: for shards so short that a matmul of each
-    would cost more. whole_pull: the same, but a kernel reads the staged shards. packed: in messages that carry their
-    flag (schedules/gather_packed.py).
+    packed: in messages that carry their flag (schedules/gather_packed.py).
     returns_gathered: once all has arrived it is copied to output `gathered_out`; what was packed is unpacked there.
     """
     ranks = range(split.world_size)
@@ -85,7 +82,7 @@ def all_gather(split: Split, cols: int, method: str, returns_gathered: bool = Fa
         Buffer(X, split.shard_size, cols, "input"),
         Buffer(STAGED, split.shard_size, cols, "symmetric"),
         Buffer(MESSAGES, rows, cols, "symmetric"),
-        Buffer(GATHERED, rows, cols, "local" if method in ("collective", "whole_pull", "packed") else "symmetric"),
+        Buffer(GATHERED, rows, cols, "local" if method in ("collective", "packed") else "symmetric"),
         Buffer(GATHERED_OUT, rows, cols, "output"),
     )
     collects = returns_gathered and rows > 0
@@ -117,14 +114,12 @@ def _pads(split: Split, method: str) -> tuple[SignalPad, ...]:
     if method == "packed":
         return gather_packed_pads(split)
     arrived = SignalPad(ARRIVED, split.world_size * split.pieces)
-    ready = SignalPad(READY, split.world_size)
-    return {"pull": (arrived, ready), "whole_pull": (ready,)}.get(method, (arrived,))
+    return (arrived, SignalPad(READY, split.world_size)) if method == "pull" else (arrived,)
 
 
 def _queues(split: Split, method: str) -> tuple[Queue, ...]:
-    kernels = {"whole_pull": SUMS, "packed": PACKED}
-    if method in kernels:
-        return (Queue(kernels[method], ISSUE, after=(MAIN,)),) if split.world_size > 1 else ()
+    if method == "packed":
+        return (Queue(PACKED, ISSUE, after=(MAIN,)),) if split.world_size > 1 else ()
     return () if method == "collective" else split.copy_queues()
 
 
@@ -149,45 +144,6 @@ def _collective(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
 def _push(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
     yield from _puts(gather, rank)
     yield from _arrivals(gather, rank)
-
-
-def _whole(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
-    split = gather.split
-    (lo, hi), whole = split.shard(rank), (0, split.rows)
-    if split.world_size == 1 or split.rows == 0:
-        yield from _collective(gather, rank)
-        return
-    yield from _puts(gather, rank)
-    if lo < hi:
-        yield Copy(
-            name=f"keep.{rank}",
-            rank=rank,
-            queue=MAIN,
-            sources=(region(gather.x, rank, (0, hi - lo)),),
-            destinations=(region(gather.gathered, rank, (lo, hi)),),
-        )
-    source = region(gather.gathered, rank, whole)
-    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=source, waits=all_arrived(split, rank))
-
-
-def _whole_pull(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
-    split = gather.split
-    if split.world_size == 1 or split.rows == 0:
-        yield from _collective(gather, rank)
-        return
-    whole = (0, split.rows)
-    yield from _stage(gather, rank)
-    idle: list[Copy] = []  # a peer without a shard tells that it is ready, too
-    for step in range(split.world_size):
-        peer = split.peer(rank, step)
-        (lo, hi), waits, name = split.shard(peer), one(READY, peer) if step else (), f"fetch.{rank}-{peer}"
-        if lo < hi:
-            operands, out = (region(gather.staged, peer, (0, hi - lo)),), region(gather.gathered, rank, (lo, hi))
-            yield Reduce(name=name, rank=rank, queue=SUMS, waits=waits, operands=operands, out=out)
-        elif step:
-            idle.append(Copy(name=name, rank=rank, queue=MAIN, waits=waits, sources=(), destinations=()))
-    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gather.gathered, rank, whole))
-    yield from idle
 
 
 def _packed(gather: _Gather, rank: int) -> Iterator[Operation | Chunk]:
@@ -289,7 +245,5 @@ METHODS: dict[str, Callable[[_Gather, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
     "push": _push,
     "pull": _pull,
-    "whole": _whole,
-    "whole_pull": _whole_pull,
     "packed": _packed,
 }

@@ -35,7 +35,6 @@ from overweave.schedules.communication import (
     MAIN,
     PACKED,
     PARTIAL,
-    READY,
     SLOTS,
     SUMS,
     TILES,
@@ -52,22 +51,9 @@ from overweave.schedules.communication import (
     used,
 )
 from overweave.schedules.reduced import Reduced, Summing
-from overweave.schedules.two_shot import (
-    two_shot,
-    two_shot_pads,
-    two_shot_pull,
-    two_shot_pull_pads,
-    two_shot_queues,
-)
+from overweave.schedules.ring_stored import ring_stored, ring_stored_pads, ring_stored_queues
+from overweave.schedules.two_shot import two_shot, two_shot_pads, two_shot_queues
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
-from overweave.schedules.two_shot_stored import (
-    ring_stored,
-    ring_stored_pads,
-    ring_stored_queues,
-    two_shot_stored,
-    two_shot_stored_pads,
-    two_shot_stored_queues,
-)
 
 Steps = Iterator[Operation | Chunk]
 
@@ -75,17 +61,16 @@ Steps = Iterator[Operation | Chunk]
 def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], summing: Summing) -> Communication:
     """The moves of an all-reduce of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
-    collective: the library's, in place. one_shot: partials are put to every peer. one_shot_pull: every rank reads its
-    peers' partials while it adds. one_shot_packed: as one_shot, in messages that carry their flag. Either way every
-    rank adds the same numbers in rank order. two_shot, two_shot_pull: see schedules/two_shot.py; two_shot_packed
-    and two_shot_stored: in files of these names; ring_stored: in the last one.
+    collective: the library's, in place. one_shot: partials are put to every peer. one_shot_packed: as one_shot, in
+    messages that carry their flag. Either way every rank adds the same numbers in rank order. two_shot, ring_stored,
+    two_shot_packed: in files of these names.
     held: the range of the reduced axis that each rank's partial holds.
     """
     ranks, rows = range(split.world_size), split.rows
     slots = rows if method in ("one_shot", "one_shot_packed") else split.shard_size
     reduced = Reduced(
         split,
-        Buffer(PARTIAL, rows, cols, "symmetric" if method.endswith("pull") else "local"),
+        Buffer(PARTIAL, rows, cols, "local"),
         Buffer(SLOTS, split.world_size * slots, cols, "symmetric"),
         Buffer(TOTAL, rows, cols, "symmetric"),
         Buffer(Y, rows, cols, "output"),
@@ -163,18 +148,6 @@ def _one_shot(reduced: Reduced, rank: int) -> Steps:
     )
 
 
-def _one_shot_pull(reduced: Reduced, rank: int) -> Steps:
-    yield reduced.multiplied(rank, reduced.partial, reduced.tell_ready(rank))
-    yield Reduce(
-        name=f"sum.{rank}",
-        rank=rank,
-        queue=SUMS,
-        waits=(Wait(READY, (0, reduced.size - 1), 1),),
-        operands=tuple(region(reduced.partial, source, reduced.rows) for source in range(reduced.size)),
-        out=region(reduced.y, rank, reduced.rows),
-    )
-
-
 def _one_shot_packed(reduced: Reduced, rank: int) -> Steps:
     """As one_shot, but what arrives says so itself: no signals of the slot, no head of the call."""
     own = reduced.multiplied(rank, reduced.partial)
@@ -225,15 +198,10 @@ METHODS = {
         lambda split: (SignalPad(COMPUTED, 1), SignalPad(ARRIVED, split.world_size - 1)),
         _one_shot_queues,
     ),
-    "one_shot_pull": _Method(
-        _one_shot_pull, lambda split: (SignalPad(READY, split.world_size - 1),), _behind_matmul(SUMS)
-    ),
     "one_shot_packed": _Method(
         _one_shot_packed, lambda split: (SignalPad(ARRIVED, split.world_size - 1),), _behind_matmul(PACKED)
     ),
     "two_shot": _Method(two_shot, two_shot_pads, two_shot_queues),
-    "two_shot_pull": _Method(two_shot_pull, two_shot_pull_pads, _behind_matmul(SUMS)),
     "two_shot_packed": _Method(two_shot_packed, two_shot_packed_pads, _behind_matmul(PACKED)),
-    "two_shot_stored": _Method(two_shot_stored, two_shot_stored_pads, two_shot_stored_queues),
     "ring_stored": _Method(ring_stored, ring_stored_pads, ring_stored_queues),
 }

@@ -48,7 +48,7 @@ from overweave.schedules.realized import realized, sums_shape
 from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
 from overweave.schedules.template import Template
-from overweave.schedules.templates import MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER, TEMPLATES
+from overweave.schedules.templates import MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER, REPLACED, TEMPLATES
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
@@ -71,6 +71,8 @@ def operators() -> tuple[str, ...]:
 
 def template_of(name: str) -> Template:
     """The template called `name`. Raises InputError that names all."""
+    if name in REPLACED:
+        raise InputError(f"schedule {name}", "it is gone", f"Use {REPLACED[name]} in its place")
     if name not in TEMPLATES:
         operator = str(name).partition(".")[0]
         own = [known for known in TEMPLATES if known.startswith(f"{operator}.")]
@@ -119,7 +121,7 @@ def _check(name: str, template: Template, problem: Problem, rank: int | None, op
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     if template.has_messages and (obstacle := messages_obstacle(problem)):
         raise InputError(asked, obstacle, "Take another plan, such as sequential")
-    obstacle = norm_obstacle(problem, template.method, options.get("sharing")) if problem.norm else ""
+    obstacle = norm_obstacle(problem, template.method) if problem.norm else ""
     if obstacle:
         raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
     check_forms(asked, problem, template.is_fused)
@@ -233,7 +235,7 @@ def _matmul_all_reduce(name: str, problem: Problem, template: Template, how: _Ho
     if problem.world_size * problem.m > LIMIT:
         raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
     split = _split(problem, how[0], how[1])
-    summing = Summing(how[0].sums, how[0].sharing, sums_shape(problem, template, how[0]), problem.norm is not None)
+    summing = Summing(how[0].sums, sums_shape(problem, template, how[0]), problem.norm is not None)
     communication = all_reduce.all_reduce(split, problem.n, template.method, _held(problem), summing)
     return _composed(name, communication, problem, how)
 

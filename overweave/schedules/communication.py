@@ -40,7 +40,6 @@ Rotation = Literal["on", "off"]
 Mover = Literal["copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles"]
 COPYING_KERNELS = ("copy_kernel", "bulk_kernel")  # on SMs of their own: by loads and stores, by bulk copies
 CARRYING_TILES = ("tiles", "bulk_tiles")  # the programs that compute, between their tiles: the same two ways
-Sharing = Literal["put", "get"]  # how sums travel back: put to peers, who move them; or got by them
 Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
 
 

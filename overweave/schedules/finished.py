@@ -17,7 +17,7 @@ from overweave.schedules.communication import TOTAL, Y
 from overweave.schedules.tile_shape import Kernel, TileShape, shapes
 
 # Methods whose tiles add what arrives, whatever is asked.
-TILES_ADD = ("fused_ring", "ring_stored", "stored", "two_shot_stored")
+TILES_ADD = ("fused_ring", "ring_stored", "stored")
 
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:

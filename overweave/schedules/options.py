@@ -12,7 +12,7 @@ from overweave.errors import InputError
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.along_k import MOST_SHARES
 from overweave.schedules.chunks import MOST_PROGRAMS
-from overweave.schedules.communication import Mover, Order, Rotation, Sharing, Sums
+from overweave.schedules.communication import Mover, Order, Rotation, Sums
 from overweave.schedules.gather_templates import Axis
 from overweave.schedules.skinny import Multiplier
 from overweave.schedules.tile_shape import BEST, Kernel, TileShape
@@ -66,7 +66,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     sums: Sums = "kernel"
     order: Order = "ring"
     rotation: Rotation = "on"
-    sharing: Sharing = "put"
     mover: Mover = "copy_engine"
     copy_programs: int = 16
     col_pieces: int = 1
@@ -142,12 +141,6 @@ AXIS = Option(
     name="axis", default="inner", choices=("inner", "outer"), meaning="ranks met first: inside an island, or across"
 )
 LANES = Option(name="lanes", default=1, high=8, meaning="moves of a rank that are under way at once")
-SHARING = Option(
-    name="sharing",
-    default="put",
-    choices=("put", "get"),
-    meaning="sums are put to the peers, whose SMs move them to the result; or peers get them right there",
-)
 MOVER = Option(
     name="mover",
     default="copy_engine",

@@ -40,8 +40,6 @@ from overweave.schedules.tile_shape import (
     row_shape,
 )
 
-FEW_TURNS = 4  # of each program
-
 _ENGINES = {
     COPIES: COPY_ENGINE,
     SCALES: COPY_ENGINE,
@@ -77,20 +75,10 @@ def sums_shape(problem: Problem, template: Template, settings: Settings) -> Redu
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)
     if template.is_fused:
         return SUMS_FINISHED if finishes else ReduceConfig()
-    is_all = template.method.startswith(("one_shot", "whole"))
+    is_all = template.method.startswith("one_shot")
     rows = problem.m if is_all else -(-problem.m // problem.world_size)
     cols = problem.k if template.operator == ALL_GATHER_MATMUL else problem.n
-    config = reduction_shape(rows, cols, settings.sms, finishes, problem.world_size)
-    return _few_programs(config, problem, settings.sms) if template.method == "two_shot_pull" else config
-
-
-def _few_programs(config: ReduceConfig, problem: Problem, sms: int) -> ReduceConfig:
-    """For sums, and moves that wait for the peers' ones: where there are few, those that wait had better not share SMs
-    with those that sum. MEASURED: `python -m campaigns.gpu_reduction`, 59 us for 70 and 25.6 for 28.5 (256 and 64 rows
-    of sums of 4 ranks on H200s); of 1,024 rows the most programs are best.
-    """
-    tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    return replace(config, programs=sms) if tiles <= FEW_TURNS * sms else config
+    return reduction_shape(rows, cols, settings.sms, finishes, problem.world_size)
 
 
 def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:

@@ -15,7 +15,6 @@ from overweave.ir.schedule import (
     Buffer,
     Clear,
     Collective,
-    Copy,
     Goal,
     Notify,
     Operation,
@@ -39,7 +38,6 @@ from overweave.schedules.communication import (
     READY,
     RUNNING,
     SLOTS,
-    SUMMED,
     SUMS,
     TELLERS,
     TILES,
@@ -58,7 +56,7 @@ from overweave.schedules.communication import (
 from overweave.schedules.scatter_adds import remote_add
 from overweave.schedules.scatter_packed import scatter_packed, scatter_packed_pads
 from overweave.schedules.scatter_pulls import scatter_pull
-from overweave.schedules.scatter_rings import fused_ring, ring
+from overweave.schedules.scatter_rings import fused_ring
 from overweave.schedules.scattered import FINISHED, Scatter
 from overweave.schedules.stored import Stored, round_a_ring, round_a_ring_pad, to_owners, to_owners_pad
 
@@ -69,14 +67,13 @@ def reduce_scatter(
     """The moves of a reduce-scatter of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
     collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
-    rank order, in queue `sums` (TILES: its own tiles add what arrived to their products). ring: each part travels from
-    its owner's successor round to the owner; every rank on the way adds its own partial (on the caller's stream: a rank
-    must pass on a sum before its kernel has ended). fused_ring: the same way, but the tiles themselves add what arrived
-    to their products and leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the
-    last tile. remote_add: partials are added at their owners in fp32, in whatever order they come. pull: owners read
-    the partials where they lie, and sum them in rank order. scatter_pull: so they do, piece by piece beside the tiles
-    (schedules/scatter_pulls.py). packed: in messages that carry their flag
-    (schedules/scatter_packed.py). stored, ring_stored: tiles store at peers themselves (schedules/stored.py).
+    rank order, in queue `sums` (TILES: its own tiles add what arrived to their products). fused_ring: each part travels
+    from its owner's successor round to the owner; tiles of every rank on the way add what arrived to their products and
+    leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the last tile. remote_add:
+    partials are added at their owners in fp32, in whatever order they come. scatter_pull: owners read the partials
+    where they lie, piece by piece beside the tiles, and sum them in rank order (schedules/scatter_pulls.py). packed: in
+    messages that carry their flag (schedules/scatter_packed.py). stored, ring_stored: tiles store at peers themselves
+    (schedules/stored.py).
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
@@ -111,8 +108,6 @@ def reduce_scatter(
 def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
     if method == "collective" or split.world_size == 1:
         return ()
-    if method == "pull":
-        return (SignalPad(READY, split.world_size - 1),)
     if method == "packed":
         return scatter_packed_pads(split)
     if method in STORED:
@@ -123,8 +118,6 @@ def _pads(split: Split, method: str, own_pieces: int) -> tuple[SignalPad, ...]:
         return SignalPad(COMPUTED, every), SignalPad(ARRIVED, (split.world_size - 1) * split.pieces), *own
     if method == "fused_ring":
         return SignalPad(COMPUTED, every), SignalPad(ARRIVED, every)
-    if method == "ring":
-        return SignalPad(COMPUTED, every), SignalPad(SUMMED, every), SignalPad(ARRIVED, every)
     arrived = SignalPad(ARRIVED, (split.world_size - 1) * split.pieces)
     finished = (SignalPad(FINISHED, own_pieces),) if own_pieces else ()
     return (SignalPad(COMPUTED, every), arrived, *finished)
@@ -136,8 +129,6 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
         return ()
     if method == "collective":
         return main
-    if method == "pull":
-        return (*main, Queue(SUMS, ISSUE, after=(MAIN,)))
     if method == "packed":
         return (Queue(PACKED, ISSUE, after=(MAIN,)),)
     # Sums of parts wait for their own tiles and run on SMs that the last tiles leave idle; one sum waits for them all.
@@ -145,7 +136,7 @@ def _queues(split: Split, method: str, sums: str, is_whole: bool) -> tuple[Queue
     if method == "scatter_pull":
         return (Queue(TELLERS, COMPLETE), beside)
     copies = split.copy_queues((TILES,) if split.is_one_wave else ())
-    if method in ("ring", "fused_ring") or sums != SUMS:
+    if method == "fused_ring" or sums != SUMS:
         return main + copies
     if method == "remote_add":
         return (Queue(MAIN, COMPLETE), *copies, Queue(SUMS, ISSUE, after=(TILES, COPIES)))
@@ -187,28 +178,6 @@ def _collective(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
         ranks=ranks,
         sources=tuple(region(scatter.partial, rank, split.shard(peer)) for peer in ranks),
         destinations=(region(scatter.y, rank, (0, hi - lo)),),
-    )
-
-
-def _pull(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
-    split = scatter.split
-    if split.rows == 0:
-        return
-    (lo, hi), whole, ranks = split.shard(rank), (0, split.rows), range(split.world_size)
-    ready = tuple(Notify(READY, peer, split.place(rank, peer)) for peer in split.peers(rank))
-    part = region(scatter.partial, rank, whole)
-    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=part, notifies=ready)
-    waits = (Wait(READY, (0, split.world_size - 1), 1),)
-    if lo == hi:
-        yield Copy(name=f"idle.{rank}", rank=rank, queue=MAIN, waits=waits, sources=(), destinations=())
-        return
-    yield Reduce(
-        name=f"sum.{rank}",
-        rank=rank,
-        queue=SUMS,
-        waits=waits,
-        operands=tuple(region(scatter.partial, source, (lo, hi)) for source in ranks),
-        out=region(scatter.y, rank, (0, hi - lo)),
     )
 
 
@@ -299,15 +268,13 @@ def _sum(scatter: Scatter, rank: int, index: int, rows: Range) -> Reduce:
 
 
 STORED = {"stored": to_owners_pad, "ring_stored": round_a_ring_pad}
-PULLS = ("pull", "scatter_pull")  # whose sums read the peers' partials
-RINGS = ("ring", "fused_ring", "ring_stored")
+PULLS = ("scatter_pull",)  # whose sums read the peers' partials
+RINGS = ("fused_ring", "ring_stored")
 METHODS: dict[str, Callable[[Scatter, int], Iterator[Operation | Chunk]]] = {
     "collective": _collective,
     "scatter": _scatter,
-    "ring": ring,
     "fused_ring": fused_ring,
     "remote_add": remote_add,
-    "pull": _pull,
     "scatter_pull": scatter_pull,
     "packed": scatter_packed,
     "stored": _stored,

@@ -7,16 +7,15 @@ from msgspec import Struct
 from overweave.ir.epilogue import MOST_NORM_COLS
 from overweave.ir.plan import Problem, ReduceConfig
 from overweave.ir.schedule import Buffer, Notify, Range, Region
-from overweave.schedules.communication import READY, Chunk, Sharing, Split, Sums, region, shifted
+from overweave.schedules.communication import Chunk, Split, Sums, region, shifted
 
 
 class Summing(Struct, frozen=True):
-    """How an all-reduce adds: who does, how a two-shot's sums travel, the tiles of sums, which are counted, and whether
-    whoever moves a sum to the caller's `y` norms its rows.
+    """How an all-reduce adds: who does, the tiles of sums, which are counted, and whether whoever moves a sum to the
+    caller's `y` norms its rows.
     """
 
     sums: Sums = "kernel"
-    sharing: Sharing = "put"
     blocks: ReduceConfig = ReduceConfig()
     is_normed: bool = False
 
@@ -24,18 +23,15 @@ class Summing(Struct, frozen=True):
 # All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.
 NORMING = (
     "collective",
-    "one_shot",
-    "one_shot_pull",
     "one_shot_packed",
     "two_shot",
-    "two_shot_pull",
     "two_shot_packed",
     "ring_stored",
 )
 
 
-def norm_obstacle(problem: Problem, method: str, sharing: object = None) -> str:
-    """Why a method cannot norm the rows of its result; empty if it can. sharing: the option, if it was asked for."""
+def norm_obstacle(problem: Problem, method: str) -> str:
+    """Why a method cannot norm the rows of its result; empty if it can."""
     if problem.operator != "matmul_all_reduce":
         return "only matmul_all_reduce has whole rows of a sum on every rank"
     if method not in NORMING:
@@ -44,7 +40,7 @@ def norm_obstacle(problem: Problem, method: str, sharing: object = None) -> str:
         return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
     if method in ("two_shot", "ring_stored") and problem.world_size == 1:
         return "in a group of one there is no sum whose rows a kernel could norm"
-    return "the copy engine, which shares sums straight into the result, does not norm" if sharing == "get" else ""
+    return ""
 
 
 class Reduced(Struct, frozen=True):
@@ -71,10 +67,6 @@ class Reduced(Struct, frozen=True):
         """The whole partial, by one matmul."""
         part = region(out, rank, self.rows)
         return Chunk(name=f"multiply.{rank}", rank=rank, rows=self.rows, region=part, notifies=notifies)
-
-    def tell_ready(self, rank: int) -> tuple[Notify, ...]:
-        """Tells all peers that the whole partial may be read."""
-        return tuple(Notify(READY, peer, self.split.place(rank, peer)) for peer in self.split.peers(rank))
 
     def slot(self, rank: int, source: int, rows: Range) -> Region:
         """Where rows from a source lie in the slots of a rank; they count from the first one it is sent."""

@@ -9,53 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.ir.schedule import Copy, Notify, Operation, Put, Reduce
-from overweave.schedules.communication import ARRIVED, COMPUTED, COPIES, MAIN, SUMMED, Chunk, is_empty, one, region
+from overweave.ir.schedule import Copy, Notify, Operation, Put
+from overweave.schedules.communication import ARRIVED, COMPUTED, COPIES, Chunk, is_empty, one, region
 from overweave.schedules.scattered import Scatter
-
-
-def ring(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
-    """Library matmuls and sums of their own."""
-    split = scatter.split
-    for step in range(1, split.world_size + 1):
-        for piece in range(split.pieces):
-            owner = (rank - step) % split.world_size
-            yield from scatter.chunk(rank, owner, piece, signals=step == 1)
-            yield from _hop(scatter, rank, owner, piece)
-
-
-def _hop(scatter: Scatter, rank: int, owner: int, piece: int) -> Iterator[Operation]:
-    """Adds the own partial to what arrived and passes it on. An empty piece is passed on without a sum."""
-    split = scatter.split
-    signal, rows = split.signal(owner, piece), split.piece(owner, piece)
-    starts, ends = (rank - owner) % split.world_size == 1, rank == owner
-    slot = scatter.slot_rows(owner, owner, piece)
-    waits = () if starts else one(ARRIVED, signal)
-    source = region(scatter.partial if starts else scatter.running, rank, rows)
-    name = f"{rank}-{owner}.{piece}"
-    if is_empty(rows) and ends:
-        yield Copy(name=f"idle.{name}", rank=rank, queue=COPIES, waits=waits, sources=(), destinations=())
-    if not is_empty(rows) and not starts:
-        yield Reduce(
-            name=f"sum.{name}",
-            rank=rank,
-            queue=MAIN,
-            waits=waits,
-            notifies=() if ends else (Notify(SUMMED, rank, signal),),
-            operands=(region(scatter.slots, rank, slot), region(scatter.partial, rank, rows)),
-            out=region(scatter.y, rank, scatter.y_rows(rank, piece)) if ends else source,
-        )
-    if not ends:
-        peer = (rank + 1) % split.world_size
-        yield Put(
-            name=f"pass.{name}",
-            rank=rank,
-            queue=COPIES,
-            waits=waits if is_empty(rows) else one(COMPUTED if starts else SUMMED, signal),
-            notifies=(Notify(ARRIVED, peer, signal),),
-            sources=(source,),
-            destinations=(region(scatter.slots, peer, slot),),
-        )
 
 
 def fused_ring(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:

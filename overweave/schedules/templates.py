@@ -25,17 +25,6 @@ TEMPLATES: dict[str, Template] = {
     f"{_AG}.push": Template(
         _AG, "push", True, "pieces pushed by copy engine or kernel, tiles of one kernel wait", _PUSHED
     ),
-    f"{_AG}.gather": Template(
-        _AG,
-        "whole",
-        False,
-        "shards pushed by copy engine or kernel, one library matmul when all are there",
-        (*_MOVER, options.ORDER),
-        helped=True,
-    ),
-    f"{_AG}.gather_pull": Template(
-        _AG, "whole_pull", False, "a kernel reads the peers' staged shards, then one library matmul", helped=True
-    ),
     f"{_AG}.gather_packed": Template(
         _AG, "packed", False, "gathered in packed messages, one matmul", _PACKED, helped=True
     ),
@@ -87,9 +76,6 @@ TEMPLATES: dict[str, Template] = {
         "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y",
         _STORED_ROUND,
     ),
-    f"{_RS}.pull": Template(
-        _RS, "pull", False, "one library matmul, owners sum as they read the peers' partials", helped=True
-    ),
     f"{_RS}.scatter_pull": Template(
         _RS,
         "scatter_pull",
@@ -99,9 +85,6 @@ TEMPLATES: dict[str, Template] = {
     ),
     f"{_RS}.scatter_packed": Template(
         _RS, "packed", False, "one matmul, packed parts to their owners, who sum in order", _PACKED, helped=True
-    ),
-    f"{_RS}.ring": Template(
-        _RS, "ring", False, "library matmuls, pieces travel round the ring and are summed on the way", (options.PIECES,)
     ),
     f"{_RS}.fused_ring": Template(
         _RS,
@@ -119,17 +102,6 @@ TEMPLATES: dict[str, Template] = {
         mover="copy_kernel",
     ),
     f"{_AR}.sequential": Template(_AR, "collective", False, "one library matmul, then library all-reduce"),
-    f"{_AR}.one_shot": Template(
-        _AR,
-        "one_shot",
-        False,
-        "library matmul, partials pushed to every peer, every rank sums",
-        (*_MOVER, options.ORDER),
-        helped=True,
-    ),
-    f"{_AR}.one_shot_pull": Template(
-        _AR, "one_shot_pull", False, "library matmul, every rank sums as it reads the peers' partials", helped=True
-    ),
     f"{_AR}.one_shot_packed": Template(
         _AR,
         "one_shot_packed",
@@ -151,15 +123,7 @@ TEMPLATES: dict[str, Template] = {
         "two_shot",
         True,
         "tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
-        (options.SUMS, options.SHARING, *_FUSED),
-    ),
-    f"{_AR}.two_shot_stored": Template(
-        _AR,
-        "two_shot_stored",
-        True,
-        "tiles store straight at their owners, whose own tiles add them in order; peers get the sums by copy engine",
-        _STORED,
-        moves_behind=True,
+        (options.SUMS, *_FUSED),
     ),
     f"{_AR}.ring_stored": Template(
         _AR,
@@ -169,12 +133,16 @@ TEMPLATES: dict[str, Template] = {
         _STORED_ROUND,
         moves_behind=True,
     ),
-    f"{_AR}.two_shot_pull": Template(
-        _AR,
-        "two_shot_pull",
-        False,
-        "library matmul, owners sum as they read the peers' partials, then all read the sums",
-        (options.PIECES,),
-        helped=True,
-    ),
 }
+# Schedules that are gone, with the one that does their work: no shipped table had a row that any of them won.
+REPLACED: dict[str, str] = {
+    f"{_AG}.gather": "per_shard",
+    f"{_AG}.gather_pull": "gather_packed",
+    f"{_RS}.pull": "scatter_pull",
+    f"{_RS}.ring": "fused_ring",
+    f"{_AR}.one_shot": "one_shot_packed",
+    f"{_AR}.one_shot_pull": "one_shot_packed",
+    f"{_AR}.two_shot_pull": "two_shot",
+    f"{_AR}.two_shot_stored": "ring_stored",
+}
+REPLACED_OPTIONS = ("sharing",)  # of rows in files that were measured with it

@@ -18,28 +18,29 @@ from overweave.tuner.cache import knowledge, path_of
 from overweave.tuner.table import Entry, Knowledge
 from overweave.tuner.target import Target
 
-_AGREED: WeakKeyDictionary[ProcessGroup, dict[Target, Knowledge]] = WeakKeyDictionary()
+_AGREED: WeakKeyDictionary[ProcessGroup, dict[tuple[Target, str], Knowledge]] = WeakKeyDictionary()
 atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
 _SUBJECT = "tuner cache"
 
 
-def agreed_knowledge(group: Group, target: Target) -> Knowledge:
-    """What the ranks of a group know together. The first call is collective; later ones look nowhere.
+def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
+    """What the ranks of a group know of an operator together. The first call is collective; later ones look nowhere.
 
     Raises RankMismatch on every rank if one knows other measurements, and PeerError.
     """
     known = _AGREED.setdefault(group.process_group, {})
-    if target not in known:
-        own = knowledge(target, group.world_size)
+    if (target, operator) not in known:
+        own = knowledge(target, group.world_size, operator)
         _agree(group, own)
-        known[target] = own
-    return known[target]
+        known[target, operator] = own
+    return known[target, operator]
 
 
-def learn(group: Group, target: Target, entries: tuple[Entry, ...]) -> None:
-    """From now on the group knows these too. Every rank calls it with the same entries."""
-    known = agreed_knowledge(group, target)
-    _AGREED[group.process_group][target] = Knowledge(known.own.with_entries(entries), known.shipped)
+def learn(group: Group, target: Target, entry: Entry) -> None:
+    """From now on the group knows this entry, too. Every rank calls it with the same entry."""
+    operator = entry.problem.operator
+    known = agreed_knowledge(group, target, operator)
+    _AGREED[group.process_group][target, operator] = Knowledge(known.own.with_entries((entry,)), known.shipped)
 
 
 def _agree(group: Group, own: Knowledge) -> None:

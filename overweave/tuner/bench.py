@@ -208,7 +208,7 @@ def _plans(usable: Iterable[Method], case: Case, request: Request, setting: Sett
     plans = {PER_SHARD: PER_SHARD} | {m.name: m.name.removeprefix(NAMED) for m in usable if m.name.startswith(NAMED)}
     if any(method.name == OURS for method in usable):
         problem = case.problem(request.operator, setting.group.world_size, request.dtype)
-        plans[OURS] = choose(problem, target, agreed_knowledge(setting.group, target)).text
+        plans[OURS] = choose(problem, target, agreed_knowledge(setting.group, target, problem.operator)).text
     return plans
 
 

@@ -14,17 +14,19 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import torch
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.ir.schedule import LIMIT
 from overweave.tuner.caches import cache_folders
-from overweave.tuner.space import is_member
-from overweave.tuner.table import Entry, Fingerprint, Knowledge, Table, bucketed
+from overweave.tuner.space import is_member, is_replaced
+from overweave.tuner.table import FORMAT, MOST_ENTRIES, Entry, Fingerprint, Knowledge, Table, bucketed
 from overweave.tuner.target import Target
 from overweave.tuner.whole_file import by_turns, replace_whole
 
@@ -46,11 +48,14 @@ def fingerprint(target: Target, world_size: int) -> Fingerprint:
     )
 
 
-def knowledge(target: Target, world_size: int) -> Knowledge:
-    """What is known on this machine, read anew. Warns of a file that is ignored."""
+def knowledge(target: Target, world_size: int, operator: str | None = None) -> Knowledge:
+    """What is known on this machine, of one operator or (None) of all, read from the files anew.
+
+    Warns of a file that is ignored.
+    """
     own = fingerprint(target, world_size)
-    table = load(path_of(own), own)
-    return Knowledge(table or Table(fingerprint=own), shipped(target.device, world_size))
+    table = load(path_of(own), own, operator)
+    return Knowledge(table or Table(fingerprint=own), shipped(target.device, world_size, operator))
 
 
 def keep(entries: tuple[Entry, ...], own: Fingerprint) -> Path:
@@ -81,21 +86,23 @@ def path_of(own: Fingerprint) -> Path:
     return cache_folders()["overweave"] / "tuner" / f"{name}x{own.world_size}.{own.digest}.json"
 
 
-def load(path: Path, own: Fingerprint) -> Table | None:
-    """The table in a file, if there is one that this machine may use. Warns of one that it may not."""
+def load(path: Path, own: Fingerprint, operator: str | None = None) -> Table | None:
+    """The table in a file, or its rows of one operator. None where there is none that this machine may use: a warning
+    says why a file is ignored.
+    """
     try:
-        return _read_table(path, own)
+        return _read_table(path, own, operator)
     except OSError as error:
         message = f"overweave: tuner cache {path} is ignored, as it cannot be read: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return None
 
 
-def _read_table(path: Path, own: Fingerprint) -> Table | None:
+def _read_table(path: Path, own: Fingerprint, operator: str | None = None) -> Table | None:
     """As `load`. Raises OSError where a file cannot be read, whatever it holds."""
     try:
         data = _read(path)
-        table = decode(data) if data is not None else None
+        table = decode(data, operator) if data is not None else None
         if table is not None and table.fingerprint != own:
             raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
     except InputError as error:
@@ -105,12 +112,13 @@ def _read_table(path: Path, own: Fingerprint) -> Table | None:
     return table
 
 
-def decode(data: bytes) -> Table:
-    """The table that `write` wrote. Raises InputError for anything else, whatever it is."""
+def decode(data: bytes, operator: str | None = None) -> Table:
+    """The table that `write` wrote, or its rows of one operator. Raises InputError for any other bytes."""
     try:
-        table = msgspec.json.decode(data, type=Table)
+        table = _rows_of(data, operator)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InputError("tuner cache", f"it holds no table: {error}", "") from None
+    table = replace(table, entries=tuple(filter(None, map(_without_replaced, table.entries))))
     for entry in table.entries:
         if not _belongs(entry.problem, table.fingerprint):
             raise InputError("tuner cache", f"{entry.problem} does not belong there", "")
@@ -118,6 +126,12 @@ def decode(data: bytes) -> Table:
             if not is_member(entry.problem.operator, time.candidate):
                 raise InputError("tuner cache", f"{time.candidate} of {entry.problem.operator} is none of ours", "")
     return table
+
+
+def _without_replaced(entry: Entry) -> Entry | None:
+    """The entry without times of schedules that are gone; None where no time is left."""
+    times = tuple(time for time in entry.times if not is_replaced(entry.problem.operator, time.candidate))
+    return replace(entry, times=times) if times else None
 
 
 def _belongs(problem: Problem, fingerprint: Fingerprint) -> bool:
@@ -139,14 +153,60 @@ def write(path: Path, table: Table) -> None:
 
 
 @cache
-def shipped(device: str, world_size: int) -> Table | None:
-    """The package's table for a device and number of ranks. Its software may be another: it is a first guess."""
-    for file in sorted((files("overweave.tuner") / "tables").iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".json"):
-            table = decode(file.read_bytes())
-            if (table.fingerprint.device, table.fingerprint.world_size) == (device, world_size):
-                return table
+def shipped(device: str, world_size: int, operator: str | None = None) -> Table | None:
+    """The package's table for a device and number of ranks, or its rows of one operator. Its software may be another:
+    the table is a first guess. Tests hold its rows to what `decode` asks of a file; a lookup does not ask again.
+    """
+    for data in shipped_files().values():
+        found = msgspec.json.decode(data, type=_Head).fingerprint
+        if (found.device, found.world_size) == (device, world_size):
+            return _rows_of(data, operator)
     return None
+
+
+@cache
+def shipped_files() -> dict[str, bytes]:
+    """The tables of the package as they lie there, by file name."""
+    folder = files("overweave.tuner") / "tables"
+    named = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    return {file.name: file.read_bytes() for file in named}
+
+
+class _Head(Struct, frozen=True):
+    """Where a table's measurements hold; its rows are passed over."""
+
+    fingerprint: Fingerprint
+
+
+class _Operator(Struct, frozen=True):
+    """Of a problem, its operator alone."""
+
+    operator: str
+
+
+class _RowOperator(Struct, frozen=True):
+    """Of a row, its operator alone."""
+
+    problem: _Operator
+
+
+class _UnreadTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table whose rows are not decoded yet."""
+
+    format: Annotated[int, Meta(ge=FORMAT, le=FORMAT)] = FORMAT
+    fingerprint: Fingerprint
+    entries: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MOST_ENTRIES)] = ()
+
+
+def _rows_of(data: bytes, operator: str | None) -> Table:
+    """The table with the rows of one operator: no others are decoded. Raises what msgspec raises."""
+    if operator is None:
+        return msgspec.json.decode(data, type=Table)
+    unread = msgspec.json.decode(data, type=_UnreadTable)
+    told = msgspec.json.Decoder(_RowOperator)
+    rows = b",".join(bytes(row) for row in unread.entries if told.decode(row).problem.operator == operator)
+    entries = msgspec.json.decode(b"[" + rows + b"]", type=tuple[Entry, ...]) if rows else ()
+    return Table(fingerprint=unread.fingerprint, entries=entries)
 
 
 def _read(path: Path) -> bytes | None:

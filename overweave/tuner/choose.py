@@ -24,7 +24,7 @@ def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> 
     if problem.world_size == 1 or not problem.m:
         why = "a group of one has nothing to overlap" if problem.m else "there are no rows"
         return chosen(problem, target, candidate(SEQUENTIAL, {}), ("rule", why))
-    found = (known or knowledge(target, problem.world_size)).find(problem)
+    found = (known or knowledge(target, problem.world_size, problem.operator)).find(problem)
     measured = _by_measurement(problem, target, found) if found else None
     if measured is not None:
         return measured
@@ -35,7 +35,7 @@ def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> 
 
 def explained(problem: Problem, target: Target) -> Choice:
     """The choice together with all that is known of every candidate."""
-    known = knowledge(target, problem.world_size)
+    known = knowledge(target, problem.world_size, problem.operator)
     found = known.find(problem)
     times = {str(time.candidate): time.us for time in found.entry.times} if found else {}
     weights: dict[str, Weight] = {}

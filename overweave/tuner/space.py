@@ -21,7 +21,7 @@ from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.forms import messages_obstacle
 from overweave.schedules.reduced import norm_obstacle
 from overweave.schedules.skinny import skinny_obstacle
-from overweave.schedules.templates import MATMUL_REDUCE_SCATTER, TEMPLATES
+from overweave.schedules.templates import MATMUL_REDUCE_SCATTER, REPLACED, REPLACED_OPTIONS, TEMPLATES
 from overweave.schedules.tile_shape import (
     BEST,
     FLOAT8_HOPPER,
@@ -43,7 +43,7 @@ _Grid = dict[str, tuple[Value, ...]]
 SEQUENTIAL, RING_STORED, SCATTER_PULL = "sequential", "ring_stored", "scatter_pull"
 # What reduce-scatters are of two ranks.
 OF_TWO = {"fused_ring": "scatter sums=epilogue", "scatter_stored": RING_STORED}
-STORED = ("scatter_stored", RING_STORED, "two_shot_stored")  # whose tiles store at peers
+STORED = ("scatter_stored", RING_STORED)  # whose tiles store at peers
 TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch.fused", "torch.one_shot", "torch.two_shot"
 # torch's own, from symmetric memory, and the operators that each computes.
 BY_TORCH = {
@@ -121,9 +121,6 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family("push", {"pieces": (1, 2)} | _IN_HALVES),
         Family("push", {"pieces": (1, 2)} | _BY_KERNEL),
         Family("pull", {"pieces": (1, 2)}),
-        Family("gather", {"order": ("ring", "all_peers")}),
-        Family("gather", {"mover": ("copy_kernel", IN_BULK), "copy_programs": (16, 64)}),
-        Family("gather_pull"),
         Family("gather_packed"),
         Family("gather_packed", {"matmul": ("skinny", "early")}),
     ),
@@ -131,8 +128,6 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family(SEQUENTIAL),
         Family(TORCH_FUSED),
         Family("per_shard"),
-        Family("ring", {"pieces": (1, 2)}),
-        Family("pull"),
         Family("scatter_packed"),
         Family("scatter_packed", _EARLY),
         Family("scatter", _PIECES | {"own_pieces": (1, 2, 4)}),
@@ -147,17 +142,12 @@ SPACE: dict[str, tuple[Family, ...]] = {
         Family(SEQUENTIAL),
         Family(TORCH_ONE_SHOT),
         Family(TORCH_TWO_SHOT),
-        Family("one_shot_pull"),
         Family("one_shot_packed"),
         Family("two_shot_packed"),
         Family("one_shot_packed", _EARLY),
         Family("two_shot_packed", _EARLY),
-        Family("one_shot", {"order": ("ring", "all_peers")}),
-        Family("one_shot", {"mover": ("copy_kernel",), "copy_programs": (16, 64)}),
-        Family("two_shot_pull", {"pieces": (1, 2)}),
-        Family("two_shot_stored", _PIECES | {"order": ("ring", "all_peers")}),
         Family(RING_STORED, _IN_TWO),
-        Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue"), "sharing": ("put", "get")}),
+        Family("two_shot", {"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue")}),
     ),
 }
 
@@ -211,7 +201,7 @@ def obstacle(problem: Problem, target: Target, what: Candidate) -> str:
         return _torchs_obstacle(problem, target, what)
     if problem.norm is not None:
         method = TEMPLATES[what.schedule(problem.operator)].method
-        why = norm_obstacle(problem, method, dict(what.options).get("sharing"))
+        why = norm_obstacle(problem, method)
         if why:
             return why
     if what.has_kernels(problem.operator):
@@ -244,6 +234,11 @@ def is_member(operator: str, what: Candidate) -> bool:
     return (
         operator in SPACE and candidate(what.plan, options) in candidates(operator) and (not pins or pins in _ALL_PINS)
     )
+
+
+def is_replaced(operator: str, what: Candidate) -> bool:
+    """Whether a file names a schedule, or an option, that is gone."""
+    return f"{operator}.{what.plan}" in REPLACED or any(name in REPLACED_OPTIONS for name, _ in what.options)
 
 
 def full_options(problem: Problem, target: Target, what: Candidate) -> Options:

@@ -55,7 +55,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: CALLER)
     group: Any = SimpleNamespace(rank=0, world_size=2)
-    case = Sums("matmul_all_reduce.two_shot_pull", 24, 80, 2)
+    case = Sums("matmul_all_reduce.two_shot", 24, 80, 2)
     sums = gpu_reduction.Reductions(group, torch.device("cpu"), case, 2)
     own, other = (sums.heap.tensor.data_ptr() + shift for shift in (0, 1 << 40))
     parts = [sums._buffer("partial")[:12].float()] * 2

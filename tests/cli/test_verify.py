@@ -45,7 +45,7 @@ def test_a_plan_as_it_was_shown_is_proven(plan: Path):
 
 def test_a_text_is_proven_too(tmp_path: Path):
     path = tmp_path / "schedule.txt"
-    path.write_text(RUN.invoke(app, ["show", "matmul_reduce_scatter.ring", "-w", "3"]).output)
+    path.write_text(RUN.invoke(app, ["show", "matmul_reduce_scatter.fused_ring", "-w", "3"]).output)
     assert verify(path).exit_code == 0
 
 

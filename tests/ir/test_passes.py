@@ -14,7 +14,7 @@ from overweave.schedules.catalog import build, names
 from overweave.schedules.templates import TEMPLATES
 
 DELAYED = "push.1-0.0"
-TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.two_shot_pull")
+TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.ring_stored")
 
 
 def schedule(name: str = "all_gather_matmul.push", world_size: int = 2, pieces: int = 1) -> Schedule:

@@ -81,15 +81,13 @@ def test_what_is_finished_where_nothing_is_to_be_done_is_refused():
 
 
 def test_a_sum_that_is_finished_twice_is_refused():
-    plan = made(f"{REDUCE}.two_shot", {"sharing": "put", "pieces": 1})
+    plan = made(f"{REDUCE}.two_shot", {"pieces": 1})
     assert "begins with a@b.finished.finished" in refusals(finishing(plan, "move.1-0.0"))
 
 
-@pytest.mark.parametrize("name", [f"{SCATTER}.ring", f"{SCATTER}.fused_ring"])
-def test_parts_of_a_sum_are_not_finished(name: str):
+def test_parts_of_a_sum_are_not_finished():
     """Of a ring, what is passed on: it is no row of the own result, and the owner would finish it again."""
-    plan = made(name, {"pieces": 1})
-    passed_on = "sum.2-0.0" if name.endswith(".ring") else "multiply.2-0.0"
+    plan, passed_on = made(f"{SCATTER}.fused_ring", {"pieces": 1}), "multiply.2-0.0"
     assert "it finishes a@b[0, 0] as if that were element [150, 0]" in refusals(finishing(plan, passed_on))
     nowhere = altered(plan, lambda each: replace(each, finishes=each.name == passed_on) if sums(each) else each)
     assert not verify_plan(nowhere, MachineLimits()).ok
@@ -97,11 +95,13 @@ def test_parts_of_a_sum_are_not_finished(name: str):
 
 def test_rows_of_others_are_not_finished():
     """They stand at the same rows as in the whole, whose first ones are rank 0's: beyond its residual."""
-    assert "no place in the result" in refusals(finishing(made(f"{SCATTER}.ring", {"pieces": 1}), "sum.0-2.0"))
+    assert "no place in the result" in refusals(
+        finishing(made(f"{SCATTER}.fused_ring", {"pieces": 1}), "multiply.0-2.0")
+    )
 
 
 def test_products_are_not_finished():
-    told = refusals(finishing(made(f"{REDUCE}.one_shot_pull"), "multiply.0"))
+    told = refusals(finishing(made(f"{REDUCE}.one_shot_packed"), "multiply.0"))
     assert "finishes a sum, but has nothing to add" in told
 
 

@@ -15,6 +15,7 @@ from overweave.schedules.reduced import NORMING
 
 NORM = Norm(eps=1e-5, residual=True)
 PLAIN = Problem(operator="matmul_all_reduce", m=300, n=40, k=32, world_size=4, dtype="bfloat16")
+SCATTER = "matmul_reduce_scatter"
 NORMED = replace(PLAIN, norm=NORM)
 
 
@@ -39,10 +40,13 @@ def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
 @pytest.mark.parametrize(
     ("name", "problem", "options", "why"),
     [
-        ("matmul_all_reduce.two_shot", NORMED, {"sharing": "get"}, "copy engine"),
-        ("matmul_all_reduce.two_shot_stored", NORMED, {}, "last step"),
-        ("matmul_all_reduce.one_shot", replace(NORMED, n=MOST_NORM_COLS + 8), {}, "columns"),
-        ("matmul_reduce_scatter.pull", replace(NORMED, operator="matmul_reduce_scatter"), {}, "only matmul_all_reduce"),
+        ("matmul_all_reduce.one_shot_packed", replace(NORMED, n=MOST_NORM_COLS + 8), {}, "columns"),
+        (
+            "matmul_reduce_scatter.scatter_packed",
+            replace(NORMED, operator="matmul_reduce_scatter"),
+            {},
+            "only matmul_all_reduce",
+        ),
     ],
 )
 def test_what_cannot_norm_is_refused(name: str, problem: Problem, options: dict[str, str], why: str):
@@ -52,25 +56,23 @@ def test_what_cannot_norm_is_refused(name: str, problem: Problem, options: dict[
 
 
 def test_results_that_reach_the_output_unnormed_are_refused():
-    shared = build("matmul_all_reduce.two_shot", PLAIN, {"sharing": "get"})
-    assert "does not norm" in refusals(replace(shared, problem=NORMED))
     packed = build("matmul_reduce_scatter.scatter_packed", replace(PLAIN, operator="matmul_reduce_scatter"), {})
     assert "a packed scatter does not norm" in refusals(replace(packed, problem=NORMED))
 
 
 def test_tiles_that_hold_no_whole_row_are_refused():
-    plain = build("matmul_all_reduce.one_shot", replace(PLAIN, n=2048), {})
+    plain = build("matmul_all_reduce.two_shot", replace(PLAIN, n=2048), {})
     assert "holds no row" in refusals(replace(plain, problem=replace(NORMED, n=2048)))
 
 
 def test_parts_of_rows_belong_to_a_norm():
-    plan = build("matmul_all_reduce.one_shot", replace(NORMED, n=8192), {})
+    plan = build("matmul_all_reduce.two_shot", replace(NORMED, n=8192), {})
     assert plan.realization.reduction.parts == 2
     assert "parts" in refusals(replace(plan, problem=replace(PLAIN, n=8192)))
 
 
 def test_half_a_row_is_no_row():
-    plan = build("matmul_all_reduce.one_shot", NORMED, {})
+    plan = build("matmul_all_reduce.two_shot", NORMED, {})
 
     def halved(reduce: Reduce) -> tuple[Reduce, Reduce]:
         parts = []

@@ -57,7 +57,7 @@ def test_what_it_does_not_compute_is_refused() -> None:
 
 
 def test_other_plans_do_not_launch_it() -> None:
-    other = build("matmul_all_reduce.one_shot_pull", plan_of(PLANS[0]).problem, {})
+    other = build("matmul_all_reduce.sequential", plan_of(PLANS[0]).problem, {})
     realization = replace(other.realization, skinny=plan_of(PLANS[0]).realization.skinny)
     assert "only plans of packed messages" in refusals(replace(other, realization=realization))
 

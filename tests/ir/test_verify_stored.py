@@ -22,7 +22,6 @@ PLANS = {SCATTERED: "matmul_reduce_scatter.scatter_stored", REDUCED: "matmul_all
 NAMES = (
     (SCATTERED, "scatter_stored"),
     (SCATTERED, "ring_stored"),
-    (REDUCED, "two_shot_stored"),
     (REDUCED, "ring_stored"),
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, Plan, Problem
-from overweave.ir.schedule import Compute, Notify, Put, Reduce, Region, Schedule, Wait
+from overweave.ir.schedule import Compute, Notify, Put, Region, Schedule, Wait
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
@@ -16,7 +16,6 @@ from overweave.memory.lower import (
     copy_steps,
     copy_targets,
     reduction_operands,
-    widths_of,
 )
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.schedules.catalog import build
@@ -153,26 +152,6 @@ def test_a_sum_reads_its_operands_in_order_and_writes_the_callers_tensor():
     for rank in RANKS:
         own = [BASES[rank] + layout.buffers[name] for name in (("slot", "part") if rank else ("part", "slot"))]
         assert reduction_operands(addresses, rank, "main") == [[*own, 0, 0]]
-
-
-def test_a_sums_tiles_are_told_where_the_signals_lie_of_all_ranks_that_they_tell():
-    problem = Problem(operator="matmul_all_reduce", m=37, n=8, k=8, world_size=3, dtype="float32")
-    plan = build("matmul_all_reduce.two_shot_pull", problem, {"pieces": 1})
-    layout, bases = lay_out(plan.schedule, "float32"), tuple(rank + 1 << 32 for rank in range(3))
-    added, *moved = reduction_operands(SlotAddresses(plan.schedule, "float32", layout, bases), 1, "sums")
-    partial, total = layout.buffers["partial"] + 13 * 32, layout.buffers["total"] + 13 * 32
-    assert added == [*(base + partial for base in bases), bases[1] + total, bases[1], bases[2], bases[0], 0]
-    assert all(row[1:] == [0] * 7 for row in moved), "one operand each, the caller's tensor, and nobody to tell"
-
-
-def test_a_rank_begins_with_the_operand_behind_its_own_where_others_lie_at_peers():
-    problem = Problem(operator="matmul_all_reduce", m=37, n=8, k=8, world_size=3, dtype="float32")
-    for name, first in (("one_shot_pull", (1, 2, 0)), ("two_shot_pull", (1, 2, 0)), ("one_shot", (0, 0, 0))):
-        schedule = build(f"matmul_all_reduce.{name}", problem, {}).schedule
-        sums = [[op for op in schedule.of_rank(rank) if isinstance(op, Reduce)] for rank in range(3)]
-        told = 4 if name == "two_shot_pull" else 1
-        assert [widths_of(of_rank) for of_rank in sums] == [(3, each, told) for each in first]
-    assert widths_of([]) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,12 @@ from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import names
 from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
 
-PLANS = ("sequential", "per_shard", "push", "gather", "gather_pull", "gather_packed", "pull")
+PLANS = ("sequential", "per_shard", "push", "gather_packed", "pull")
 PLANS += ("mesh", "ring", "double_ring", "islands")
 WITH_OPTIONS = (
     "per_shard order=all_peers",
     "push pieces=1",
     "push pieces=3 order=all_peers",
-    "gather order=all_peers",
-    "gather mover=copy_kernel",
     "pull pieces=3",
     "push block_m=16 block_n=16",
     "mesh pieces=3 col_pieces=2 lanes=2 axis=outer island=3",

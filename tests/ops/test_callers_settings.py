@@ -64,7 +64,7 @@ def test_bits_are_those_without_it(operator: str, name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["gather order=ring", "gather_pull"])
+@pytest.mark.parametrize("plan", ["per_shard", "gather_packed"])
 def test_what_a_first_call_in_inference_mode_makes_serves_later_calls(plan: str):
     """On a GPU, where it is kept: its own shard is copied into the workspace by every call."""
     with ready() as group, torch.no_grad():

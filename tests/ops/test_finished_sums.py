@@ -40,16 +40,11 @@ PLANS: dict[str, tuple[str | None, ...]] = {
         "sequential",
         "one_shot",
         "one_shot mover=copy_kernel",
-        "one_shot_pull",
         "one_shot_packed",
         "two_shot_packed",
         "two_shot pieces=2",
         "two_shot pieces=2 sums=epilogue",
-        "two_shot sharing=get",
-        "two_shot sums=epilogue sharing=get",
-        "two_shot_stored pieces=2",
         "ring_stored pieces=2",
-        "two_shot_pull pieces=2",
     ),
 }
 N, K = 24, 16

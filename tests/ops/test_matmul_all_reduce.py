@@ -17,24 +17,17 @@ from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_call
 PLANS = (
     "sequential",
     "one_shot",
-    "one_shot_pull",
     "one_shot_packed",
     "two_shot_packed",
     "two_shot",
-    "two_shot_stored",
     "ring_stored",
-    "two_shot_pull",
 )
 WITH_OPTIONS = (
     "one_shot order=all_peers",
     "one_shot mover=copy_kernel",
     "two_shot pieces=1",
-    "two_shot pieces=3 sharing=get",
     "two_shot pieces=3 sums=epilogue",
-    "two_shot pieces=2 sums=epilogue sharing=get block_m=16 block_n=16",
-    "two_shot_stored pieces=3 order=all_peers block_m=16 block_n=16",
     "ring_stored pieces=3 block_m=16 block_n=16",
-    "two_shot_pull pieces=1",
 )
 OURS = PLANS[1:] + WITH_OPTIONS
 

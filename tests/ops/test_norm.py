@@ -18,12 +18,10 @@ PLANS = (
     "sequential",
     "one_shot",
     "one_shot mover=copy_kernel",
-    "one_shot_pull",
     "one_shot_packed",
     "two_shot_packed",
     "two_shot pieces=1",
     "two_shot pieces=3",
-    "two_shot_pull pieces=2",
 )
 N, K = 24, 16
 EPS = 1e-3
@@ -117,7 +115,6 @@ def errors_of_bad_norms() -> list[str]:
         (ow.RmsNorm(weight, eps=1), None),
         (ow.RmsNorm(weight.clone().requires_grad_()), None),
         (weight, None),
-        (ow.RmsNorm(weight), "two_shot sharing=get"),
         (ow.RmsNorm(weight), "torch.one_shot"),
     ):
         try:

@@ -24,8 +24,6 @@ PLANS = (
     "push pieces=2",
     "push mover=copy_kernel copy_programs=2",
     "pull",
-    "gather",
-    "gather_pull",
 )
 N, K = 48, 32
 

@@ -17,7 +17,7 @@ from overweave.runtime.processes import run_ranks
 from tests.ops.calls import rows
 
 K = 16
-PLANS = (None, "sequential", "per_shard", "push pieces=2", "gather", "gather_pull", "pull")
+PLANS = (None, "sequential", "per_shard", "push pieces=2", "gather_packed", "pull")
 QKV, PAIR = (24, 8, 8), (24, 24)
 ANY = (QKV, PAIR, (13, 7), (8,) * 5)  # what library plans take
 LIBRARY = (None, "sequential", "per_shard")

@@ -42,10 +42,8 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{REDUCE}.one_shot_packed", {}),
     (f"{REDUCE}.two_shot_packed", {}),
     (f"{REDUCE}.two_shot", TILES),
-    (f"{REDUCE}.two_shot_stored", TILES),
     (f"{REDUCE}.ring_stored", TILES),
-    (f"{REDUCE}.two_shot", {"sums": "epilogue", "sharing": "get", **TILES}),
-    (f"{REDUCE}.two_shot_pull", {"pieces": 2}),
+    (f"{REDUCE}.two_shot", {"sums": "epilogue", **TILES}),
 )
 N, K = 40, 16
 EVERYTHING = Epilogue(bias=True, activation="silu", residual=True)

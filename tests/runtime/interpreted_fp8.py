@@ -80,7 +80,6 @@ def wrong_fp8_plans() -> list[str]:
         ("rows", "push", TILES),
         ("rows", "push", TILES | {"mover": "copy_kernel", "copy_programs": 2}),
         ("rows", "pull", TILES),
-        ("rows", "gather_pull", {}),
         ("tensor", "push", TILES),
     ):
         problem = Problem(
@@ -125,7 +124,6 @@ def wrong_gates() -> list[str]:
         ("rows", "push", TILES | {"mover": "copy_kernel", "copy_programs": 2}, None),
         ("rows", "pull", TILES, None),
         ("rows", "push", TILES | {"split_k": 2, "sms": 64}, None),
-        ("rows", "gather_pull", {}, None),
         ("tensor", "push", TILES, None),
         ("tensor", "sequential", {}, None),
         ("rows", "push", TILES, "silu"),
@@ -167,9 +165,8 @@ SUMMED: tuple[tuple[str, str, dict[str, str | int]], ...] = (
     ("rows", "matmul_reduce_scatter.scatter", TILES | {"sums": "epilogue"}),
     ("rows", "matmul_reduce_scatter.scatter", TILES | {"mover": "copy_kernel", "copy_programs": 2}),
     ("rows", "matmul_reduce_scatter.fused_ring", TILES),
-    ("rows", "matmul_reduce_scatter.pull", {}),
+    ("rows", "matmul_reduce_scatter.scatter_pull", {}),
     ("tensor", "matmul_reduce_scatter.scatter", TILES | {"sums": "epilogue"}),
-    ("rows", "matmul_all_reduce.one_shot", {"mover": "copy_kernel", "copy_programs": 2}),
     ("rows", "matmul_all_reduce.one_shot_packed", {}),
     ("rows", "matmul_all_reduce.two_shot_packed", {}),
     ("rows", "matmul_all_reduce.two_shot", TILES),

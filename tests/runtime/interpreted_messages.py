@@ -27,7 +27,6 @@ PLANS = (
     "all_gather_matmul.gather_packed",
     "matmul_all_reduce.two_shot_packed",
     "matmul_reduce_scatter.scatter_packed",
-    "matmul_all_reduce.one_shot_pull",
 )
 SHAPES = ((1, 8, "bfloat16"), (37, 40, "bfloat16"), (3, 24, "float32"), (5, 8, "float16"), (0, 8, "bfloat16"))
 

@@ -32,7 +32,7 @@ PLANS: tuple[tuple[str, dict[str, int | str]], ...] = (
     ("all_gather_matmul.pull", {"split_k": 3, "sms": 5}),
     ("matmul_reduce_scatter.scatter", {"pieces": 2, "split_k": 2, "sms": 10}),
     ("matmul_reduce_scatter.scatter", {"pieces": 2, "split_k": 4, "sms": 64, "sums": "epilogue"}),
-    ("matmul_all_reduce.two_shot", {"split_k": 2, "sms": 64, "sums": "epilogue", "sharing": "get"}),
+    ("matmul_all_reduce.two_shot", {"split_k": 2, "sms": 64, "sums": "epilogue"}),
 )
 
 

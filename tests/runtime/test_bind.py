@@ -76,14 +76,12 @@ SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "stages", "warps", "split_n", 
 NORMED = (
     "one_shot",
     "one_shot mover=copy_kernel",
-    "one_shot_pull",
     "two_shot kernel=hopper pieces=2",
     "two_shot kernel=portable",
     "two_shot kernel=hopper sums=epilogue",
-    "two_shot_pull pieces=2",
 )
 PACKED = ("one_shot_packed", "two_shot_packed")
-LIBRARY_PLANS = ("per_shard", "gather", "gather_pull", "gather mover=copy_kernel")
+LIBRARY_PLANS = ("per_shard",)
 
 
 def pinned(shape: TileShape) -> str:
@@ -120,7 +118,7 @@ def fp8_cases() -> Iterator[Case]:
     by_rows = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
     for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
         yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500})
-    for plan in ("push kernel=hopper", "push kernel=portable", "per_shard", "gather"):
+    for plan in ("push kernel=hopper", "push kernel=portable", "per_shard"):
         scaled = Epilogue(scaling="rows", bias=True)
         yield Case(GATHER, plan, FP8 | {"epilogue": scaled, "columns": (512, 128, 128)})
         yield Case(GATHER, plan, {"epilogue": Epilogue(bias=True, activation="gelu"), "columns": (512, 256)})
@@ -128,15 +126,11 @@ def fp8_cases() -> Iterator[Case]:
 
 SUMMED = (
     (SCATTER, "per_shard"),
-    (SCATTER, "pull"),
-    (SCATTER, "ring pieces=2"),
     (SCATTER, "scatter kernel=hopper pieces=2"),
     (SCATTER, "scatter kernel=portable sums=epilogue"),
     (SCATTER, "scatter kernel=hopper mover=copy_kernel"),
     (SCATTER, "fused_ring kernel=hopper"),
     (SCATTER, "scatter_pull kernel=hopper"),
-    (REDUCE, "one_shot"),
-    (REDUCE, "one_shot_pull"),
     (REDUCE, "two_shot kernel=hopper"),
     (REDUCE, "two_shot kernel=portable sums=epilogue"),
 )
@@ -158,8 +152,7 @@ FINISHED = (
     (SCATTER, "scatter kernel=hopper pieces=2"),
     (SCATTER, "remote_add kernel=portable sms=1"),
     (SCATTER, "scatter_pull kernel=portable pieces=2"),
-    (REDUCE, "two_shot kernel=hopper sums=epilogue sharing=put"),
-    (REDUCE, "two_shot_pull pieces=2"),
+    (REDUCE, "two_shot kernel=hopper sums=epilogue"),
 )
 
 
@@ -174,7 +167,7 @@ def finished_cases() -> Iterator[Case]:
     yield Case(REDUCE, "two_shot kernel=hopper", {"epilogue": ENDING, "m": 1}, rank=1)
 
 
-STORED = ((SCATTER, "scatter_stored"), (SCATTER, "ring_stored"), (REDUCE, "two_shot_stored"), (REDUCE, "ring_stored"))
+STORED = ((SCATTER, "scatter_stored"), (SCATTER, "ring_stored"), (REDUCE, "ring_stored"))
 
 
 def stored_cases() -> Iterator[Case]:
@@ -184,12 +177,11 @@ def stored_cases() -> Iterator[Case]:
         yield Case(operator, f"{plan} kernel=hopper", {"m": 1}, rank=1, world_size=3)
         yield Case(operator, f"{plan} kernel=hopper", {"epilogue": ENDING, "m": 500}, world_size=4)
     scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
-    for plan in ("two_shot_stored", "ring_stored"):
+    for plan in ("ring_stored",):
         yield Case(REDUCE, f"{plan} kernel=portable", world_size=3)
         yield Case(REDUCE, f"{plan} kernel=hopper", world_size=8)
         yield Case(REDUCE, f"{plan} kernel=hopper", {"m": 1}, world_size=3)
         yield Case(REDUCE, f"{plan} {pinned(HOPPER[2])}", world_size=4)
-    yield Case(REDUCE, "two_shot_stored kernel=hopper", world_size=2)
     yield Case(SCATTER, "ring_stored kernel=hopper", scaled, world_size=4)
     yield Case(REDUCE, "ring_stored kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}, world_size=4)
 
@@ -207,9 +199,8 @@ def packed_cases() -> Iterator[Case]:
 def cases_of_one_row() -> Iterator[Case]:
     """The second rank has none."""
     for rank in (0, 1):
-        for plan, special in product(("push kernel=hopper", "pull kernel=hopper", "gather"), SPECIAL):
+        for plan, special in product(("push kernel=hopper", "pull kernel=hopper"), SPECIAL):
             yield Case(GATHER, plan, {**special, "m": 1}, rank)
-        yield Case(GATHER, "gather", {"returns_gathered": True, "m": 1}, rank)
         yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "fused_ring kernel=hopper", {"m": 1}, rank)
@@ -231,7 +222,6 @@ CASES = (
     *(Case(GATHER, f"push kernel={kernel}", special) for kernel in ("hopper", "portable") for special in SPECIAL),
     Case(GATHER, "pull kernel=hopper pieces=2"),
     Case(GATHER, "push mover=copy_kernel kernel=portable"),
-    Case(GATHER, "gather", {"columns": (512, 256)}),
     Case(SCATTER, "scatter kernel=hopper"),
     Case(SCATTER, "scatter kernel=hopper block_m=128 block_n=160 stages=5", {"m": 1}, rank=1),
     Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
@@ -239,7 +229,6 @@ CASES = (
     *(Case(SCATTER, "remote_add kernel=hopper sms=1", {"dtype": dtype}) for dtype in ("bfloat16", "float16")),
     Case(SCATTER, "remote_add kernel=portable", {"dtype": "float32"}, world_size=3),
     Case(REDUCE, "two_shot kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}),
-    Case(REDUCE, "one_shot_pull", {"norm": Norm(eps=1e-5)}),
     *gated_cases(),
     *norm_cases(),
     *fp8_cases(),

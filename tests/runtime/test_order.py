@@ -15,8 +15,7 @@ OPTIONS = {
     "scatter": ({"pieces": 3}, {"order": "all_peers"}),
     "two_shot": (
         {"sums": "epilogue"},
-        {"sharing": "get"},
-        {"sums": "epilogue", "sharing": "get", "order": "all_peers"},
+        {"sums": "epilogue", "order": "all_peers"},
     ),
 }
 CASES = [
@@ -100,12 +99,6 @@ def test_second_shots_are_launched_behind_what_sums():
     assert scatters == "copies: scatter.1-2.0 scatter.1-0.0"
     assert sums == "sums: sum.1.0 move.1-1.0 move.1-0.0 move.1-2.0"
     assert shares == "copies: share.1-2.0 share.1-0.0"
-
-
-def test_a_ring_takes_turns():
-    assert [line.split(":")[0] for line in launched("matmul_reduce_scatter.ring")] == [
-        *("main", "copies", "main", "main", "copies", "main", "main")
-    ]
 
 
 def test_a_late_producer_would_be_seen():

@@ -141,7 +141,7 @@ def gathered_on_rank() -> list[list[int]] | None:
 
 
 def traced_on_rank() -> list[object]:
-    group, made = resolve(None), plan("matmul_reduce_scatter.ring")
+    group, made = resolve(None), plan("matmul_reduce_scatter.per_shard")
     torch.manual_seed(group.rank)
     x, w, y = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.full((32, 64), torch.nan).bfloat16()
     timeline = trace_on_host(made, group, {"x": x, "w": w}, {"y": y})
@@ -165,7 +165,7 @@ def test_a_traced_call_computes_and_times_every_operation():
     (is_near, names, total_us), (peer_is_near,) = run_ranks(traced_on_rank, 2)
     assert is_near
     assert peer_is_near
-    made = plan("matmul_reduce_scatter.ring")
+    made = plan("matmul_reduce_scatter.per_shard")
     assert set(names) == {
         operation.name for operation in made.schedule.operations if any(not r.is_empty for r in operation.writes)
     }

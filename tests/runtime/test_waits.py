@@ -14,7 +14,7 @@ from overweave.runtime import waits
 from overweave.runtime.kernels import wait_launch
 from overweave.runtime.waits import PlanWaits, Signals, neighbours, paired
 from tests.ir.test_unheard import planned
-from tests.runtime.without_gpu import SIDE_STREAM, launched
+from tests.runtime.without_gpu import launched
 
 __all__ = ["launched"]  # a fixture
 
@@ -46,16 +46,6 @@ def test_a_kernel_waits_for_a_range_and_for_one_more(counts: dict[int, int], lau
     told = [(number, full) for low, high, full, *_ in found for number in range(low, high)]
     told += [(also, full) for *_, also, full in found if also >= 0]
     assert sorted(told) == sorted(counts.items())
-
-
-def test_what_is_got_last_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch):
-    plan = planned("matmul_all_reduce.two_shot_stored", 2)
-    layout, launches = lay_out(plan.schedule, "bfloat16"), caught(monkeypatch)
-    (end,) = PlanWaits(plan, 0, layout, ARRAYS).at_end()
-    end(SIDE_STREAM, "tensors", "addresses")
-    first = layout.signal("shared", 2)
-    assert launches == [(5, [first, first + 2, 1, *NOBODY, -3, layout.signals, 2])]
-    assert PlanWaits(planned("matmul_all_reduce.two_shot", 2), 0, layout, ARRAYS).at_end() == ()
 
 
 def test_a_report_names_the_operation_by_its_place_in_its_queue(monkeypatch: pytest.MonkeyPatch):

@@ -8,16 +8,14 @@ import pytest
 
 from overweave.errors import InputError
 from overweave.ir.plan import Plan, Problem
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Put, Reduce
+from overweave.ir.schedule import Collective, Compute, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build, names
 
 OPERATOR = "matmul_all_reduce"
 TWO_SHOTS = [
-    {"sums": sums, "sharing": sharing, "order": order, "pieces": pieces}
-    for sums, sharing, order, pieces in itertools.product(
-        ("kernel", "epilogue"), ("put", "get"), ("ring", "all_peers"), (1, 3)
-    )
+    {"sums": sums, "order": order, "pieces": pieces}
+    for sums, order, pieces in itertools.product(("kernel", "epilogue"), ("ring", "all_peers"), (1, 3))
 ]
 
 
@@ -33,11 +31,10 @@ def test_every_two_shot_is_proven_for_any_number_of_rows(options: dict[str, str 
         assert verify_plan(plan, MachineLimits()).refusals == ()
 
 
-@pytest.mark.parametrize("method", ["one_shot", "one_shot_pull", "one_shot_packed", "two_shot_packed", "two_shot_pull"])
+@pytest.mark.parametrize("method", ["one_shot_packed", "two_shot_packed"])
 def test_every_other_plan_is_proven_for_any_number_of_rows(method: str):
-    movers = ({"mover": "copy_engine"}, {"mover": "copy_kernel"}) if method == "one_shot" else ({},)
-    for options, world_size, m in itertools.product(movers, (2, 3, 4), (1, 3, 5, 37, 200)):
-        assert verify_plan(plan_of(method, m, world_size, **options), MachineLimits()).refusals == ()
+    for world_size, m in itertools.product((2, 3, 4), (1, 3, 5, 37, 200)):
+        assert verify_plan(plan_of(method, m, world_size), MachineLimits()).refusals == ()
 
 
 @pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
@@ -61,55 +58,6 @@ def test_sequential_multiplies_into_the_result_and_reduces_it_there():
     assert compute.out[0].buffer == "y"
 
 
-def test_one_shot_adds_everybodys_partial_in_rank_order():
-    of_two = list(plan_of("one_shot").schedule.of_rank(2))
-    puts = [operation for operation in of_two if isinstance(operation, Put)]
-    assert [put.destinations[0].rank for put in puts] == [3, 0, 1]
-    assert {put.destinations[0].rows for put in puts} == {(1024, 1536)}
-    (total,) = [operation for operation in of_two if isinstance(operation, Reduce)]
-    assert [operand.buffer for operand in total.operands] == ["slots", "slots", "partial", "slots"]
-    assert [operand.rows[0] for operand in total.operands] == [0, 512, 0, 1536]
-
-
-def test_pulls_copy_nothing():
-    for method in ("one_shot_pull", "two_shot_pull"):
-        schedule = plan_of(method).schedule
-        assert not any(operation.reads for operation in schedule.operations if isinstance(operation, Copy | Put | Get))
-        total = next(operation for operation in schedule.of_rank(2) if isinstance(operation, Reduce))
-        assert [operand.rank for operand in total.operands] == [0, 1, 2, 3]
-        assert {operand.buffer for operand in total.operands} == {"partial"}
-
-
-def test_what_a_kernel_sums_for_peers_to_read_its_tiles_tell_all_ranks():
-    """No stream has to look for the sums and to write to every peer."""
-    pulled = plan_of("two_shot_pull", pieces=2)
-    for plan in (pulled, plan_of("two_shot", pieces=2, sharing="get", block_m=64)):
-        schedule = plan.schedule
-        of_one = list(schedule.of_rank(1))
-        sums = [one for one in of_one if isinstance(one, Reduce) and one.name.startswith("sum")]
-        told = [[(notify.pad, notify.rank, notify.signal) for notify in one.notifies] for one in sums]
-        assert told == [[("shared", rank, 2 + piece) for rank in (1, 2, 3, 0)] for piece in (0, 1)]
-        assert not any(isinstance(operation, Copy) for operation in of_one)
-        assert {queue.name for queue in schedule.queues} <= {"main", "tiles", "copies", "sums"}
-        readers = [one for one in of_one if isinstance(one, Reduce | Get) and one not in sums]
-        assert {wait.count for one in readers for wait in one.waits} == {sums[0].instances}
-        assert {wait.pad for one in readers for wait in one.waits} == {"shared"}
-
-
-@pytest.mark.parametrize(("m", "programs"), [(256, 132), (1024, 132), (2048, 528)])
-def test_few_moves_wait_in_few_programs(m: int, programs: int):
-    """Four turns of each program at most; more sums had better all be there."""
-    problem = Problem(operator="matmul_all_reduce", m=m, n=4096, k=1024, world_size=4, dtype="bfloat16")
-    reduction = build("matmul_all_reduce.two_shot_pull", problem, {"pieces": 1}).realization.reduction
-    assert reduction is not None
-    assert reduction.programs == programs
-
-
-def test_a_rank_without_sums_hears_that_its_peers_were_ready_before_it_moves():
-    waits = [one.waits for one in plan_of("two_shot_pull", m=1).schedule.of_rank(3) if isinstance(one, Reduce)]
-    assert [[wait.pad for wait in each] for each in waits] == [["ready", "shared"]]
-
-
 def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
     of_one = list(plan_of("two_shot", pieces=2, block_m=64).schedule.of_rank(1))
     tiles = [operation.name for operation in of_one if isinstance(operation, Compute)]
@@ -126,21 +74,6 @@ def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
     assert [one.name for one in sums[:2]] == ["sum.1.0", "sum.1.1"]
     assert sums[0].instances == 8
     assert [one.name for one in sums[2:6]] == ["move.1-1.0", "move.1-0.0", "move.1-3.0", "move.1-2.0"]
-
-
-def test_tiles_that_add_need_no_sums_and_gets_no_moves_but_the_own():
-    of_one = list(plan_of("two_shot", pieces=2, block_m=64, sums="epilogue", sharing="get").schedule.of_rank(1))
-    own = [operation for operation in of_one if isinstance(operation, Compute) and operation.addends]
-    assert [operation.out[0].rows for operation in own] == [(128, 192), (192, 256)]
-    assert all(operation.out[0].buffer == "total" for operation in own)
-    gets = [operation for operation in of_one if isinstance(operation, Get)]
-    assert [get.sources[0].rank for get in gets] == [2, 3, 0] * 2
-    assert {get.destinations[0].buffer for get in gets} == {"y"}
-    assert [one.name for one in of_one if one.queue == "sums"] == ["move.1-1.0", "move.1-1.1"]
-    told = [one for one in of_one if one.queue == "copies.told"]
-    assert [one.name for one in told] == ["tell.1.0", "tell.1.1"]
-    # Rank 0 gets from rank 1 first, rank 3 second, rank 2 last: a stream writes one flag after the other.
-    assert {tuple(notify.rank for notify in one.notifies) for one in told} == {(0, 3, 2)}
 
 
 def test_small_sums_get_small_tiles():

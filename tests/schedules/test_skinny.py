@@ -58,4 +58,4 @@ def test_sums_may_be_finished_behind_it() -> None:
 
 def test_who_multiplies_is_no_option_of_other_plans() -> None:
     with pytest.raises(InputError, match="option matmul"):
-        build("all_gather_matmul.gather_pull", PROBLEM, {"matmul": "skinny"})
+        build("all_gather_matmul.per_shard", PROBLEM, {"matmul": "skinny"})

@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan, Problem
-from overweave.ir.schedule import Notify, Reduce, Schedule, Wait
+from overweave.ir.schedule import Notify, Schedule, Wait
 from overweave.ir.tile_order import MULTIPLY, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build
 from overweave.schedules.tile_order import swizzled, tile_count, tile_orders
-from overweave.schedules.woven_frame import counted
 from tests.clock import ends_within
 
 TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
@@ -71,24 +70,6 @@ def test_own_tiles_that_add_wait_late_for_their_own_piece():
     assert late == {(True, 4, 5, 1), (False, 5, 6, 1)}
     assert {tile.source_row - tile.row for tile in own} == {50}
     assert all((tile.late_lo, tile.late_hi) == (0, 0) for tile in rows[: -len(own)])
-
-
-def test_a_sums_tiles_tell_several_ranks_by_one_signal():
-    problem = Problem(operator="matmul_all_reduce", m=100, n=48, k=8, world_size=3, dtype="bfloat16")
-    whole = build("matmul_all_reduce.two_shot_pull", problem, {"pieces": 1})
-    # Signals: ready 0..1, shared 2..4. The sums tell their own, moves wait for their owner's and tell nobody.
-    rows = whole.tile_order(1, "sums").rows
-    assert {(tile.signal, tile.wait_lo, tile.wait_hi) for tile in rows if tile.operation == 0} == {(3, 0, 2)}
-    assert {(tile.signal, tile.wait_lo) for tile in rows if tile.operation} == {(NO_SIGNAL, at) for at in (2, 3, 4)}
-    first = next(at for at, each in enumerate(whole.schedule.operations) if isinstance(each, Reduce))
-    summed = whole.schedule.operations[first]
-    for more in (Notify("shared", 1, 1), summed.notifies[0]):
-        operations = list(whole.schedule.operations)
-        operations[first] = replace(summed, notifies=(*summed.notifies, more))
-        changed = replace(whole, schedule=replace(whole.schedule, operations=counted(tuple(operations))))
-        assert {refusal.rule for refusal in verify_plan(changed, MachineLimits()).refusals} == {"lowering"}
-        with pytest.raises(ScheduleError):
-            tile_orders(changed.schedule, changed.realization)
 
 
 def cut_plan(sms: int, n: int, block_n: int = 128, split_n: int = 2, block_m: int = 16) -> Plan:

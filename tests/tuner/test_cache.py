@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
 from overweave.tuner import cache
-from overweave.tuner.cache import decode, fingerprint, keep, knowledge, load, path_of, shipped, write
+from overweave.tuner.cache import decode, fingerprint, keep, knowledge, load, path_of, shipped, shipped_files, write
 from overweave.tuner.rank import MACHINES
 from overweave.tuner.space import candidate, obstacle
 from overweave.tuner.table import Entry, Table, Time
@@ -279,6 +279,15 @@ def test_tables_forget_what_was_measured_without_packed_messages(world_size: int
         plan = packed.get(entry.problem.operator)
         if plan is not None and not obstacle(entry.problem, GPU, candidate(plan, {})):
             assert plan in [time.plan for time in entry.times], entry.problem
+
+
+def test_rows_of_one_operator_are_those_of_the_whole_file():
+    for data in shipped_files().values():
+        whole = decode(data)
+        for operator in {entry.problem.operator for entry in whole.entries}:
+            rows = tuple(entry for entry in whole.entries if entry.problem.operator == operator)
+            assert decode(data, operator).entries == rows
+    assert decode(data, "nobody's").entries == ()
 
 
 def test_no_table_for_what_nobody_measured():

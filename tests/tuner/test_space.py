@@ -137,7 +137,7 @@ def test_what_a_kernel_pushes_is_tried_in_bulk_too():
         assert obstacle(problem, GPU, what) == ""
         assert "sm_90" in obstacle(problem, replace(GPU, is_hopper=False), what)
         build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
-    assert {what.plan for what in whole} == {"gather"}
+    assert not whole
 
 
 def test_half_tiles_are_a_choice_of_their_own_and_no_other_shape_of_them_is_tried():
