@@ -41,7 +41,6 @@ from overweave.schedules.communication import (
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
 from overweave.schedules.forms import ALL_GATHER_MATMUL, check_forms, messages_obstacle
-from overweave.schedules.mesh import meshed
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Settings, settle
 from overweave.schedules.realized import realized, sums_shape
@@ -194,9 +193,7 @@ def _all_gather_matmul(name: str, problem: Problem, template: Template, how: _Ho
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, rank * n + before) for rank in ranks for b, y, before in triples]
     split = _split(problem, settings, config)
-    communication = meshed(template.method, split, k, settings, problem.returns_gathered)
-    if communication is None:
-        communication = all_gather.all_gather(split, k, template.method, problem.returns_gathered)
+    communication = all_gather.all_gather(split, k, template.method, settings, problem.returns_gathered)
     if problem.epilogue.scaling == "rows":
         communication = with_row_scales(communication, split, template.method)
     kernel = Footprint(

@@ -263,8 +263,8 @@ def test_residency_of_a_library_call_behind_a_kernel_that_waits_for_it():
     refused(
         replace(plan, schedule=replace(schedule, queues=queues, operations=tuple(kept))),
         "residency",
-        "multiply.0-1.0, rank 0: waits for arrived@0[2] from pull.0-1.0",
-        "ready@0[1] from stage.1 on rank 1, which is launched behind multiply.1-0.1",
+        "multiply.0-1.0, rank 0: waits for arrived@0[0] from pull.0-1.0",
+        "told@0[0] from stage.1 on rank 1, which is launched behind multiply.1-0.1",
     )
 
 
@@ -348,6 +348,6 @@ def test_registers_shared_memory_and_threads_decide_what_fits():
 
 
 def test_a_copy_that_only_waits_may_stand_on_the_copy_engine():
-    plan = plan_of("all_gather_matmul.push", m=1, world_size=2)
+    plan = plan_of("matmul_reduce_scatter.scatter", m=1, world_size=2)
     assert any(isinstance(op, Copy) and op.queue.startswith("copies") for op in plan.schedule.operations)
     assert verify_plan(plan, H200).ok
