@@ -48,8 +48,6 @@ LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
     ("matmul_reduce_scatter.ring_stored", {"pieces": 2}),
     ("matmul_reduce_scatter.scatter_pull", {"pieces": 2}),
     (_TWO_SHOT, {"pieces": 2}),
-    (f"{ALL_REDUCE}.one_shot", {}),
-    (f"{ALL_REDUCE}.one_shot", {"mover": "copy_kernel"}),
     (f"{ALL_REDUCE}.one_shot_packed", {}),
     (f"{ALL_REDUCE}.two_shot_packed", {}),
     (f"{ALL_GATHER}.gather_packed", {}),

@@ -94,7 +94,6 @@ PLANS = {
         "scatter mover=copy_kernel kernel=portable",
         "pull",
         "scatter_packed",
-        "ring",
         "per_shard",
         "sequential",
     ),
@@ -240,7 +239,7 @@ def random_cases(count: int, seed: int, operators: tuple[str, ...] = OPERATORS, 
         operator = offering[index % len(offering)]
         m = chance.randrange(world_size) if index % 10 == 0 else chance.randint(1, LARGEST)
         plan = chance.choice(plans[operator])
-        step = 1 if plan in (None, "per_shard", "sequential", "ring") else 8
+        step = 1 if plan in (None, "per_shard", "sequential") else 8
         n, k = (step * chance.randint(1, LARGEST // step) for _ in range(2))
         dtype = chance.choice((torch.bfloat16, torch.float16))
         yield Case(operator, m, n, k, dtype, chance.random() < 0.5, plan)

@@ -71,7 +71,7 @@ OPERATORS = {
     ),
     SCATTER: Operator(
         (
-            *("sequential", "per_shard", "pull", "ring", *_SCATTERED, "scatter kernel=portable sums=epilogue"),
+            *("sequential", "per_shard", *_SCATTERED, "scatter kernel=portable sums=epilogue"),
             *("scatter kernel=hopper own_pieces=2", "scatter kernel=hopper mover=copy_kernel"),
             *("scatter_stored kernel=hopper", "scatter_stored kernel=portable", "ring_stored kernel=hopper"),
             *("fused_ring kernel=hopper", "fused_ring kernel=portable"),

@@ -27,7 +27,6 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
-from overweave.schedules.forms import ALL_GATHER_MATMUL
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
 from overweave.schedules.skinny import skinny_obstacle, skinny_shape
@@ -73,12 +72,7 @@ def sums_shape(problem: Problem, template: Template, settings: Settings) -> Redu
     finishes = problem.of_sums.bits != 0
     if template.moves_behind:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)
-    if template.is_fused:
-        return SUMS_FINISHED if finishes else ReduceConfig()
-    is_all = template.method.startswith("one_shot")
-    rows = problem.m if is_all else -(-problem.m // problem.world_size)
-    cols = problem.k if template.operator == ALL_GATHER_MATMUL else problem.n
-    return reduction_shape(rows, cols, settings.sms, finishes, problem.world_size)
+    return SUMS_FINISHED if finishes else ReduceConfig()
 
 
 def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:

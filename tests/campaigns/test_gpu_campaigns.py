@@ -12,7 +12,7 @@ from tests.source_tree import ROOT
 
 SOURCES = {path.stem: path.read_text() for path in (ROOT / "campaigns").glob("gpu_*.py")}
 
-MEASURING = {"gpu_pushes", "gpu_reduction"}  # they look at their data only so that their times mean something
+MEASURING = {"gpu_pushes"}  # they look at their data only so that their times mean something
 
 
 def test_every_campaign_that_ends_with_a_verdict_has_a_short_run():

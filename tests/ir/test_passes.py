@@ -67,9 +67,9 @@ def test_a_rotation_taken_back_begins_with_shard_nought_everywhere():
 
 
 def test_a_reordering_that_waits_for_itself_is_refused_by_verify():
-    before = schedule("matmul_reduce_scatter.ring", 3)
-    names = [op.name for op in before.of_rank(0) if op.queue == "main"]
-    assert not verify_schedule(reorder(before, 0, "main", names[::-1])).ok
+    before = schedule("matmul_reduce_scatter.fused_ring", 3)
+    names = [op.name for op in before.of_rank(0) if op.queue == "tiles"]
+    assert not verify_schedule(reorder(before, 0, "tiles", names[::-1])).ok
 
 
 def test_splitting_signals_each_piece_once():

@@ -76,7 +76,7 @@ def made_of_unfinished(plan: Plan) -> Plan:
 
 
 def test_what_is_finished_where_nothing_is_to_be_done_is_refused():
-    plan = made(f"{REDUCE}.one_shot")
+    plan = made(f"{REDUCE}.one_shot_packed")
     assert "epilogue , but the goal" in refusals(replace(plan, problem=replace(plan.problem, epilogue=Epilogue())))
 
 

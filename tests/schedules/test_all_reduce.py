@@ -76,18 +76,6 @@ def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
     assert [one.name for one in sums[2:6]] == ["move.1-1.0", "move.1-0.0", "move.1-3.0", "move.1-2.0"]
 
 
-def test_small_sums_get_small_tiles():
-    def blocks(m: int, n: int, world_size: int = 4) -> tuple[int, int]:
-        problem = Problem(operator=OPERATOR, m=m, n=n, k=16, world_size=world_size, dtype="bfloat16")
-        reduction = build(f"{OPERATOR}.one_shot_pull", problem, {}).realization.reduction
-        assert reduction is not None
-        return reduction.block_m, reduction.block_n
-
-    assert [blocks(m, 4096) for m in (1, 16, 64, 2048)] == [(1, 512), (1, 512), (2, 1024), (8, 1024)]
-    assert [blocks(16, n) for n in (512, 256)] == [(1, 512), (8, 1024)]
-    assert blocks(2048, 4096, 8) == (4, 1024), "of eight operands the registers hold no more"
-
-
 def test_more_rows_than_a_number_holds_are_refused():
     problem = Problem(operator=OPERATOR, m=2**30, n=8, k=8, world_size=4, dtype="bfloat16")
     for name in names(OPERATOR):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import AUTHOR_KERNEL, Plan, Problem
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Wait
 from overweave.ir.tile_order import APPLY, COPY
 from overweave.ir.verify.applied import check_slices
@@ -17,7 +17,6 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.verdict import Findings
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.beside_tiles import LEAST_SLICE
-from overweave.schedules.catalog import build
 from tests.schedules.test_weave import BLOCK, SCATTER, attention, matmul, without_one_emitted_wait, without_one_wait
 
 BY_TILES, IN_BULK = "all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers"
@@ -149,16 +148,6 @@ def test_slices_that_no_tile_claims_are_refused():
         assert [f"claim {claimed} of {count} slices" in one.message for one in findings.refusals] == [True]
         check_slices(rows, {0: before}, claimed, findings)
         assert len(findings.refusals) == 1
-
-
-def test_a_kernel_without_tiles_carries_nothing():
-    problem = Problem(operator="all_gather_matmul", m=64, n=64, k=64, world_size=2, dtype="bfloat16")
-    plan = build("all_gather_matmul.gather", problem, {"mover": "copy_kernel"})
-    engines = tuple(
-        replace(one, engine=AUTHOR_KERNEL) if one.queue == "copies" else one for one in plan.realization.engines
-    )
-    refused = verify_plan(replace(plan, realization=replace(plan.realization, engines=engines)), MachineLimits())
-    assert "claim 0 of" in refused.refusals[0].message
 
 
 def _plan() -> Plan:

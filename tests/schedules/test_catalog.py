@@ -14,7 +14,7 @@ from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import build, names, operators
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.templates import REPLACED, TEMPLATES
 
 SIZES = (0, 1, 3, 5, 37, 200)
 CHOICES = ({}, {"order": "all_peers"}, {"pieces": 3}, {"pieces": 3, "order": "all_peers", "block_m": 16})
@@ -79,9 +79,9 @@ def test_several_weights_over_one_gather(name: str, world_size: int):
         ("matmul_reduce_scatter.scatter", {"columns": (8, 40)}, "Only all_gather_matmul takes several"),
         ("all_gather_matmul.push", {"columns": (8, 8)}, "n=48, weights of 8+8 columns"),
         ("all_gather_matmul.push", {"columns": (8, 8, 8, 24)}, "4 weights"),
-        ("all_gather_matmul.gather", {"columns": (8, 40), "epilogue": Epilogue(residual=True)}, "epilogue residual"),
+        ("all_gather_matmul.per_shard", {"columns": (8, 40), "epilogue": Epilogue(residual=True)}, "epilogue residual"),
         ("matmul_reduce_scatter.scatter", {"epilogue": Epilogue(gate=True)}, "epilogue gate"),
-        ("all_gather_matmul.gather", {"epilogue": Epilogue(gate=True, bias=True)}, "epilogue bias+gate"),
+        ("all_gather_matmul.per_shard", {"epilogue": Epilogue(gate=True, bias=True)}, "epilogue bias+gate"),
     ],
 )
 def test_weights_that_cannot_be_say_why(operator: str, fields: dict[str, object], found: str):
@@ -261,3 +261,11 @@ def test_own_tiles_that_add_may_not_keep_pushes_from_their_sms():
     problem = Problem(operator="matmul_reduce_scatter", m=100, n=96, k=64, world_size=2, dtype="bfloat16")
     with pytest.raises(InputError, match="copy_kernel"):
         build("matmul_reduce_scatter.scatter", problem, {"sums": "epilogue", "mover": "copy_kernel"})
+
+
+def test_a_schedule_that_is_gone_names_the_one_that_does_its_work():
+    for name, plan in REPLACED.items():
+        operator = name.split(".")[0]
+        assert f"{operator}.{plan}" in names(operator)
+        with pytest.raises(InputError, match=f"gone.*Use {plan}"):
+            build(name, problem(operator), {})

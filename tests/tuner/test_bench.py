@@ -103,7 +103,7 @@ def test_wrong_and_failing_methods_are_left_out_with_the_reason():
 BESIDE = {
     "all_gather_matmul": ("per_shard", "push"),
     "matmul_all_reduce": ("two_shot",),
-    "matmul_reduce_scatter": ("ring", "scatter"),
+    "matmul_reduce_scatter": ("fused_ring", "scatter"),
 }
 
 
@@ -124,7 +124,7 @@ def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
         ("all_gather_matmul", {"after": "bias+residual"}, ["plan.per_shard", "plan.push"]),
         ("matmul_all_reduce", {"after": "residual+rms_norm"}, ["plan.two_shot"]),
         ("matmul_all_reduce", {"after": "bias+silu"}, ["plan.two_shot"]),
-        ("matmul_reduce_scatter", {"after": "bias+residual"}, ["plan.ring", "plan.scatter"]),
+        ("matmul_reduce_scatter", {"after": "bias+residual"}, ["plan.fused_ring", "plan.scatter"]),
     ],
 )
 def test_more_than_a_bare_product_is_held_against_the_library_doing_as_much(operator, changes, plans):

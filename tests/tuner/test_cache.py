@@ -295,3 +295,9 @@ def test_no_table_for_what_nobody_measured():
     assert shipped("NVIDIA H200", 3) is None
     with pytest.raises(InputError, match="no table"):
         decode(b"{}")
+
+
+def test_rows_of_schedules_that_are_gone_are_passed_over():
+    gone = Entry(replace(PROBLEM, n=2048), (Time("gather", {"order": "ring"}, 1.0),))
+    both = replace(ENTRY, times=(Time("gather_pull", {}, 1.0), *ENTRY.times))
+    assert decode(cache.encode(Table(fingerprint=OWN, entries=(gone, both)))).entries == (ENTRY,)
