@@ -132,9 +132,9 @@ def test_two_kernels_of_a_kind_are_refused():
 
 
 def test_a_local_copy_is_none_of_its_tiles():
-    plan = plan_of(SCATTER, m=1)
-    idle = next(each for each in plan.schedule.operations if isinstance(each, Copy))
-    late = tuple(replace(each, delay_us=5) if each is idle else each for each in plan.schedule.operations)
+    plan = plan_of(PUSH, m=7)
+    idle = Copy(name="idle", rank=0, queue="copies.kernel", sources=(), destinations=(), delay_us=5)
+    late = (*plan.schedule.operations, idle)
     refused(replace(plan, schedule=replace(plan.schedule, operations=late)), "engine", "copies to peers")
 
 
