@@ -19,6 +19,8 @@ def mesh_of(split: Split, cols: int, settings: Settings) -> Mesh:
         island=settings.island,
         axis=settings.axis,
         lanes=settings.lanes,
+        order=settings.order,
+        rotation=settings.rotation,
         mover=settings.mover,
         copy_programs=settings.copy_programs,
     )

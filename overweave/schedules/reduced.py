@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.plan import ReduceConfig
-from overweave.ir.schedule import Buffer, Notify, Range, Region
+from overweave.ir.schedule import Buffer, Range, Region
 from overweave.schedules.communication import Chunk, Split, Sums, region, shifted
 
 
@@ -39,10 +39,9 @@ class Reduced(Struct, frozen=True):
     def rows(self) -> Range:
         return 0, self.split.rows
 
-    def multiplied(self, rank: int, out: Buffer, notifies: tuple[Notify, ...] = ()) -> Chunk:
+    def multiplied(self, rank: int, out: Buffer) -> Chunk:
         """The whole partial, by one matmul."""
-        part = region(out, rank, self.rows)
-        return Chunk(name=f"multiply.{rank}", rank=rank, rows=self.rows, region=part, notifies=notifies)
+        return Chunk(name=f"multiply.{rank}", rank=rank, rows=self.rows, region=region(out, rank, self.rows))
 
     def slot(self, rank: int, source: int, rows: Range) -> Region:
         """Where rows from a source lie in the slots of a rank; they count from the first one it is sent."""

@@ -27,7 +27,6 @@ RECORDS = "overweave.schedules.methods."
 BY_NAME = {
     f"overweave.schedules.{name}"
     for name in (
-        "all_gather",
         "all_reduce",
         "back_ends",
         "exchange",

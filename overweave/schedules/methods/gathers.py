@@ -9,10 +9,12 @@ from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules import options
-from overweave.schedules.all_gather import all_gather
+from overweave.schedules.back_ends import PUSHES
+from overweave.schedules.behind_tiles import in_parts
 from overweave.schedules.chunked_gather import chunked_gather
 from overweave.schedules.chunks import Move
 from overweave.schedules.communication import Communication
+from overweave.schedules.gather_packed import gather_packed
 from overweave.schedules.gather_templates import TEMPLATES, Mesh, gather_of
 from overweave.schedules.mesh import mesh_of
 from overweave.schedules.methods import asked_for
@@ -25,14 +27,6 @@ from overweave.schedules.methods.record import Case, Margin, Method, Work
 OF_SHARDS_OF_TWO = Margin(5.0, 0.01)
 
 
-def _gathered(how: str) -> Callable[[Work], Communication]:
-    return partial(_gather, how)
-
-
-def _gather(how: str, work: Work) -> Communication:
-    return all_gather(work.split, work.problem.k, how, work.problem.returns_gathered)
-
-
 def by_moves(written: Callable[[Mesh], Iterator[Move]]) -> Callable[[Work], Communication]:
     """What writes a gather as a list of chunk moves, for a method's `write`."""
     return partial(_moved, written)
@@ -40,8 +34,14 @@ def by_moves(written: Callable[[Mesh], Iterator[Move]]) -> Callable[[Work], Comm
 
 def _moved(written: Callable[[Mesh], Iterator[Move]], work: Work) -> Communication:
     split, k = work.split, work.problem.k
-    moves = gather_of(mesh_of(split, k, work.settings), written)
-    return chunked_gather(moves, split.rows, k, work.problem.returns_gathered)
+    gather = gather_of(mesh_of(split, k, work.settings), written)
+    return in_parts(chunked_gather(gather, split.rows, k, work.problem.returns_gathered), {PUSHES: split.tile_rows})
+
+
+def _packed(work: Work) -> Communication:
+    if work.split.world_size == 1:
+        return _moved(TEMPLATES["collective"], work)
+    return gather_packed(work.split, work.problem.k, work.problem.returns_gathered)
 
 
 METHODS = (
@@ -49,14 +49,14 @@ METHODS = (
         operator=OPERATOR.name,
         name="sequential",
         summary="library all-gather, then one library matmul",
-        write=_gathered("collective"),
+        write=by_moves(TEMPLATES["collective"]),
         grids=(asked_for.AS_IT_IS,),
     ),
     Method(
         operator=OPERATOR.name,
         name="per_shard",
         summary="shards pushed by copy engine, one library matmul per shard",
-        write=_gathered("push"),
+        write=by_moves(TEMPLATES["push"]),
         multiplies=LIBRARY,
         moves=(COPY_ENGINE,),
         options=(options.ORDER,),
@@ -67,7 +67,7 @@ METHODS = (
         operator=OPERATOR.name,
         name="push",
         summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
-        write=_gathered("push"),
+        write=by_moves(TEMPLATES["push"]),
         multiplies=TILE_KERNEL,
         moves=(COPY_ENGINE,),
         options=asked_for.PUSHED,
@@ -83,7 +83,7 @@ METHODS = (
         operator=OPERATOR.name,
         name="gather_packed",
         summary="gathered in packed messages, one matmul",
-        write=_gathered("packed"),
+        write=_packed,
         moves=(PACKED_KERNEL,),
         reuse=ECHOES,
         options=asked_for.PACKED,
@@ -94,7 +94,7 @@ METHODS = (
         operator=OPERATOR.name,
         name="pull",
         summary="pieces pulled from staged shards, tiles of one kernel wait",
-        write=_gathered("pull"),
+        write=by_moves(TEMPLATES["pull"]),
         multiplies=TILE_KERNEL,
         moves=(COPY_ENGINE,),
         options=(*asked_for.FUSED, options.ROTATION),
