@@ -6,7 +6,6 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.exchange import exchange_of
 from overweave.ir.plan import (
@@ -30,7 +29,7 @@ from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALE
 from overweave.schedules.methods.record import Method
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
-from overweave.schedules.skinny import skinny_obstacle, skinny_shape
+from overweave.schedules.skinny import skinny_shape
 from overweave.schedules.tile_shape import (
     SUMS_FINISHED,
     packed_row_shape,
@@ -79,9 +78,6 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
 
 def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:
     """One for the products of all weights, made for the widest."""
-    obstacle = skinny_obstacle(problem)
-    if obstacle:
-        raise InputError(f"matmul={settings.matmul}", obstacle, "Use matmul=library")
     shape = skinny_shape((problem.m, max(problem.widths), problem.k), settings.sms)
     return replace(shape, early=settings.matmul == "early")
 

@@ -11,7 +11,7 @@ PUSHED = (options.PIECES, options.ORDER, *MOVER, *options.TILES, options.ROTATIO
 # Beside what stores at peers, the assembler has no register left for shares along k.
 STORED_ROUND = (options.PIECES, *(option for option in options.TILES if option.name != "split_k"))
 STORED = (options.ORDER, *STORED_ROUND)
-CUT, PACKED = (options.PIECES, options.COL_PIECES), (options.MATMUL,)
+CUT = (options.PIECES, options.COL_PIECES)
 
 AS_IT_IS: Grid = {}
 PIECES: Grid = {"pieces": (1, 2, 4)}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, TILE_KERNEL
+from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules import options
 from overweave.schedules.back_ends import PUSHES
@@ -44,32 +44,35 @@ def _packed(work: Work) -> Communication:
     return gather_packed(work.split, work.problem.k, work.problem.returns_gathered)
 
 
+_library = partial(Method, operator=OPERATOR.name)
+_tiles = partial(_library, multiplies=TILE_KERNEL, moves=(COPY_ENGINE,))
+_messages = partial(
+    _library,
+    moves=(PACKED_KERNEL,),
+    reuse=ECHOES,
+    options=(options.MATMUL,),
+    margins=(asked_for.OF_MESSAGES,),
+)
 METHODS = (
-    Method(
-        operator=OPERATOR.name,
+    _library(
         name="sequential",
         summary="library all-gather, then one library matmul",
         write=by_moves(TEMPLATES["collective"]),
         grids=(asked_for.AS_IT_IS,),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _library(
         name="per_shard",
         summary="shards pushed by copy engine, one library matmul per shard",
         write=by_moves(TEMPLATES["push"]),
-        multiplies=LIBRARY,
         moves=(COPY_ENGINE,),
         options=(options.ORDER,),
         grids=(asked_for.AS_IT_IS,),
         margins=(Case(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="push",
         summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
         write=by_moves(TEMPLATES["push"]),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         options=asked_for.PUSHED,
         grids=(
             asked_for.PIECES,
@@ -79,61 +82,41 @@ METHODS = (
             {"pieces": (1, 2), **asked_for.BY_KERNEL},
         ),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _messages(
         name="gather_packed",
         summary="gathered in packed messages, one matmul",
         write=_packed,
-        moves=(PACKED_KERNEL,),
-        reuse=ECHOES,
-        options=asked_for.PACKED,
         grids=(asked_for.AS_IT_IS, {"matmul": ("skinny", "early")}),
-        margins=(asked_for.OF_MESSAGES,),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="pull",
         summary="pieces pulled from staged shards, tiles of one kernel wait",
         write=by_moves(TEMPLATES["pull"]),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         options=(*asked_for.FUSED, options.ROTATION),
         grids=({"pieces": (1, 2)},),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="mesh",
         summary="chunks by rows and columns go straight to every rank of a mesh, line by line of it",
         write=by_moves(TEMPLATES["mesh"]),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         options=(*asked_for.CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="ring",
         summary="every rank passes on what came from the next one",
         write=by_moves(TEMPLATES["ring"]),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         options=(*asked_for.CUT, options.LANES, *options.TILES),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="double_ring",
         summary="two rings, one each way, take a shard's chunks by turns",
         write=by_moves(TEMPLATES["double_ring"]),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         options=(*asked_for.CUT, *options.TILES),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="islands",
         summary="gathered inside islands, while each shard crosses to other islands once and is passed on there",
         write=by_moves(TEMPLATES["islands"]),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         options=(*asked_for.CUT, options.ISLAND, *options.TILES),
     ),
 )

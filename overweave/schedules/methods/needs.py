@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
-from overweave.ir.epilogue import MOST_NORM_COLS
+from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, Engine, Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.schedules.methods.record import Asked, Need
-from overweave.schedules.skinny import skinny_obstacle
+from overweave.schedules.skinny import DTYPES
 
 DESCRIPTOR_BYTES = 16  # rows of bulk tensors, and of what kernels load at once, start at multiples of this
 MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that latency is no matter
@@ -80,6 +80,15 @@ def _hopper(what: str, kinds: tuple[str, ...]) -> Need:
     return Need("choice", why)
 
 
+def _bare_halves(asked: Asked) -> str:
+    problem = asked.problem
+    if problem.dtype not in DTYPES:
+        return f"the matmul of few rows multiplies numbers of 16 bits, not {problem.dtype}"
+    if problem.of_products != NO_EPILOGUE:
+        return f"the matmul of few rows ends without {problem.of_products}"
+    return ""
+
+
 def _few_rows(asked: Asked) -> str:
     if asked.problem.m > MOST_SKINNY_ROWS:
         return f"the matmul of few rows is for {MOST_SKINNY_ROWS}: the library's is quicker for more"
@@ -139,7 +148,7 @@ ALIGNED = Need("device", _rows_of_kernels)
 FEW_WEIGHTS = Need("schedule", _few_weights)
 FEW_PEERS = Need("choice", _few_peers)
 PACKABLE = (Need("schedule", _packable), Need("choice", _few_bytes))
-_SKINNY = (Need("choice", _few_rows), Need("choice", lambda asked: skinny_obstacle(asked.problem)))
+_SKINNY = (Need("choice", _few_rows), Need("schedule", _bare_halves))
 # Of the values of options.
 OF_VALUES: dict[tuple[str, str | int], tuple[Need, ...]] = {
     ("kernel", "hopper"): (_hopper("the hopper kernel needs", ("cpu", "cuda")),),

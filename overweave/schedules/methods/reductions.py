@@ -31,9 +31,19 @@ def _reduce(how: str, work: Work) -> Communication:
     return all_reduce(work.split, work.problem.n, how, work.held, summing)
 
 
+_library = partial(Method, operator=OPERATOR.name)
+_tiles = partial(_library, multiplies=TILE_KERNEL, moves=(COPY_ENGINE,))
+_messages = partial(
+    _library,
+    moves=(PACKED_KERNEL,),
+    reuse=ECHOES,
+    options=(options.MATMUL,),
+    margins=(asked_for.OF_MESSAGES,),
+    adds=Adds(PACKED_KERNEL),
+    norms=PACKED_KERNEL,
+)
 METHODS = (
-    Method(
-        operator=OPERATOR.name,
+    _library(
         name="sequential",
         summary="one library matmul, then library all-reduce",
         write=_reduced("collective"),
@@ -41,40 +51,37 @@ METHODS = (
         norms=LIBRARY,
         grids=(asked_for.AS_IT_IS,),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _messages(
         name="one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
         write=_reduced("one_shot_packed"),
-        moves=(PACKED_KERNEL,),
-        adds=Adds(PACKED_KERNEL),
-        norms=PACKED_KERNEL,
-        reuse=ECHOES,
-        options=asked_for.PACKED,
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
-        margins=(asked_for.OF_MESSAGES,),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _messages(
         name="two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
         write=_reduced("two_shot_packed"),
-        moves=(PACKED_KERNEL,),
-        adds=Adds(PACKED_KERNEL),
-        norms=PACKED_KERNEL,
-        reuse=ECHOES,
-        options=asked_for.PACKED,
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
-        margins=(asked_for.OF_MESSAGES,),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
+        name="two_shot",
+        summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
+        write=_reduced("two_shot"),
+        adds=Adds(REDUCE_KERNEL),
+        norms=REDUCE_KERNEL,
+        options=(options.SUMS, *asked_for.FUSED),
+        grids=({"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue")},),
+        margins=(
+            Case(margin=OF_ADDING_TILES, options={"sums": "epilogue"}),
+            Case(margin=OF_SUMMING_KERNELS, options={"sums": "kernel"}),
+        ),
+    ),
+    _tiles(
         name="ring_stored",
         summary=(
             "tiles add what arrived, and store at the next rank, its owner's at every rank; the sums are moved to y"
         ),
         write=_reduced("ring_stored"),
-        multiplies=TILE_KERNEL,
         moves=(TILE_KERNEL, REDUCE_KERNEL),
         adds=Adds(TILE_KERNEL, "ring"),
         norms=REDUCE_KERNEL,
@@ -84,22 +91,6 @@ METHODS = (
             Case(margin=asked_for.OF_SUMS_IN_A_RING, ranks=2),
             Case(margin=asked_for.OF_SUMS_IN_A_RING, waves=2),
             Case(margin=asked_for.OF_STORES),
-        ),
-    ),
-    Method(
-        operator=OPERATOR.name,
-        name="two_shot",
-        summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
-        write=_reduced("two_shot"),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
-        adds=Adds(REDUCE_KERNEL),
-        norms=REDUCE_KERNEL,
-        options=(options.SUMS, *asked_for.FUSED),
-        grids=({"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue")},),
-        margins=(
-            Case(margin=OF_ADDING_TILES, options={"sums": "epilogue"}),
-            Case(margin=OF_SUMMING_KERNELS, options={"sums": "kernel"}),
         ),
     ),
 )

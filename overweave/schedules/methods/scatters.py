@@ -39,17 +39,25 @@ def _scatter(how: str, sums: str, work: Work) -> Communication:
     return reduce_scatter(work.split, work.problem.n, how, work.held, sums, settings.own_pieces)
 
 
+_library = partial(Method, operator=OPERATOR.name)
+_tiles = partial(_library, multiplies=TILE_KERNEL, moves=(COPY_ENGINE,))
+_messages = partial(
+    _library,
+    moves=(PACKED_KERNEL,),
+    reuse=ECHOES,
+    options=(options.MATMUL,),
+    margins=(asked_for.OF_MESSAGES,),
+    adds=Adds(PACKED_KERNEL),
+)
 METHODS = (
-    Method(
-        operator=OPERATOR.name,
+    _library(
         name="sequential",
         summary="one library matmul, then library reduce-scatter",
         write=_scattered("collective", LIBRARY),
         adds=Adds(LIBRARY, "library"),
         grids=(asked_for.AS_IT_IS,),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _library(
         name="per_shard",
         summary="one library matmul per shard, put to its owner, who sums in order",
         write=_scattered("scatter", LIBRARY),
@@ -58,25 +66,10 @@ METHODS = (
         options=(options.ORDER,),
         grids=(asked_for.AS_IT_IS,),
     ),
-    Method(
-        operator=OPERATOR.name,
-        name="scatter_packed",
-        summary="one matmul, packed parts to their owners, who sum in order",
-        write=_scattered("packed"),
-        moves=(PACKED_KERNEL,),
-        adds=Adds(PACKED_KERNEL),
-        reuse=ECHOES,
-        options=asked_for.PACKED,
-        grids=(asked_for.AS_IT_IS, asked_for.EARLY),
-        margins=(asked_for.OF_MESSAGES,),
-    ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="scatter",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
         write=_scattered("scatter"),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
         adds=Adds(REDUCE_KERNEL),
         options=(options.SUMS, options.OWN_PIECES, *asked_for.PUSHED),
         grids=(
@@ -86,27 +79,10 @@ METHODS = (
         ),
         margins=(Case(margin=OF_OWN_SUMS, options={"sums": "epilogue"}),),
     ),
-    Method(
-        operator=OPERATOR.name,
-        name="fused_ring",
-        summary=(
-            "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds "
-            "the last"
-        ),
-        write=_scattered("fused_ring"),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
-        adds=Adds(TILE_KERNEL, "ring"),
-        options=(options.PIECES, *options.TILES),
-        needs=(from_ranks(3, "scatter sums=epilogue"),),
-        grids=(asked_for.PIECES,),
-    ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="scatter_stored",
         summary="tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
         write=_scattered("stored"),
-        multiplies=TILE_KERNEL,
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL),
         options=asked_for.STORED,
@@ -114,42 +90,54 @@ METHODS = (
         grids=({**asked_for.PIECES, "order": ("ring", "all_peers")},),
         margins=(Case(margin=asked_for.OF_STORES),),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="ring_stored",
         summary=(
             "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y"
         ),
         write=_scattered("ring_stored"),
-        multiplies=TILE_KERNEL,
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL, "ring"),
         options=asked_for.STORED_ROUND,
         grids=(asked_for.IN_TWO,),
         margins=(Case(margin=OF_RINGS_OF_TWO, ranks=2), Case(margin=asked_for.OF_STORES)),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _tiles(
         name="scatter_pull",
         summary=(
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
         write=_scattered("scatter_pull"),
-        multiplies=TILE_KERNEL,
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
         options=(options.PIECES, options.OWN_PIECES, *options.TILES),
         grids=({"pieces": (1, 2), "own_pieces": (1, 2, 4)},),
         margins=(Case(margin=OF_PULLS),),
     ),
-    Method(
-        operator=OPERATOR.name,
+    _messages(
+        name="scatter_packed",
+        summary="one matmul, packed parts to their owners, who sum in order",
+        write=_scattered("packed"),
+        grids=(asked_for.AS_IT_IS, asked_for.EARLY),
+    ),
+    _tiles(
+        name="fused_ring",
+        summary=(
+            "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds "
+            "the last"
+        ),
+        write=_scattered("fused_ring"),
+        adds=Adds(TILE_KERNEL, "ring"),
+        options=(options.PIECES, *options.TILES),
+        needs=(from_ranks(3, "scatter sums=epilogue"),),
+        grids=(asked_for.PIECES,),
+    ),
+    _tiles(
         name="remote_add",
         summary=(
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
         write=_scattered("remote_add"),
-        multiplies=TILE_KERNEL,
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival", "float32"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
