@@ -79,9 +79,11 @@ class _Signals:
         stored: dict[int, None] = {}
         for part in reads:
             for written, writer in self.writers.get((part.buffer, part.rank), ()):
+                (lo, hi), (first, end) = written.rows, part.rows
+                if lo >= end or first >= hi or writer == at or not overlap(written, part):
+                    continue
                 by = self.listed[writer].step
-                is_added_to = isinstance(step, ReducePut) and isinstance(by, ReducePut)
-                if writer == at or is_added_to or self._is_implied(writer, at) or not overlap(written, part):
+                if self._is_implied(writer, at) or (isinstance(step, ReducePut) and isinstance(by, ReducePut)):
                     continue
                 if isinstance(by, Chunk) and by.rank != part.rank and not by.copies:
                     stored[writer] = None

@@ -87,11 +87,13 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
     def chunks(self, rank: int) -> tuple[Chunk, ...]:
         """The chunks of a rank's shard, row by row. None is empty."""
-        shard = shard_rows(self.rows, self.world_size, rank)
-        rows = piece_rows(shard, self.pieces, self.alignment)
-        cols = piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT)
-        known = [Chunk(row, None if self.col_pieces == 1 else col) for row in rows for col in cols if col[0] < col[1]]
-        return tuple(chunk for chunk in known if chunk.rows[0] < chunk.rows[1])
+        return tuple(chunk for piece in range(self.pieces) for chunk in self.piece(rank, piece))
+
+    def piece(self, rank: int, piece: int) -> tuple[Chunk, ...]:
+        """The chunks of one piece of its rows."""
+        rows = piece_rows(shard_rows(self.rows, self.world_size, rank), self.pieces, self.alignment)[piece]
+        cols = [pair for pair in piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT) if pair[0] < pair[1]]
+        return tuple(Chunk(rows, None if self.col_pieces == 1 else pair) for pair in cols if rows[0] < rows[1])
 
     def pushes(self, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Put]:
         """Of all chunks of an owner's shard; without a lane, dealt to all lanes."""
@@ -123,14 +125,14 @@ def _collective(mesh: Mesh) -> Iterator[Move]:
 def _push(mesh: Mesh) -> Iterator[Move]:
     """Owners push straight to every peer."""
     for rank, owner, piece in mesh.turns():
-        for chunk in mesh.chunks(owner)[piece : piece + 1]:
+        for chunk in mesh.piece(owner, piece):
             yield Put(owner, rank, chunk, mesh.lane(rank, owner))
 
 
 def _pull(mesh: Mesh) -> Iterator[Move]:
     """Every rank gets its peers' chunks from where they have staged them."""
     for rank, owner, piece in mesh.turns():
-        for chunk in mesh.chunks(owner)[piece : piece + 1]:
+        for chunk in mesh.piece(owner, piece):
             yield Get(rank, owner, chunk, mesh.lane(rank, owner))
 
 

@@ -13,7 +13,7 @@ from overweave.cli.main import app
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
-from overweave.ops.trial import case_of, try_case
+from overweave.ops.trial import Case, try_case
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import build, names
 from overweave.schedules.methods.record import Method
@@ -101,7 +101,7 @@ def tried(name: str, m: int) -> bool:
     toy_method.add()
     group = resolve(None)
     own = problem(METHODS[name], group.world_size, m, "bfloat16")
-    trial = try_case(case_of(name, own, "cpu", {}), group)
+    trial = try_case(Case(name, own, {"block_m": 16}, "cpu"), group)
     return trial is None or trial.is_right
 
 
