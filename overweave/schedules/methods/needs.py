@@ -15,7 +15,7 @@ MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that
 # 0.97 times, each in its best tiles (benchmarks/results/skinny.h200.2026-11-22.txt).
 MOST_SKINNY_ROWS = 64
 TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
-CUTS = ("pieces", "own_pieces")  # options that say in how many pieces a shard is moved, or summed
+CUTS = ("own_pieces", "pieces")  # options that say in how many pieces a shard is moved, or summed
 
 
 def _several(asked: Asked) -> str:
