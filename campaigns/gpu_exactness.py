@@ -321,9 +321,10 @@ def main() -> None:
     ratios = [error_ratio(case, index) for index, case in enumerate(judged)]
     loud = [f"{r:.3f} {c}" for r, c in zip(ratios, judged, strict=True) if not r <= ERROR_RATIO]
     report.line(f"float error, worst ratio {max(ratios, default=0):.3f}", len(judged), loud, started)
+    m, n, k = arguments.long_shape
     for is_replayed, calls in ((False, arguments.calls), (True, arguments.replays)):
         for operator, plan in (run for run in LONG_RUNS if run[0] in only and arguments.plans in run[1]):
-            case = Case(operator, *arguments.long_shape, torch.bfloat16, True, plan)
+            case = Case(operator, m, n, k, torch.bfloat16, True, plan)
             differing = report.total(long_run(case, calls, is_replayed)) if calls else 0
             what = "replays" if is_replayed else "successive calls"
             report.line(f"{what} of {operator}.{plan}", calls, [f"{differing} differ"] if differing else [], started)
