@@ -103,9 +103,6 @@ PLANS = {
         "two_shot pieces=4",
         "two_shot sums=epilogue pieces=4",
         "two_shot kernel=portable",
-        "one_shot",
-        "one_shot order=all_peers",
-        "one_shot mover=copy_kernel",
         "one_shot_packed",
         "two_shot_packed",
         "ring_stored",
@@ -291,6 +288,12 @@ def _captured(case: Case, static: Inputs) -> Callable[[], torch.Tensor]:
     return replay
 
 
+def sizes(text: str) -> tuple[int, int, int]:
+    """The three numbers of `M,N,K`. Raises ValueError."""
+    m, n, k = (int(part) for part in text.split(","))
+    return m, n, k
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", type=int, default=40)
@@ -299,6 +302,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--replays", type=int, default=100)
     parser.add_argument("--plans", default="", help="only plans with this text in them, such as split_k")
+    parser.add_argument(
+        "--long-shape", type=sizes, default=(1000, 512, 512), help="M,N,K of the named plans' long runs"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
@@ -312,9 +318,10 @@ def main() -> None:
     ratios = [error_ratio(case, index) for index, case in enumerate(judged)]
     loud = [f"{r:.3f} {c}" for r, c in zip(ratios, judged, strict=True) if not r <= ERROR_RATIO]
     report.line(f"float error, worst ratio {max(ratios, default=0):.3f}", len(judged), loud, started)
+    m, n, k = arguments.long_shape
     for is_replayed, calls in ((False, arguments.calls), (True, arguments.replays)):
         for operator, plan in (run for run in LONG_RUNS if run[0] in only and arguments.plans in run[1]):
-            case = Case(operator, 1000, 512, 512, torch.bfloat16, True, plan)
+            case = Case(operator, m, n, k, torch.bfloat16, True, plan)
             differing = report.total(long_run(case, calls, is_replayed)) if calls else 0
             what = "replays" if is_replayed else "successive calls"
             report.line(f"{what} of {operator}.{plan}", calls, [f"{differing} differ"] if differing else [], started)

@@ -32,7 +32,7 @@ from campaigns.gpu_exactness import (
     make_inputs,
     run,
 )
-from campaigns.gpu_faults import absent_rank
+from campaigns.gpu_faults import LATE_S, absent_rank
 from campaigns.gpu_ranks import join, report
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
@@ -205,7 +205,7 @@ def main() -> None:
     ow.check()
     for operator, plan in () if arguments.no_faults else plans:
         case = Case(operator, 100, 512, 512, torch.bfloat16, True, plan)
-        report.line(f"{plan}: absent rank", 1, absent_rank(case, arguments.deadline), started)
+        report.line(f"{plan}: absent rank", 1, absent_rank(case, arguments.deadline + LATE_S), started)
     report.finish()
 
 

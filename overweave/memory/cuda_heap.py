@@ -19,6 +19,18 @@ for _variable, _value in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS
     os.environ.setdefault(_variable, _value)
 
 
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # without it torch maps no memory between ranks of one GPU
+SMS_FOR_COPIES = 8
+
+
+def sms_for_copies() -> int:
+    """How many SMs kernels that wait leave free: copies between ranks that share a GPU are made by SMs.
+
+    Between GPUs a copy engine makes them, and kernels take every SM.
+    """
+    return SMS_FOR_COPIES if os.environ.get(OVERLAPPING) == "1" else 0
+
+
 class CudaHeap:
     """`size_bytes` zeroed bytes on the GPU of every rank of a group. Collective: all ranks allocate in one order.
 

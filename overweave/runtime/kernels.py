@@ -21,6 +21,7 @@ from overweave.kernels.packed_gather import packed_gather_kernel
 from overweave.kernels.packed_scatter import packed_scatter_kernel
 from overweave.kernels.packed_two_shot import packed_two_shot_kernel
 from overweave.kernels.reduction import reduction_kernel
+from overweave.memory.cuda_heap import sms_for_copies
 from overweave.memory.protocol import begin_kernel, tell_kernel, wait_kernel
 from overweave.runtime.launcher import PackedLaunch
 
@@ -104,6 +105,9 @@ class Summing(NamedTuple):
     ready: torch.Tensor | None = None  # addresses of words that become 1 when it begins, as of `told_addresses`
 
 
+SUMS_PER_SM = 4  # of the SMs that are left to copies; a block of sums takes an eighth of one
+
+
 def reduction_launch(
     config: ReduceConfig, arguments: list[Any], tiles: int, widths: tuple[int, int, int], how: Summing
 ) -> Launch:
@@ -114,7 +118,13 @@ def reduction_launch(
     blocks = [*widths, ready, config.block_m, config.block_n // config.parts]
     constants = [*blocks, how.traced, how.eps, how.sum_first, how.epilogue]
     options = reduction_options(config, how.epilogue)
-    return Launch(reduction_kernel, min(config.programs, tiles), normed + constants, options)
+    return Launch(reduction_kernel, summing_programs(config, tiles), normed + constants, options)
+
+
+def summing_programs(config: ReduceConfig, tiles: int) -> int:
+    """How many programs sum: few where copies need room on the SMs that tiles leave free (`sms_for_copies`)."""
+    most = SUMS_PER_SM * sms_for_copies() or config.programs
+    return min(config.programs, tiles, most)
 
 
 def reduction_options(config: ReduceConfig, epilogue: int) -> dict[str, int]:

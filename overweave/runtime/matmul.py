@@ -17,6 +17,7 @@ from overweave.ir.tile_order import TileRow, share_places
 from overweave.ir.words import MOST_PEERS
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel
+from overweave.memory.cuda_heap import sms_for_copies
 from overweave.memory.device import TRACE_COLUMNS
 from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime.kernels import Launch, Moving, descriptor, moving, table_tensor
@@ -153,7 +154,8 @@ def filled(operands: list[Any]) -> list[Any]:
 
 def programs_for(tiles: int, device: torch.device, sms_beside: int = 0) -> int:
     """One persistent program per SM, less those left to another kernel, or fewer if there are fewer tiles."""
-    return max(1, min(torch.cuda.get_device_properties(device).multi_processor_count - sms_beside, tiles))
+    sms = torch.cuda.get_device_properties(device).multi_processor_count - sms_beside - sms_for_copies()
+    return max(1, min(sms, tiles))
 
 
 def _portable(config: MatmulConfig, operands: Operands, protocol: Protocol) -> Launch:

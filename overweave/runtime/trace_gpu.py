@@ -21,6 +21,7 @@ from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.memory.stamp import CLOCK, stamp_kernel
 from overweave.memory.workspace import Workspace
 from overweave.runtime.head import words_of
+from overweave.runtime.kernels import summing_programs
 from overweave.runtime.launch import BoundSlot, CudaRun, Tensors
 from overweave.runtime.matmul import programs_for
 from overweave.runtime.trace import (
@@ -109,7 +110,9 @@ def _programs(plan: Plan, workspace: Workspace, queue: str, tiles: int) -> int:
     """How many programs the kernel of a queue has."""
     if plan.realization.engine_of(queue) == TILE_KERNEL:
         return programs_for(tiles, workspace.device, plan.sms_beside)
-    is_copy = plan.realization.engine_of(queue) == COPY_KERNEL
-    config = plan.realization.copy if is_copy else plan.realization.reduction
-    assert config is not None
-    return min(config.programs, tiles)
+    copy, reduction = plan.realization.copy, plan.realization.reduction
+    if plan.realization.engine_of(queue) == COPY_KERNEL:
+        assert copy is not None
+        return min(copy.programs, tiles)
+    assert reduction is not None
+    return summing_programs(reduction, tiles)

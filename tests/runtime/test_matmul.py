@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
-from overweave.runtime.matmul import hopper_parts, hopper_strip
+import pytest
+import torch
+
+from overweave.ir.plan import ReduceConfig
+from overweave.memory.cuda_heap import OVERLAPPING
+from overweave.runtime.kernels import summing_programs
+from overweave.runtime.matmul import hopper_parts, hopper_strip, programs_for
 from overweave.schedules.tile_shape import FLOAT8_HOPPER, HOPPER, TileShape
 
 
@@ -14,3 +20,14 @@ def test_what_leaves_for_a_peer_is_whole_strips(shape: TileShape):
     (rows, cols), (high, wide) = hopper_parts(shape.config), hopper_strip(shape.config)
     assert (rows % high, high % 8, cols % wide) == (0, 0, 0)
     assert wide in (32, 64)
+
+
+@pytest.mark.parametrize(("allowed", "tiles", "sums"), [("0", 132, 528), ("1", 124, 32)])
+def test_kernels_that_wait_leave_sms_to_copies_between_ranks_of_one_gpu(
+    allowed: str, tiles: int, sums: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setenv(OVERLAPPING, allowed)
+    assert programs_for(1000, torch.device("cuda")) == tiles
+    assert programs_for(3, torch.device("cuda")) == 3
+    assert summing_programs(ReduceConfig(), 1000) == sums
