@@ -109,10 +109,7 @@ def _check_movers(provenance: Provenance) -> None:
 
 
 class _Sum(Struct, frozen=True):
-    """What becomes one Reduce: the index-th part of the sum at position `event` of the list.
-
-    index OWN: nothing is added, and a sum that lies elsewhere on the rank is moved to its result.
-    """
+    """One Reduce: the index-th part of the sum at position `event`; index OWN: a sum is moved to the result."""
 
     event: int
     rank: int
@@ -124,10 +121,7 @@ class _Sum(Struct, frozen=True):
 
 
 class _Lowering:
-    """The operations of a reduction whose sums run in one of three places (`way`).
-
-    Signals are numbered in the order in which their waiters are visited: sums first, then moves.
-    """
+    """The operations of a reduction whose sums run where `way` says. Signals of sums have the first numbers."""
 
     def __init__(self, provenance: Provenance, cols: int, way: str) -> None:
         self.provenance, self.way, self.cols = provenance, way, cols
