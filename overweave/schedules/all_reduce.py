@@ -8,7 +8,7 @@ SOURCE: the one- and two-shot all-reduce of TensorRT-LLM and of torch's symmetri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from overweave.ir.schedule import (
     CREDITS,
@@ -65,8 +65,8 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
     two_shot_packed: in files of these names.
     held: the range of the reduced axis that each rank's partial holds.
     """
-    ranks, rows = range(split.world_size), split.rows
-    slots = rows if method in ("one_shot", "one_shot_packed") else split.shard_size
+    ranks, rows, how = range(split.world_size), split.rows, METHODS[method]
+    slots = rows if how.sends == "everything" else split.shard_size
     reduced = Reduced(
         split,
         Buffer(PARTIAL, rows, cols, "local"),
@@ -76,7 +76,6 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
         summing,
     )
     is_alone = split.world_size == 1
-    how = METHODS[method]
     listed = [step for rank in ranks for step in (_alone if is_alone else how.steps)(reduced, rank)] if rows else []
     queues = () if is_alone else how.queues(reduced)
     if how.pads is None:
@@ -89,15 +88,15 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
         pads=() if is_alone or not rows else pads,
         queues=queues,
         given=(),
-        goal=tuple(goal for rank in ranks if rows for goal in _goals(reduced, rank, held, method)),
+        goal=tuple(goal for rank in ranks if rows for goal in _goals(reduced, rank, held, how)),
         steps=steps,
         reuse=CREDITS if how.pads is None or is_alone else ECHOES,
     )
 
 
-def _goals(reduced: Reduced, rank: int, held: tuple[Range, ...], method: str) -> Iterator[Goal]:
+def _goals(reduced: Reduced, rank: int, held: tuple[Range, ...], how: _Method) -> Iterator[Goal]:
     """The sum in rank order; of a ring, each shard's round from its owner's successor."""
-    if method != "ring_stored":
+    if how.adds == "by_rank":
         yield Goal(region(reduced.y, rank, reduced.rows), product(A, B), 0, 0, held)
         return
     for owner in range(reduced.size):
@@ -185,20 +184,27 @@ def _behind_matmul(queue: str) -> Callable[[Reduced], tuple[Queue, ...]]:
 
 class _Method(NamedTuple):
     """What a rank does, in launch order, and in which queues. pads: of packed messages, which number their signals as
-    the kernel does; None: signals are derived."""
+    the kernel does; None: signals are derived. sends: a rank to each peer, the peer's shard or all that it has. adds:
+    as of a reduce-scatter.
+    """
 
     steps: Callable[[Reduced, int], Steps]
     queues: Callable[[Reduced], tuple[Queue, ...]]
     pads: Callable[[Split], tuple[SignalPad, ...]] | None = None
+    sends: Literal["shard", "everything"] = "shard"
+    adds: Literal["by_rank", "round"] = "by_rank"
 
 
 METHODS = {
     "collective": _Method(_collective, lambda reduced: (Queue(MAIN, COMPLETE, after=(TILES,)),)),
-    "one_shot": _Method(_one_shot, _one_shot_queues),
+    "one_shot": _Method(_one_shot, _one_shot_queues, sends="everything"),
     "one_shot_packed": _Method(
-        _one_shot_packed, _behind_matmul(PACKED), lambda split: (SignalPad(ARRIVED, split.world_size - 1),)
+        _one_shot_packed,
+        _behind_matmul(PACKED),
+        lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
+        "everything",
     ),
     "two_shot": _Method(two_shot, two_shot_queues),
     "two_shot_packed": _Method(two_shot_packed, _behind_matmul(PACKED), two_shot_packed_pads),
-    "ring_stored": _Method(ring_stored, lambda reduced: (Queue(SUMS, ISSUE, after=(TILES,)),)),
+    "ring_stored": _Method(ring_stored, lambda reduced: (Queue(SUMS, ISSUE, after=(TILES,)),), adds="round"),
 }
