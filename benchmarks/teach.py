@@ -17,19 +17,12 @@ from pathlib import Path
 import msgspec
 
 from overweave.ir.plan import Problem
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.registry import METHODS
 from overweave.tuner import baselines, cache
 from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL
 from overweave.tuner.shapes import Case
-from overweave.tuner.space import (
-    TORCH_FUSED,
-    TORCH_ONE_SHOT,
-    TORCH_TWO_SHOT,
-    Candidate,
-    candidate,
-    candidates,
-    is_member,
-)
+from overweave.tuner.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.table import Entry, Time, bucketed
 
 PLANS = {
@@ -85,10 +78,10 @@ def _known(operator: str, text: str) -> Candidate | None:
     asked = {key: int(value) if value.isdigit() else value for key, value in (pair.split("=") for pair in pairs)}
     if is_member(operator, candidate(plan, asked)):
         return candidate(plan, asked)
-    template = TEMPLATES.get(f"{operator}.{plan}")
-    if template is None:  # one of torch's, or a plan that is no more
+    method = METHODS.get(f"{operator}.{plan}")
+    if method is None:  # one of torch's, or a plan that is no more
         return None
-    defaults = {option.name: option.default for option in template.options}
+    defaults = {option.name: option.default for option in method.options}
     runs_as = {**defaults, **DEFAULTS, **asked}
     same = (each for each in candidates(operator) if each.plan == plan and set(asked) <= dict(each.options).keys())
     return next((each for each in same if all(runs_as[name] == value for name, value in each.options)), None)

@@ -21,10 +21,11 @@ from msgspec import Struct
 from benchmarks.teach import entries
 from overweave.errors import InputError
 from overweave.ir.plan import Problem
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.tuner.baselines import SEQUENTIAL
 from overweave.tuner.cache import decode, fingerprint, shipped
 from overweave.tuner.choose import choose
 from overweave.tuner.rank import cold_choice, weigh
-from overweave.tuner.space import BY_TORCH, SEQUENTIAL
 from overweave.tuner.table import Entry, Knowledge, Table, Time
 from overweave.tuner.target import Target
 
@@ -53,7 +54,7 @@ class Share(Struct, frozen=True):
     @property
     def over_theirs(self) -> float:
         """The time of the quickest that needs nothing of ours, over that of the choice."""
-        theirs = [time.us for time in self.entry.times if time.plan in (SEQUENTIAL, *BY_TORCH)]
+        theirs = [time.us for time in self.entry.times if time.plan in (SEQUENTIAL, *OUTSIDE)]
         return min(theirs, default=self.taken.us) / self.taken.us
 
     def __str__(self) -> str:

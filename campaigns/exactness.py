@@ -30,6 +30,7 @@ from overweave.memory.group import Group, resolve
 from overweave.runtime.host import Depth, run_on_host
 from overweave.runtime.processes import run_ranks
 from overweave.schedules import catalog
+from overweave.schedules.methods.registry import method_of
 
 ALL_GATHER = "all_gather_matmul"
 ALL_REDUCE = "matmul_all_reduce"
@@ -102,7 +103,7 @@ def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
     step = 16 // ITEMSIZE_BYTES[dtype] if depth == "interpreter" else 1
     n, k = (step * chance.randint(1, largest // step) for _ in range(2))
     m = chance.randrange(world_size) if chance.random() < 0.1 else chance.randint(1, largest)
-    known = {option.name for option in catalog.template_of(schedule).options}
+    known = {option.name for option in method_of(schedule).options}
     options = {name: chance.choice(values) for name, values in VARIED.items() if name in known}
     if options.get("sums") == "epilogue" and "mover" in known:
         options["mover"] = "copy_engine"
@@ -234,7 +235,7 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
 
 
 def _long_run_case(schedule: str, options: dict[str, int | str], world_size: int, seed: int) -> Case:
-    operator = catalog.template_of(schedule).operator
+    operator = method_of(schedule).operator
     problem = Problem(operator=operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
     return Case(schedule, problem, options, seed)
 

@@ -25,7 +25,8 @@ import overweave as ow
 from campaigns.gpu_exactness import ALL_GATHER, ALL_REDUCE, PLANS, REDUCE_SCATTER, Case, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from overweave.errors import OverweaveError
-from overweave.tuner.space import SEQUENTIAL, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.outside import TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.tuner.baselines import SEQUENTIAL
 
 SHAPES = {ALL_GATHER: (4096, 1024, 2048), REDUCE_SCATTER: (4096, 2048, 1024), ALL_REDUCE: (4096, 2048, 1024)}
 MORE = {

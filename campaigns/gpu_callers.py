@@ -31,7 +31,8 @@ from campaigns.gpu_exactness import ALL_REDUCE, LONG_RUNS, Case, Inputs, expecte
 from campaigns.gpu_ranks import join, report
 from overweave.errors import OverweaveError
 from overweave.ops.dispatch import group_of
-from overweave.tuner.space import SEQUENTIAL, TORCH_ONE_SHOT
+from overweave.schedules.methods.outside import TORCH_ONE_SHOT
+from overweave.tuner.baselines import SEQUENTIAL
 
 LANES = 3  # streams, groups or threads
 LONGEST_HOLD = 400_000  # cycles that a stream is held up: some 200 us, longer than most calls

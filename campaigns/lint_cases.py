@@ -35,6 +35,7 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
 from overweave.ir.plan import (
     MOST_WEIGHTS,
+    TILE_KERNEL,
     CopyConfig,
     DataPath,
     MatmulConfig,
@@ -49,6 +50,7 @@ from overweave.kernels.reduction import reduction_kernel
 from overweave.runtime.kernels import reduction_options
 from overweave.runtime.matmul import hopper_parts
 from overweave.schedules.finished import shapes_of_tiles
+from overweave.schedules.methods.record import Adds
 from overweave.schedules.tile_shape import SUMS, SUMS_FINISHED, Kernel, row_shape, shapes
 
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
@@ -156,9 +158,11 @@ def finished_cases(kernel: Kernel) -> Iterator[Case]:
     for ranks in (4, 2):
         addends, size = ranks - 1, Problem(operator=SUMMED, m=1024, n=1024, k=1024, world_size=ranks, dtype="bfloat16")
         ours = replace(size, epilogue=FINISHED)
-        for shape in shapes_of_tiles(ours, kernel, "scatter", "epilogue"):
+        for shape in shapes_of_tiles(ours, kernel, Adds(TILE_KERNEL), "epilogue"):
             yield matmul_case("bfloat16", shape.config, SUM, FINISHED, addends=addends)
-        config = shapes_of_tiles(replace(ours, dtype=FLOAT8, epilogue=scaled), kernel, "scatter", "epilogue")[0].config
+        config = shapes_of_tiles(replace(ours, dtype=FLOAT8, epilogue=scaled), kernel, Adds(TILE_KERNEL), "epilogue")[
+            0
+        ].config
         yield matmul_case(FLOAT8, config, SCALED._replace(two_sources=False), scaled, addends=addends)
     config = shapes("bfloat16", kernel, FINISHED)[0].config
     yield matmul_case("bfloat16", config, SUM._replace(traced=True), Epilogue(bias=True), addends=1)

@@ -11,10 +11,11 @@ from campaigns.lint_case import SCALED, SUM, Case, Variant, descriptor_type
 from overweave.compiler.lint_contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import MatmulConfig, Problem
+from overweave.ir.plan import TILE_KERNEL, MatmulConfig, Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.runtime.matmul import hopper_strip
 from overweave.schedules.finished import shapes_of_tiles
+from overweave.schedules.methods.record import Adds
 from overweave.schedules.tile_shape import Kernel, shapes
 
 FINISHED = Epilogue(bias=True, activation="silu", residual=True)
@@ -45,17 +46,16 @@ def stored_tiles(kernel: Kernel) -> Iterator[Stored]:
     yield Stored("bfloat16", first, 0, 7)
     yield Stored("bfloat16", first, 1, 1, True, traced)
     yield Stored("bfloat16", first, 7, 7, variant=traced)
-    for method, addends in (("ring_stored", 1),):
-        for config in _of(kernel, replace(OURS, epilogue=FINISHED), method):
-            yield Stored("bfloat16", config, addends, 3, addends == 1, epilogue=FINISHED)
+    for config in _of(kernel, replace(OURS, epilogue=FINISHED)):
+        yield Stored("bfloat16", config, 1, 3, True, epilogue=FINISHED)
     scaled, alone = replace(FINISHED, scaling="rows"), SCALED._replace(two_sources=False)
     by_rows = _of(kernel, replace(OURS, dtype=FLOAT8, epilogue=scaled))[0]
     for addends in (3, 1):
         yield Stored(FLOAT8, by_rows, addends, 3, addends == 1, alone, scaled)
 
 
-def _of(kernel: Kernel, problem: Problem, method: str = "ring_stored") -> tuple[MatmulConfig, ...]:
-    return tuple(shape.config for shape in shapes_of_tiles(problem, kernel, method, "epilogue"))
+def _of(kernel: Kernel, problem: Problem) -> tuple[MatmulConfig, ...]:
+    return tuple(shape.config for shape in shapes_of_tiles(problem, kernel, Adds(TILE_KERNEL, "ring"), "epilogue"))
 
 
 def at_no_peer(kernel: Kernel) -> dict[str, int | str | None]:

@@ -11,14 +11,14 @@ from msgspec import Struct
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.ir.plan import Problem
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.baselines import NAMED, OURS
 from overweave.tuner.shapes import Case, DtypeWord
 from overweave.tuner.space import Options, candidate, full_options
 from overweave.tuner.target import Target
 
 MATMUL = "matmul"
-METHODS = ("sequential", "per_shard", OURS)
+COMPARED = ("sequential", "per_shard", OURS)
 # What ran where a file does not say: the choice for every mlp case, and what plans with a tile kernel had in common.
 CHOSEN = {
     "all_gather_matmul": "push block_m=128 block_n=256",
@@ -111,7 +111,7 @@ def read(path: Path, machine: Machine) -> list[Measured]:
     rows = []
     for times in middle.cases:
         for method in times.methods:
-            if method.name in METHODS or method.name.startswith(NAMED):
+            if method.name in COMPARED or method.name.startswith(NAMED):
                 rows += _row(report, times, method)
     return rows
 
@@ -122,13 +122,13 @@ def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]
     told = method.plan or (CHOSEN[problem.operator] if method.name == OURS else method.name.removeprefix(NAMED))
     name, *pairs = told.split()
     schedule = f"{problem.operator}.{name}"
-    if alone is None or schedule not in TEMPLATES:
+    if alone is None or schedule not in METHODS:
         return []
     asked = {option: int(value) if value.isdigit() else value for option, value in (pair.split("=") for pair in pairs)}
     if method.plan:
         options = full_options(problem, Target("cuda"), candidate(name, asked))
     else:
-        options = (COMMON if TEMPLATES[schedule].is_fused else {}) | asked
+        options = (COMMON if METHODS[schedule].is_fused else {}) | asked
     return [
         Measured(
             run=f"{run.operator} W={run.world_size}{' unfinished' if report.unfinished else ''}",

@@ -16,7 +16,8 @@ from overweave.ir.plan import Problem
 from overweave.ir.timeline import Timeline
 from overweave.ir.trace import to_chrome
 from overweave.ops.trial import Trial
-from overweave.schedules.catalog import build, template_of
+from overweave.schedules.catalog import build
+from overweave.schedules.methods.registry import method_of
 from overweave.sim.simulate import simulate
 from overweave.tuner.target import Target, tile_options
 
@@ -33,7 +34,7 @@ _COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
 
 def simulated(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
     """The same schedule on a described machine of Hopper GPUs, tile by tile. Raises InputError."""
-    best = tile_options(Target("cuda")) if template_of(name).is_fused else {}
+    best = tile_options(Target("cuda")) if method_of(name).is_fused else {}
     return simulate(build(name, problem, best | options), load(machine), with_tiles=True)
 
 

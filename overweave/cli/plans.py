@@ -17,7 +17,7 @@ from overweave.ir.schedule import Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Verdict
-from overweave.schedules.catalog import template_of
+from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tile_order import tile_count, tile_orders
 
 MAX_TILES = 2**22  # of a plan from a file
@@ -43,7 +43,7 @@ def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Pro
     """
     small = {"m": str(256 * world_size), "n": "512", "k": "128", "dtype": "bfloat16"}
     asked = {key: value for key, value in options.items() if key in PROBLEM_OPTIONS}
-    fields = {"operator": template_of(name).operator, "world_size": world_size, **small, **asked}
+    fields = {"operator": method_of(name).operator, "world_size": world_size, **small, **asked}
     try:
         problem = convert(fields, Problem, strict=False)
     except MsgspecError as error:

@@ -14,7 +14,7 @@ from overweave.errors import InputError
 from overweave.ir.files import to_json
 from overweave.ir.text import to_text
 from overweave.schedules.catalog import build
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.registry import METHODS
 
 
 def show(
@@ -47,9 +47,9 @@ def show(
 
 def listing() -> str:
     """One line per schedule: its name, what it does and the options it takes."""
-    width = max(map(len, TEMPLATES))
+    width = max(map(len, METHODS))
     lines = []
-    for name, template in TEMPLATES.items():
-        options = " ".join(option.name for option in template.options)
-        lines.append(f"{name:{width}}  {template.summary}{f' [{options}]' if options else ''}")
+    for name, method in METHODS.items():
+        options = " ".join(option.name for option in method.options)
+        lines.append(f"{name:{width}}  {method.summary}{f' [{options}]' if options else ''}")
     return "\n".join(lines)

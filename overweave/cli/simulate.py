@@ -23,7 +23,7 @@ from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
 from overweave.ir.trace import to_chrome
 from overweave.schedules.catalog import build
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.registry import METHODS
 from overweave.sim.cost import library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run
@@ -67,7 +67,7 @@ def simulate(
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
     where = load(machine)
-    if schedule in TEMPLATES:
+    if schedule in METHODS:
         plan = named_plan(schedule, shape, 4 if world is None else world, options_of(option or []))
     else:
         plan = plan_of_file(schedule, (shape, world, option), where)
@@ -87,7 +87,7 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
     """The catalog's plan for a global shape, proven. Raises InputError and ScheduleRefused."""
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
-    sizes = local_shape(TEMPLATES[name].operator, shape, world_size)
+    sizes = local_shape(METHODS[name].operator, shape, world_size)
     twice = [key for key in sizes if key in options]
     if twice:
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
@@ -101,9 +101,7 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
 def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:
     """A file's plan, or its schedule realized for the machine; proven. Raises InputError and ScheduleError."""
     if not Path(name).is_file():
-        raise InputError(
-            f"simulate {name[:200]}", "neither a schedule nor a file", f"Schedules: {', '.join(TEMPLATES)}"
-        )
+        raise InputError(f"simulate {name[:200]}", "neither a schedule nor a file", f"Schedules: {', '.join(METHODS)}")
     if any(each not in (None, []) for each in asked):
         raise InputError(f"simulate {name}", "--shape, --world or -o for a file", "A file says all of that itself")
     value = load_plan(Path(name))

@@ -26,9 +26,9 @@ from overweave.hardware.machine import load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Problem
 from overweave.ops.trial import case_of
-from overweave.schedules.catalog import template_of
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.methods.registry import method_of
 from overweave.tuner.choose import choose
-from overweave.tuner.space import BY_TORCH
 from overweave.tuner.target import Target
 
 FAILED, MACHINE = 1, "h200x4"
@@ -83,10 +83,10 @@ def _schedule(
     """The schedule that was asked for, by its short or full name, or the one the operator takes."""
     if plan is None:
         taken = choose(problem, Target(place)).plan
-        if taken in BY_TORCH:
+        if taken in OUTSIDE:
             cure = "Name a schedule of ours with --plan"
             raise InputError(f"trace {problem.operator}", f"it takes {taken}, which has no schedule", cure)
         return taken, dict(options)
     name = plan if "." in plan else f"{problem.operator}.{plan}"
-    template_of(name)
+    method_of(name)
     return name, dict(options)

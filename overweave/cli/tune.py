@@ -27,7 +27,7 @@ from overweave.tuner.bench import joined_world
 from overweave.tuner.cache import encode, fingerprint, load, path_of
 from overweave.tuner.search import Tuned
 from overweave.tuner.shapes import Case, DtypeWord, read_shapes
-from overweave.tuner.space import SEQUENTIAL
+from overweave.tuner.space import library_path
 from overweave.tuner.table import Fingerprint, Table, bucketed
 from overweave.tuner.target import target_of
 
@@ -116,7 +116,7 @@ def _line(name: str, tuned: Tuned) -> str:
     entry = tuned.entry
     problem, best_us = entry.problem, entry.times[0].us
     line = f"{name}: {problem.extents} a rank, {best_us:.1f} us"
-    library = next((time.us for time in entry.times if time.plan == SEQUENTIAL), None)
+    library = next((time.us for time in entry.times if time.candidate == library_path(problem.operator)), None)
     if library is not None:
         line += f", library {library:.1f} us, {library / best_us:.2f} times"
     share = tuned.cold_share

@@ -5,7 +5,7 @@ Every method is a Plan; the tuner chooses among Plans and nothing else in the li
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -19,8 +19,13 @@ from overweave.ir.tile_order import TileOrder
 PowerOfTwo = Annotated[int, Meta(ge=1, le=1024)]
 MOST_WEIGHTS = 3  # that a tile kernel multiplies by in one launch: query, key and value
 
-COPY_ENGINE, LIBRARY, TILE_KERNEL, REDUCE_KERNEL = "copy_engine", "library", "tile_kernel", "reduce_kernel"
-COPY_KERNEL, AUTHOR_KERNEL, PACKED_KERNEL = "copy_kernel", "author_kernel", "packed_kernel"
+COPY_ENGINE: Final = "copy_engine"
+LIBRARY: Final = "library"
+TILE_KERNEL: Final = "tile_kernel"
+REDUCE_KERNEL: Final = "reduce_kernel"
+COPY_KERNEL: Final = "copy_kernel"
+AUTHOR_KERNEL: Final = "author_kernel"
+PACKED_KERNEL: Final = "packed_kernel"
 Engine = Literal[
     "copy_engine", "library", "tile_kernel", "reduce_kernel", "copy_kernel", "author_kernel", "packed_kernel"
 ]

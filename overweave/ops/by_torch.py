@@ -18,13 +18,13 @@ from overweave.ops.prepared import Bound, Run, Tensors
 from overweave.runtime.backends import load
 from overweave.runtime.library import full_precision
 from overweave.runtime.replays import Replays
-from overweave.tuner.space import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
 def bind_by_torch(plan: str, problem: Problem, group: Group, device: torch.device) -> tuple[Run, Bound | None]:
     """A run of `torch.fused`, `torch.one_shot` or `torch.two_shot`, and what it keeps on the GPU.
 
-    What they cannot compute stands in tuner/space.py. Collective. Raises, at the call, whatever torch raises.
+    What they cannot compute stands in schedules/methods/outside.py. Collective. Raises, at the call, what torch raises.
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
     bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, device)

@@ -33,11 +33,12 @@ from overweave.ops.plan_words import candidate_of
 from overweave.ops.prepared import Bound, Calls, Key, Prepared, Run, Tensors, as_matrices, outputs_of
 from overweave.runtime.host import run_on_host
 from overweave.schedules.catalog import build
+from overweave.schedules.methods.outside import OUTSIDE
 from overweave.tuner.agreement import agreed_knowledge
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.choose import choose
-from overweave.tuner.space import BY_TORCH, Candidate, obstacle
-from overweave.tuner.target import Target, kernel_obstacle, target_of
+from overweave.tuner.space import Candidate, obstacle
+from overweave.tuner.target import Target, target_of
 
 Weights = tuple[torch.Tensor, ...]
 
@@ -158,7 +159,7 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:
         choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)
-        built = None if choice.plan in BY_TORCH else _proven(choice, problem, group.rank)
+        built = None if choice.plan in OUTSIDE else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
@@ -210,9 +211,9 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
 
 def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
     """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
-    if what.is_by_torch:
-        return f"{what.plan} takes no options" if what.options else obstacle(problem, target, what)
-    return kernel_obstacle(problem, target) if what.has_kernels(problem.operator) else ""
+    if what.is_by_torch and what.options:
+        return f"{what.plan} takes no options"
+    return obstacle(problem, target, what, "device")
 
 
 def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:

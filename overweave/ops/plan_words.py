@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from overweave.errors import InputError
-from overweave.schedules.catalog import template_of
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.methods.registry import method_of
 from overweave.schedules.options import settle
-from overweave.tuner.space import BY_TORCH, Candidate, candidate
+from overweave.tuner.space import Candidate, candidate
 
 LONGEST_SHOWN = 80
 
@@ -25,7 +26,7 @@ def candidate_of(operator: str, words: str) -> Candidate:
             raise InputError(f"plan {words[:LONGEST_SHOWN]!r}", found, "Write NAME option=value ...")
         options[option] = value
     asked = candidate(name.removeprefix(f"{operator}."), options)
-    if asked.plan not in BY_TORCH:
+    if asked.plan not in OUTSIDE:
         full = asked.schedule(operator)
-        settle(full, template_of(full).options, options)
+        settle(full, method_of(full).options, options)
     return asked

@@ -17,8 +17,11 @@ from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
 from overweave.runtime.host import Depth, run_on_host
 from overweave.runtime.trace_host import trace_on_host
-from overweave.schedules.catalog import build, template_of
-from overweave.tuner.target import Target, kernel_obstacle, target_of, tile_options
+from overweave.schedules.catalog import build
+from overweave.schedules.methods.record import Asked
+from overweave.schedules.methods.registry import method_of
+from overweave.schedules.methods.validity import obstacle
+from overweave.tuner.target import Target, target_of, tile_options
 
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
 ERROR_RATIO = 1.05  # how much less exact than torch and its collectives a result may be
@@ -64,14 +67,15 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 def case_of(schedule: str, problem: Problem, device: Literal["cpu", "cuda"], options: dict[str, str | int]) -> Case:
     """A schedule on a device: with the best tile kernel on a GPU; interpreted on the CPU, where that ends in time."""
-    if not template_of(schedule).is_fused:
+    method = method_of(schedule)
+    if not method.is_fused:
         return Case(schedule, problem, options, device)
     if device == "cuda":
         best = tile_options(target_of(_device(device)))
         return Case(schedule, problem, best | options, device)
     block_m, block_n, block_k = EMULATED_TILES.values()
     steps = -(-problem.m // block_m) * -(-problem.n // block_n) * -(-problem.k // block_k)
-    if steps > INTERPRETED_STEPS or kernel_obstacle(problem, Target("cpu")):
+    if steps > INTERPRETED_STEPS or obstacle(Asked(problem, options, Target("cpu")), method, "device"):
         return Case(schedule, problem, options, device)
     return Case(schedule, problem, {**EMULATED_TILES, "pieces": 2, **options}, device, "interpreter")
 

@@ -29,7 +29,6 @@ from overweave.ir.tensors import product
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
-    COMPUTED,
     COPIES,
     ISSUE,
     MAIN,
@@ -46,16 +45,16 @@ from overweave.schedules.communication import (
     Split,
     Y,
     is_empty,
-    one,
     region,
     used,
 )
+from overweave.schedules.derived_signals import Behind, with_signals
 from overweave.schedules.reduced import Reduced, Summing
-from overweave.schedules.ring_stored import ring_stored, ring_stored_pads, ring_stored_queues
-from overweave.schedules.two_shot import two_shot, two_shot_pads, two_shot_queues
+from overweave.schedules.ring_stored import ring_stored
+from overweave.schedules.two_shot import two_shot, two_shot_queues
 from overweave.schedules.two_shot_packed import two_shot_packed, two_shot_packed_pads
 
-Steps = Iterator[Operation | Chunk]
+Steps = Iterator[Operation | Chunk | Behind]
 
 
 def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], summing: Summing) -> Communication:
@@ -78,16 +77,21 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
     )
     is_alone = split.world_size == 1
     how = METHODS[method]
-    steps = [step for rank in ranks for step in (_alone if is_alone else how.steps)(reduced, rank)] if rows else []
+    listed = [step for rank in ranks for step in (_alone if is_alone else how.steps)(reduced, rank)] if rows else []
+    queues = () if is_alone else how.queues(reduced)
+    if how.pads is None:
+        steps, pads = with_signals(listed, queues)
+    else:
+        steps, pads = tuple(step for step in listed if not isinstance(step, Behind)), how.pads(split)
     return Communication(
         world_size=split.world_size,
         buffers=used((reduced.partial, reduced.slots, reduced.total, reduced.y), steps),
-        pads=() if is_alone or not rows else how.pads(split),
-        queues=() if is_alone else how.queues(reduced),
+        pads=() if is_alone or not rows else pads,
+        queues=queues,
         given=(),
         goal=tuple(goal for rank in ranks if rows for goal in _goals(reduced, rank, held, method)),
-        steps=tuple(steps),
-        reuse=ECHOES if method in PACKED_METHODS and not is_alone else CREDITS,
+        steps=steps,
+        reuse=CREDITS if how.pads is None or is_alone else ECHOES,
     )
 
 
@@ -124,15 +128,13 @@ def _collective(reduced: Reduced, rank: int) -> Steps:
 
 
 def _one_shot(reduced: Reduced, rank: int) -> Steps:
-    own = reduced.multiplied(rank, reduced.partial, (Notify(COMPUTED, rank, 0),))
+    own = reduced.multiplied(rank, reduced.partial)
     yield own
     for step, peer in enumerate(reduced.split.peers(rank), 1):
         yield Put(
             name=f"push.{rank}-{peer}",
             rank=rank,
             queue=reduced.split.copy_queue(step),
-            waits=one(COMPUTED, 0),
-            notifies=(Notify(ARRIVED, peer, reduced.split.place(rank, peer)),),
             sources=(own.region,),
             destinations=(reduced.slot(peer, rank, reduced.rows),),
             tiles=reduced.split.put_tiles(reduced.split.rows),
@@ -142,7 +144,6 @@ def _one_shot(reduced: Reduced, rank: int) -> Steps:
         name=f"sum.{rank}",
         rank=rank,
         queue=SUMS,
-        waits=(Wait(ARRIVED, (0, reduced.size - 1), 1),),
         operands=tuple(own.region if source == rank else slot for source, slot in enumerate(slots)),
         out=region(reduced.y, rank, reduced.rows),
     )
@@ -183,25 +184,21 @@ def _behind_matmul(queue: str) -> Callable[[Reduced], tuple[Queue, ...]]:
 
 
 class _Method(NamedTuple):
-    """What a rank does, in launch order, the signals that this needs, and the queues."""
+    """What a rank does, in launch order, and in which queues. pads: of packed messages, which number their signals as
+    the kernel does; None: signals are derived."""
 
     steps: Callable[[Reduced, int], Steps]
-    pads: Callable[[Split], tuple[SignalPad, ...]]
     queues: Callable[[Reduced], tuple[Queue, ...]]
+    pads: Callable[[Split], tuple[SignalPad, ...]] | None = None
 
 
-PACKED_METHODS = ("one_shot_packed", "two_shot_packed")
 METHODS = {
-    "collective": _Method(_collective, lambda split: (), lambda reduced: (Queue(MAIN, COMPLETE),)),
-    "one_shot": _Method(
-        _one_shot,
-        lambda split: (SignalPad(COMPUTED, 1), SignalPad(ARRIVED, split.world_size - 1)),
-        _one_shot_queues,
-    ),
+    "collective": _Method(_collective, lambda reduced: (Queue(MAIN, COMPLETE, after=(TILES,)),)),
+    "one_shot": _Method(_one_shot, _one_shot_queues),
     "one_shot_packed": _Method(
-        _one_shot_packed, lambda split: (SignalPad(ARRIVED, split.world_size - 1),), _behind_matmul(PACKED)
+        _one_shot_packed, _behind_matmul(PACKED), lambda split: (SignalPad(ARRIVED, split.world_size - 1),)
     ),
-    "two_shot": _Method(two_shot, two_shot_pads, two_shot_queues),
-    "two_shot_packed": _Method(two_shot_packed, two_shot_packed_pads, _behind_matmul(PACKED)),
-    "ring_stored": _Method(ring_stored, ring_stored_pads, ring_stored_queues),
+    "two_shot": _Method(two_shot, two_shot_queues),
+    "two_shot_packed": _Method(two_shot_packed, _behind_matmul(PACKED), two_shot_packed_pads),
+    "ring_stored": _Method(ring_stored, lambda reduced: (Queue(SUMS, ISSUE, after=(TILES,)),)),
 }

@@ -21,7 +21,10 @@ LEAST_SLICE = 8 << 10  # elements, as a release to a peer should be short beside
 
 
 def slice_rows(rows: int, cols: int, tiles: int) -> int:
-    """Rows of a slice, so that `tiles` tiles, those of a shard of `rows` rows, carry one each."""
+    """The rows of a slice of a shard of `rows` rows: `tiles` tiles carry one slice each, and together the whole shard.
+
+    A slice has at least LEAST_SLICE elements; then some tiles carry none.
+    """
     return max(1, -(-rows // max(1, tiles)), -(-LEAST_SLICE // max(1, cols)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from msgspec.structs import replace
@@ -13,7 +13,6 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
 from overweave.ir.plan import (
-    MOST_WEIGHTS,
     MatmulConfig,
     Plan,
     Problem,
@@ -24,10 +23,8 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
 from overweave.ir.tensors import product
-from overweave.schedules import all_gather, all_reduce, reduce_scatter
 from overweave.schedules.communication import (
     COMPLETE,
-    COPYING_KERNELS,
     ISSUE,
     MAIN,
     PACKED,
@@ -44,15 +41,15 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
-from overweave.schedules.forms import check_forms, messages_obstacle
-from overweave.schedules.mesh import meshed
+from overweave.schedules.forms import check_forms
+from overweave.schedules.methods.record import Asked, Method, Work
+from overweave.schedules.methods.registry import METHODS, method_of, methods_for
+from overweave.schedules.methods.registry import register as register_method
+from overweave.schedules.methods.validity import obstacle
 from overweave.schedules.mover import carried
 from overweave.schedules.options import Settings, settle
 from overweave.schedules.realized import realized, sums_shape
-from overweave.schedules.reduced import Summing, norm_obstacle
 from overweave.schedules.scales import of_partials, with_row_scales
-from overweave.schedules.template import Template
-from overweave.schedules.templates import REPLACED, TEMPLATES
 from overweave.schedules.tile_order import tile_orders
 from overweave.schedules.tile_shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
@@ -63,27 +60,17 @@ _LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vect
 def names(operator: str | None = None) -> tuple[str, ...]:
     """The schedules of an operator, or all. Raises InputError for an unknown operator."""
     if operator is None:
-        return tuple(TEMPLATES)
+        return tuple(METHODS)
     operator_of(operator)
-    return tuple(name for name, template in TEMPLATES.items() if template.operator == operator)
+    return tuple(method.full_name for method in methods_for(operator))
 
 
-def register(record: Operator, templates: Mapping[str, Template], builder: Builder) -> None:
-    """From now on there is an operator with these schedules, by their short names, which `builder` fills."""
+def register(record: Operator, methods: Sequence[Method], builder: Builder) -> None:
+    """From now on there is an operator with these methods, whose schedules `builder` fills."""
     register_record(record)
-    TEMPLATES.update({f"{record.name}.{name}": template for name, template in templates.items()})
+    for method in methods:
+        register_method(method)
     _BUILDERS[record.name] = builder
-
-
-def template_of(name: str) -> Template:
-    """The template called `name`. Raises InputError that names all."""
-    if name in REPLACED:
-        raise InputError(f"schedule {name}", "it is gone", f"Use {REPLACED[name]} in its place")
-    if name not in TEMPLATES:
-        operator = str(name).partition(".")[0]
-        own = [known for known in TEMPLATES if known.startswith(f"{operator}.")]
-        raise InputError(f"schedule {str(name)[:80]}", "unknown", f"Schedules: {', '.join(own or TEMPLATES)}")
-    return TEMPLATES[name]
 
 
 def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank: int | None = None) -> Plan:
@@ -92,14 +79,15 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     rank: build only this rank's tile tables (the schedule is always everybody's). None: every rank's.
     Raises InputError for an unknown schedule or option, a value out of range, or a problem that is none.
     """
-    template = template_of(name)
-    _check(name, template, problem, rank, options)
-    settings = settle(name, template.options, options)
-    if template.mover:
-        settings = replace(settings, mover=template.mover)
-    config = _config(problem, template, settings) if template.is_fused else None
-    sums = sums_shape(problem, template, settings)
-    schedule = _builder(problem.record)(name, problem, template, (settings, config))
+    method = method_of(name)
+    _check(method, problem, rank, options)
+    settings = settle(name, method.options, options)
+    if method.mover:
+        settings = replace(settings, mover=method.mover)
+    config = _config(problem, method, settings) if method.is_fused else None
+    sums = sums_shape(problem, method, settings)
+    work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem))
+    schedule = _builder(problem.record)(method, work)
     realization = realized(schedule, problem, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -118,23 +106,18 @@ def check_problem(asked: str, problem: Problem) -> None:
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
 
 
-def _check(name: str, template: Template, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
-    asked = f"build {name}"
-    if problem.operator != template.operator:
-        own = ", ".join(other for other, each in TEMPLATES.items() if each.operator == problem.operator)
+def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
+    asked = f"build {method.full_name}"
+    if problem.operator != method.operator:
+        own = ", ".join(other.full_name for other in methods_for(problem.operator))
         raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {own or 'none'}")
     check_problem(asked, problem)
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
-    if template.has_messages and (obstacle := messages_obstacle(problem)):
-        raise InputError(asked, obstacle, "Take another plan, such as sequential")
-    obstacle = norm_obstacle(problem, template.method) if problem.norm else ""
-    if obstacle:
-        raise InputError(f"{asked} with {problem.norm}", obstacle, "Take another plan, such as sequential")
     check_forms(asked, problem)
-    if template.is_fused and len(problem.columns) > MOST_WEIGHTS:
-        found, cure = f"{len(problem.columns)} weights", f"A tile kernel takes {MOST_WEIGHTS}; name a library plan"
-        raise InputError(asked, found, cure)
+    if found := obstacle(Asked(problem, options), method, "schedule"):
+        norm = f" with {problem.norm}" if problem.norm else ""
+        raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
 
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:
@@ -151,13 +134,15 @@ def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) ->
     return carried(split, problem, problem.moved_columns, settings, config)
 
 
-def _config(problem: Problem, template: Template, settings: Settings) -> MatmulConfig:
+def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfig:
     """The tile shape. Pieces are aligned to tiles, so that what rounds up is each shard."""
     split = Split(rows=problem.m, world_size=problem.world_size)
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
-    candidates = settings.tiles(shapes_of_tiles(problem, settings.kernel, template.method, settings.sums))
-    if settings.half_tiles == "on" or _is_ring_of_one_wave(problem, template, settings.sms):
+    candidates = settings.tiles(shapes_of_tiles(problem, settings.kernel, method.adds, settings.sums))
+    # Tiles of a ring of one wave would all run at once, and be summed and stored at once, too.
+    is_one_wave = not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms)
+    if settings.half_tiles == "on" or (method.stores_round_a_ring and is_one_wave):
         candidates = half_tiles(candidates) or candidates
     k = problem.k if settings.split_k == BEST else 0
     config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, k))
@@ -175,44 +160,34 @@ def _config(problem: Problem, template: Template, settings: Settings) -> MatmulC
     return config
 
 
-def _is_ring_of_one_wave(problem: Problem, template: Template, sms: int) -> bool:
-    """Whether each shard's tiles of a ring would all run at once, and be summed and stored at once, too."""
-    return template.method == "ring_stored" and not has_second_wave(problem.m, problem.n, problem.world_size, sms)
-
-
 def _queue(config: MatmulConfig | None) -> Queue:
     """All work of the caller's stream runs in launch order, kernels too: hence each names the other."""
     return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
 
 
-How = tuple[Settings, MatmulConfig | None]
-Builder = Callable[[str, Problem, Template, How], Schedule]
+Builder = Callable[[Method, Work], Schedule]
 _BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
 def _builder(record: Operator) -> Builder:
-    """What fills the templates of an operator: by what travels, and who gets it."""
+    """What builds the schedules of an operator: by what travels."""
     if record.name in _BUILDERS:
         return _BUILDERS[record.name]
-    if record.gathers:
-        return _gather_then_matmul
-    return _matmul_then_scatter if record.scatters else _matmul_then_share
+    return _gather_then_matmul if record.gathers else _matmul_then_sum
 
 
-def _gather_then_matmul(name: str, problem: Problem, template: Template, how: How) -> Schedule:
+def _gather_then_matmul(method: Method, work: Work) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
-    m, k, record, (settings, config) = problem.m, problem.k, problem.record, how
+    problem = work.problem
+    m, k, record, config = problem.m, problem.k, problem.record, work.config
     ranks, widths = range(problem.world_size), problem.widths
     weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
     outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
-    split = _split(problem, settings, config)
-    communication = meshed(template.method, split, k, settings, problem.returns_gathered)
-    if communication is None:
-        communication = all_gather.all_gather(split, k, template.method, problem.returns_gathered)
+    communication = _written(method, work)
     if problem.epilogue.scaling == "rows":
-        communication = with_row_scales(communication, split, template.method)
+        communication = with_row_scales(communication, work.split, method.moves[0])
     kernel = Footprint(
         queue=_queue(config),
         a=None,
@@ -224,48 +199,35 @@ def _gather_then_matmul(name: str, problem: Problem, template: Template, how: Ho
         goal=tuple(
             Goal(region(y, rank, (0, m)), product(A, B), 0, col, ((0, k),)) for rank, _, y, col in parts if m > 0
         ),
-        sms=settings.sms,
+        sms=work.settings.sms,
     )
-    return compose(name, communication, kernel)
+    return compose(method.full_name, communication, kernel)
 
 
-def _matmul_then_scatter(name: str, problem: Problem, template: Template, how: How) -> Schedule:
+def _matmul_then_sum(method: Method, work: Work) -> Schedule:
     """Every rank has its part of the reduced axis; see `_partials`."""
-    split = _split(problem, how[0], how[1])
-    sums = SUMS if template.has_kernels else MAIN
-    if how[0].sums == "epilogue":
-        if how[0].mover in COPYING_KERNELS:
-            found = "tiles that wait for peers could keep the kernel that pushes from its SMs"
-            raise InputError(f"sums=epilogue mover={how[0].mover}", found, "Use sums=kernel or mover=copy_engine")
-        sums = TILES
-    communication = reduce_scatter.reduce_scatter(
-        split, problem.n, template.method, _held(problem), sums, how[0].own_pieces
-    )
-    return _composed(name, communication, problem, how)
+    problem = work.problem
+    if problem.record.shares_sums and problem.world_size * problem.m > LIMIT:
+        raise InputError(
+            f"build {method.full_name}", "the rows of all partials need more than 31 bits", "Split the problem"
+        )
+    communication = _kept(_written(method, work), work)
+    return with_finished_sums(compose(method.full_name, communication, _partials(work)), problem)
 
 
-def _matmul_then_share(name: str, problem: Problem, template: Template, how: How) -> Schedule:
-    """As `_matmul_then_scatter`, but every rank gets all of the sum."""
-    if problem.world_size * problem.m > LIMIT:
-        raise InputError(f"build {name}", "the rows of all partials need more than 31 bits", "Split the problem")
-    split = _split(problem, how[0], how[1])
-    summing = Summing(how[0].sums, sums_shape(problem, template, how[0]), problem.norm is not None)
-    communication = all_reduce.all_reduce(split, problem.n, template.method, _held(problem), summing)
-    return _composed(name, communication, problem, how)
+def _written(method: Method, work: Work) -> Communication:
+    assert method.write is not None, f"{method.full_name} has neither moves nor a builder"
+    return method.write(work)
 
 
-def _composed(name: str, communication: Communication, problem: Problem, how: How) -> Schedule:
-    composed = compose(name, _kept(communication, problem), _partials(problem, how))
-    return with_finished_sums(composed, problem)
-
-
-def _kept(communication: Communication, problem: Problem) -> Communication:
+def _kept(communication: Communication, work: Work) -> Communication:
     """Partials and their sums in the dtype of the result; and the scales of the products, if rows have any."""
+    problem = work.problem
     in_result = (replace(buffer, dtype=buffer.dtype or problem.out_dtype) for buffer in communication.buffers)
     communication = replace(communication, buffers=tuple(in_result))
     if problem.epilogue.scaling != "rows":
         return communication
-    return of_partials(communication, problem.m, tuple(first for first, _ in _held(problem)))
+    return of_partials(communication, problem.m, tuple(first for first, _ in work.held))
 
 
 def _held(problem: Problem) -> tuple[Range, ...]:
@@ -273,10 +235,13 @@ def _held(problem: Problem) -> tuple[Range, ...]:
     return tuple((rank * problem.k, (rank + 1) * problem.k) for rank in range(problem.world_size))
 
 
-def _partials(problem: Problem, how: How) -> Footprint:
+def _partials(work: Work) -> Footprint:
     """Each rank's part of the reduced axis: columns of `a`, and the same rows of `b`."""
-    m, n, k, record, (settings, config) = problem.m, problem.n, problem.k, problem.record, how
+    problem, config = work.problem, work.config
+    m, n, k, record = problem.m, problem.n, problem.k, problem.record
     a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), range(problem.world_size)
     given_a = tuple(Given(region(a, rank, (0, m)), A, *problem.start(record.x, rank)) for rank in ranks if m > 0)
     given_b = tuple(Given(region(b, rank, (0, k)), B, *problem.start(record.w, rank)) for rank in ranks)
-    return Footprint(queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=settings.sms)
+    return Footprint(
+        queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=work.settings.sms
+    )

@@ -51,7 +51,7 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
-from overweave.schedules.heard import TOLD, Event, Heard
+from overweave.schedules.signal_numbers import TOLD, Event, SignalNumbers
 
 
 def chunked_all_to_all(written: AllToAll, rows: int, cols: int) -> Communication:
@@ -67,7 +67,7 @@ def chunked_all_to_all(written: AllToAll, rows: int, cols: int) -> Communication
     return Communication(
         world_size=written.world_size,
         buffers=used(made.buffers, steps),
-        pads=tuple(SignalPad(pad, size) for pad, size in made.heard.sizes()),
+        pads=tuple(SignalPad(pad, size) for pad, size in made.numbers.sizes()),
         queues=tuple(_queue(name) for name in names),
         given=tuple(given for rank in ranks for given in made.given(rank)),
         goal=tuple(goal for rank in ranks for goal in made.goal(rank)),
@@ -105,7 +105,7 @@ class _Exchange:
         if rows % self.size:
             found = f"{rows} rows are no whole blocks for {self.size} ranks"
             raise InputError("exchange all to all", found, "Pad the rows to a multiple of the ranks")
-        self.block, self.heard = rows // self.size, Heard()
+        self.block, self.numbers = rows // self.size, SignalNumbers()
         listed = list(enumerate(written.moves))
         self.moves = [self._move(at, put) for at, put in listed if isinstance(put, chunks.Put)]
         self.together = [self._at_once(at, one) for at, one in listed if isinstance(one, chunks.Collective)]
@@ -117,7 +117,7 @@ class _Exchange:
         self.waits = {one.at: self._waits(one) for one in self.moves}
         ranks = range(self.size)
         self.begun = {
-            (one.at, rank): self.heard.waits(self._after(one.at, rank)) for one in self.together for rank in ranks
+            (one.at, rank): self.numbers.waits(self._after(one.at, rank)) for one in self.together for rank in ranks
         }
 
     @property
@@ -151,7 +151,7 @@ class _Exchange:
         """The rows that a rank's tiles write, in the order in which they are sent, the pushes, and what has arrived."""
         own = Buffer(Y if self.size == 1 else OWN, self.rows, self.cols, "local")
         for hole, rows in enumerate(self.holes[rank]):
-            notifies = self.heard.notifies(("tiles", rank, hole))
+            notifies = self.numbers.notifies(("tiles", rank, hole))
             part = region(own, rank, rows)
             yield Chunk(name=f"write.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, notifies=notifies)
         kept = self._own(rank)
@@ -224,15 +224,15 @@ class _Exchange:
         """What arrives, with what is to be waited for: behind tiles all at once; before them as it comes."""
         mine = [one for one in self.moves if one.put.peer == rank]
         if self.sends:
-            yield (0, self.rows), self.heard.waits(self._arrivals(mine, are_ordered=True))
+            yield (0, self.rows), self.numbers.waits(self._arrivals(mine, are_ordered=True))
             return
-        self.heard.waits(self._arrivals(sorted(mine, key=lambda one: (one.lands, one.box.cols)), are_ordered=False))
+        self.numbers.waits(self._arrivals(sorted(mine, key=lambda one: (one.lands, one.box.cols)), are_ordered=False))
         landed = [rows for one in self.together for rows in self._landing(one, rank) if not is_empty(rows)]
         found: list[tuple[int, Range, tuple[Wait, ...]]] = [(-1, rows, ()) for rows in landed]
         for rows in pairwise(sorted({edge for one in mine for edge in one.lands})):
             met = [one for one in mine if not is_empty(common(one.lands, rows))]
             if met:
-                waits = self.heard.waits(self._arrivals(met, are_ordered=False))
+                waits = self.numbers.waits(self._arrivals(met, are_ordered=False))
                 found.append((max(one.at for one in met), rows, waits))
         yield from ((rows, waits) for _, rows, waits in sorted(found, key=lambda one: one[:2]))
 
@@ -254,7 +254,7 @@ class _Exchange:
         for hole, rows in enumerate(self.holes[move.put.rank]):
             if not is_empty(common(rows, move.box.rows)):
                 events.append(Event(COMPUTED, move.put.rank, ("tiles", move.put.rank, hole)))
-        return self.heard.waits([*events, *self._after(move.at, move.put.rank)])
+        return self.numbers.waits([*events, *self._after(move.at, move.put.rank)])
 
     def _after(self, at: int, rank: int) -> Iterator[Event]:
         """What a rank is to hear before its part of a move, but for what the order of its own queue implies."""
@@ -295,7 +295,7 @@ class _Exchange:
             rank=rank,
             queue=MAIN,
             waits=self.begun[one.at, rank],
-            notifies=self.heard.notifies(("move", one.at, rank)),
+            notifies=self.numbers.notifies(("move", one.at, rank)),
             function="all_to_all",
             label=f"all_to_all.{one.at}",
             ranks=tuple(range(self.size)),
@@ -305,7 +305,7 @@ class _Exchange:
 
     def _put(self, one: _Move, source: str, target: str) -> Put:
         rank = one.put.rank
-        of_ranks = (self.heard.notifies(("move", one.at, peer)) for peer in range(self.size))
+        of_ranks = (self.numbers.notifies(("move", one.at, peer)) for peer in range(self.size))
         told = tuple(notify for notifies in of_ranks for notify in notifies)
         check_told(one.at, one.put, told)
         return Put(

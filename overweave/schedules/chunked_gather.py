@@ -1,22 +1,23 @@
-"""From a list of moves to a Communication: every dependence becomes a signal to whoever must hear of it.
+"""All-gather of row shards, `x [S, k]` on every rank -> all of `a [m, k]` on every rank, from a list of moves.
 
-A move tells its destination, whose tiles wait for it, and every other rank that has a move which depends on it. A rank
-whose own shard is read where peers can reach it first copies it there.
+Every dependence becomes a signal. A move signals its destination, whose tiles wait for it, and every other rank that
+has a move which depends on it. A rank whose own shard is read where peers can reach it first copies it there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Notify, Put, Queue, Range, Region, SignalPad, Wait
 from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import shard_rows
 from overweave.schedules import chunks
-from overweave.schedules.all_gather import GATHERED_OUT
 from overweave.schedules.back_ends import ENGINE, PUSHES, check_told, move_obstacle, queue_of
 from overweave.schedules.chunks import MOST_LANES, Box, Gather, Held, Move, earlier
 from overweave.schedules.communication import (
@@ -36,11 +37,10 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
-from overweave.schedules.heard import TOLD
+from overweave.schedules.signal_numbers import TOLD, Event, SignalNumbers
 
+GATHERED_OUT = "gathered_out"
 STAGE = -1  # stands for the copy of a rank's own shard among the moves that a move depends on
-
-Event = tuple[int, int]  # a move and the rank that hears of it; STAGE - rank: that rank's own shard is staged
 
 
 class _Plan(Struct):
@@ -52,19 +52,26 @@ class _Plan(Struct):
     needs: dict[tuple[int, int], list[int]]
     staged: set[int]
     from_x: set[int]  # moves that read the caller's tensor
-    signals: dict[Event, tuple[str, int]]
+    arrivals: dict[tuple[int, int], Event]  # of a move and the rank whose tiles wait for it
+    numbers: SignalNumbers
 
     @property
     def size(self) -> int:
         return self.gather.world_size
 
     def waits(self, at: int, rank: int) -> tuple[Wait, ...]:
-        return joined(self.signals[event, rank] for event in self.needs.get((at, rank), ()))
+        """Of a rank's part of a move. What arrives there has one signal, for its tiles and for moves."""
+        needed = self.needs.get((at, rank), ())
+        events = (self.arrivals.get((one, rank)) or Event(TOLD, rank, ("move", one)) for one in needed)
+        return self.numbers.waits(events)
+
+    def arrived(self, rank: int, bringers: Iterable[int]) -> tuple[Wait, ...]:
+        """What a rank's tiles wait for before they read what these moves bring."""
+        return self.numbers.waits(self.arrivals[at, rank] for at in bringers if (at, rank) in self.arrivals)
 
     def notifies(self, event: int, of_rank: int | None = None) -> tuple[Notify, ...]:
-        """To all that hear of a move, or of one rank's part of it."""
-        heard = [(rank, signal) for (one, rank), signal in self.signals.items() if one == event]
-        return tuple(Notify(pad, rank, signal) for rank, (pad, signal) in heard if of_rank in (None, rank))
+        """To all ranks that wait for a move, or for one rank's part of it."""
+        return tuple(one for one in self.numbers.notifies(("move", event)) if of_rank in (None, one.rank))
 
 
 def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool = False) -> Communication:
@@ -76,7 +83,7 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
     plan = _planned(gather, Box((0, rows), (0, cols)))
     buffers = _Buffers(
         Buffer(X, -(-rows // gather.world_size), cols, "input"),
-        Buffer(GATHERED, rows, cols, "symmetric"),
+        Buffer(GATHERED, rows, cols, "local" if _is_all_by_library(gather) else "symmetric"),
         Buffer(GATHERED_OUT, rows, cols, "output"),
     )
     ranks = range(gather.world_size)
@@ -91,7 +98,7 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
     return Communication(
         world_size=gather.world_size,
         buffers=used(kept, steps),
-        pads=tuple(_pads(plan)),
+        pads=tuple(SignalPad(pad, size) for pad, size in plan.numbers.sizes()),
         queues=tuple(queues),
         given=tuple(
             Given(region(buffers.x, rank, (0, hi - lo)), A, lo, 0)
@@ -102,6 +109,10 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
         goal=tuple(Goal(region(buffers.out, rank, (0, rows)), A, 0, 0) for rank in ranks if returns_gathered and rows),
         steps=tuple(steps),
     )
+
+
+def _is_all_by_library(gather: Gather) -> bool:
+    return all(isinstance(move, chunks.Collective) for move in gather.moves)
 
 
 def _stream(name: str) -> Queue:
@@ -117,7 +128,7 @@ class _Buffers(Struct, frozen=True):
 def _planned(gather: Gather, whole: Box) -> _Plan:
     ranks = range(gather.world_size)
     held = [Held(rank, Box(shard_rows(whole.rows[1], gather.world_size, rank), whole.cols), []) for rank in ranks]
-    plan = _Plan(gather, whole, held, {}, set(), set(), {})
+    plan = _Plan(gather, whole, held, {}, set(), set(), {}, SignalNumbers())
     places = gather.places()
     for at, move in enumerate(gather.moves):
         _check_move(plan, at, move)
@@ -149,8 +160,9 @@ def _check_move(plan: _Plan, at: int, move: Move) -> None:
         raise ScheduleError(
             asked, f"chunk {move.chunk} is empty, or not inside the tensor", "Name rows and columns of it"
         )
-    if not 0 <= move.lane < MOST_LANES:
-        raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {MOST_LANES - 1}")
+    lanes = max(MOST_LANES, plan.size)
+    if not 0 <= move.lane < lanes:
+        raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {lanes - 1}")
 
 
 def _note_move(plan: _Plan, at: int, move: chunks.Put | chunks.Get, after: list[int]) -> None:
@@ -185,14 +197,11 @@ def _number(plan: _Plan) -> None:
     moves = plan.gather.moves
     for rank, held in enumerate(plan.held):
         put = [(box.rows[0], box.cols[0], at) for at, box in held.arrived if _lane(moves[at], rank) != MAIN]
-        for number, (_, _, at) in enumerate(sorted(put)):
-            plan.signals[at, rank] = (ARRIVED, number)
-    told = dict.fromkeys(range(plan.size), 0)
-    for (_, rank), events in plan.needs.items():
-        for event in events:
-            if (event, rank) not in plan.signals:
-                plan.signals[event, rank] = (TOLD, told[rank])
-                told[rank] += 1
+        for _, _, at in sorted(put):
+            plan.arrivals[at, rank] = Event(ARRIVED, rank, ("move", at))
+            plan.numbers.number(plan.arrivals[at, rank])
+    for at, rank in plan.needs:
+        plan.waits(at, rank)
 
 
 def _lane(move: Move, rank: int) -> int | str | None:
@@ -211,19 +220,13 @@ def _not_in_order(plan: _Plan, at: int, rank: int, events: list[int]) -> list[in
     return [event for event in dict.fromkeys(events) if event not in implied]
 
 
-def _pads(plan: _Plan) -> Iterator[SignalPad]:
-    for pad in (ARRIVED, TOLD):
-        size = max((signal + 1 for name, signal in plan.signals.values() if name == pad), default=0)
-        if size:
-            yield SignalPad(pad, size)
-
-
 def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Copy | LibraryCollective]:
     """A rank's moves in launch order, after what stages its own shard."""
     own = plan.held[rank].own.rows
     rest = _not_gathered(plan, rank)
     carried = (move for move in plan.gather.moves if not isinstance(move, chunks.Collective))
     lanes = {move.lane for move in carried if move.mover == ENGINE}
+    numbers: Counter[int] = Counter()  # of the moves between this rank and a peer
     if rank in plan.staged and rest:
         yield Copy(
             name=f"stage.{rank}",
@@ -243,8 +246,9 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
         kind, source, target = (Put, rank, move.peer) if isinstance(move, chunks.Put) else (Get, move.peer, rank)
         first = own[0] if at in plan.from_x else 0
         read = (box.rows[0] - first, box.rows[1] - first)
+        number, numbers[move.peer] = numbers[move.peer], numbers[move.peer] + 1
         yield kind(
-            name=f"{'push' if kind is Put else 'pull'}.{rank}-{move.peer}.{at}",
+            name=f"{'push' if kind is Put else 'pull'}.{rank}-{move.peer}.{number}",
             rank=rank,
             queue=queue_of(move, len(lanes) > 1),
             waits=waits,
@@ -289,52 +293,57 @@ def _uses(plan: _Plan, buffers: _Buffers, rank: int) -> list[Chunk]:
     found: list[tuple[int, int, Chunk]] = []
     if not is_empty(held.own.rows):
         lo, hi = held.own.rows
-        is_staged = rank in plan.staged
-        own = region(buffers.gathered, rank, (lo, hi)) if is_staged else region(buffers.x, rank, (0, hi - lo))
-        found.append((STAGE, lo, Chunk(name=f"use.{rank}.own", rank=rank, rows=(lo, hi), region=own)))
+        is_gathered = any(isinstance(move, chunks.Collective) for move in plan.gather.moves)
+        own = region(buffers.gathered, rank, (lo, hi)) if is_gathered else region(buffers.x, rank, (0, hi - lo))
+        found.append((STAGE, lo, Chunk(name=f"multiply.{rank}.own", rank=rank, rows=(lo, hi), region=own)))
     cuts = {edge for _, box in held.arrived for edge in box.rows}
+    numbers = [count() for _ in plan.held]
     for rows in pairwise(sorted(cuts)):
         bringers = [at for at, box in held.arrived if not is_empty(common(box.rows, rows))]
         if bringers:
-            waits = joined(_arrivals(plan, rank, bringers))
-            name, part = f"use.{rank}.{rows[0]}", region(buffers.gathered, rank, rows)
+            waits = plan.arrived(rank, bringers)
+            owner = rows[0] // buffers.x.rows
+            name, part = f"multiply.{rank}-{owner}.{next(numbers[owner])}", region(buffers.gathered, rank, rows)
             use = Chunk(name=name, rank=rank, rows=rows, region=part, waits=waits)
-            found.append((max(bringers) if waits else STAGE, rows[0], use))
-    return [use for _, _, use in sorted(found, key=lambda one: one[:2])]
+            found.append((max(bringers), rows[0], use))
+    found.sort(key=lambda one: (one[0] if one[2].waits else STAGE, one[1]))
+    return _united(use for _, _, use in found)
+
+
+def _united(uses: Iterable[Chunk]) -> list[Chunk]:
+    """The same, neighbours in one buffer that wait for nothing as one: what the library gathered is used at once."""
+    found: list[Chunk] = []
+    for use in uses:
+        last = found[-1] if found else None
+        if last and not (last.waits or use.waits) and _are_neighbours(last, use):
+            rows, read = (last.rows[0], use.rows[1]), (last.region.rows[0], use.region.rows[1])
+            both = replace(last.region, rows=read)
+            found[-1] = replace(last, name=f"multiply.{use.rank}", rows=rows, region=both)
+        else:
+            found.append(use)
+    return found
+
+
+def _are_neighbours(one: Chunk, other: Chunk) -> bool:
+    return one.rows[1] == other.rows[0] and one.region.buffer == other.region.buffer
 
 
 def _collect(plan: _Plan, buffers: _Buffers, rank: int) -> Copy:
     """Everything that has arrived, and the own shard, to the caller's output."""
-    lo, hi = plan.held[rank].own.rows
-    rest = [rows for rows in ((0, lo), (hi, plan.whole.rows[1])) if not is_empty(rows)]
-    own = [] if lo == hi else [(region(buffers.x, rank, (0, hi - lo)), (lo, hi))]
-    parts = own + [(region(buffers.gathered, rank, rows), rows) for rows in rest]
-    signals = _arrivals(plan, rank, (at for at, _ in plan.held[rank].arrived))
+    (lo, hi), rows = plan.held[rank].own.rows, plan.whole.rows
+    # Of a rank's own rows, those that the caller alone has.
+    only = (lo, lo) if rank in plan.staged else (lo, hi)
+    own = [] if is_empty(only) else [(region(buffers.x, rank, (0, hi - lo)), only)]
+    rest = [rows] if is_empty(only) else [part for part in ((0, lo), (hi, rows[1])) if not is_empty(part)]
+    parts = own + [(region(buffers.gathered, rank, part), part) for part in rest]
     return Copy(
         name=f"collect.{rank}",
         rank=rank,
         queue=MAIN,
-        waits=joined(signals),
+        waits=plan.arrived(rank, (at for at, _ in plan.held[rank].arrived)),
         sources=tuple(source for source, _ in parts),
         destinations=tuple(region(buffers.out, rank, rows) for _, rows in parts),
     )
-
-
-def _arrivals(plan: _Plan, rank: int, bringers: Iterable[int]) -> Iterator[tuple[str, int]]:
-    """The signals by which a rank's tiles hear of what these moves bring it."""
-    heard = (plan.signals.get((at, rank)) for at in bringers)
-    return (signal for signal in heard if signal is not None and signal[0] == ARRIVED)
-
-
-def joined(signals: Iterable[tuple[str, int]]) -> tuple[Wait, ...]:
-    """Waits for signals that are announced once, neighbours as one range."""
-    waits: list[Wait] = []
-    for pad, signal in sorted(set(signals)):
-        if waits and (waits[-1].pad, waits[-1].signals[1]) == (pad, signal):
-            waits[-1] = Wait(pad, (waits[-1].signals[0], signal + 1), 1)
-        else:
-            waits.append(Wait(pad, (signal, signal + 1), 1))
-    return tuple(waits)
 
 
 def _box(plan: _Plan, chunk: chunks.Chunk) -> Box:

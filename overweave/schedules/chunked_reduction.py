@@ -31,6 +31,7 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.tensors import product
 from overweave.schedules import chunks
+from overweave.schedules.arrival_layout import ArrivalLayout
 from overweave.schedules.back_ends import ENGINE, PUSHES, REGISTERS, check_told, move_obstacle, queue_of
 from overweave.schedules.chunks import Box, Reduction, earlier
 from overweave.schedules.communication import (
@@ -59,18 +60,17 @@ from overweave.schedules.communication import (
     used,
 )
 from overweave.schedules.fewest_waits import is_tellable
-from overweave.schedules.heard import TOLD, Event, Heard
-from overweave.schedules.held_sums import (
+from overweave.schedules.provenance import (
     OWN,
     Added,
-    Books,
     Carried,
     Part,
     Piece,
-    keep_books,
+    Provenance,
     partials,
+    trace_provenance,
 )
-from overweave.schedules.landed import Slots
+from overweave.schedules.signal_numbers import TOLD, Event, SignalNumbers
 from overweave.schedules.summed_together import results_together, summed_together
 
 KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
@@ -83,33 +83,33 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
     held: the range of the reduced axis that each rank's partial holds. Raises ScheduleError for moves that leave a
     partial out, add one twice, or add differently on two ranks that end with the same.
     """
-    books = keep_books(reduction, rows, cols)
-    _check_movers(books)
+    provenance = trace_provenance(reduction, rows, cols)
+    _check_movers(provenance)
     ways: tuple[str, ...] = (BESIDE, BEHIND, LIBRARY) if cols % KERNEL_COLS == 0 else (LIBRARY,)
     moves = (move for move in reduction.moves if isinstance(move, chunks.Put | chunks.Get))
     if any(move.mover in COPYING_KERNELS for move in moves):
         ways = tuple(way for way in ways if way != BESIDE)  # sums could hold the SMs that the own pushes need
     for way in ways:
-        made = _Lowering(books, cols, way)
+        made = _Lowering(provenance, cols, way)
         if way == LIBRARY or made.is_for_a_kernel:
             return made.communication(held)
     raise AssertionError("the library adds whatever there is")
 
 
-def _check_movers(books: Books) -> None:
+def _check_movers(provenance: Provenance) -> None:
     """Raises ScheduleError where a back end cannot carry a move."""
-    for one in books.done:
-        move = books.reduction.moves[one.at] if isinstance(one, Carried) else None
+    for one in provenance.done:
+        move = provenance.reduction.moves[one.at] if isinstance(one, Carried) else None
         if isinstance(one, Carried) and isinstance(move, chunks.Put | chunks.Get):
             is_own = {part.buffer for piece in one.pieces for part in piece.parts} == {PARTIAL}
-            found = move_obstacle(move, one.box, books.whole, is_own) or (move.mover == "bulk_tiles" and REGISTERS)
+            found = move_obstacle(move, one.box, provenance.whole, is_own) or (move.mover == "bulk_tiles" and REGISTERS)
             if found:
                 asked = f"move {one.at}: carry {one.box} by mover={move.mover}"
                 raise ScheduleError(asked, found, "Use mover=copy_engine")
 
 
 class _Sum(Struct, frozen=True):
-    """A Reduce to be: of a Sum, the index-th; or a move of what is here to the result."""
+    """One Reduce: the index-th part of the sum at position `event`; index OWN: a sum is moved to the result."""
 
     event: int
     rank: int
@@ -121,20 +121,20 @@ class _Sum(Struct, frozen=True):
 
 
 class _Lowering:
-    """One way of lowering. Signals are numbered as somebody is found to wait for them, sums first."""
+    """The operations of a reduction whose sums run where `way` says. Signals of sums have the first numbers."""
 
-    def __init__(self, books: Books, cols: int, way: str) -> None:
-        self.books, self.way, self.cols = books, way, cols
-        self.size, self.rows = books.reduction.world_size, books.whole.rows[1]
-        self.moves = {one.at: one for one in books.done}
-        self.carried = [one for one in books.done if isinstance(one, Carried)]
-        moves = [move for move in books.reduction.moves if isinstance(move, chunks.Put | chunks.Get)]
+    def __init__(self, provenance: Provenance, cols: int, way: str) -> None:
+        self.provenance, self.way, self.cols = provenance, way, cols
+        self.size, self.rows = provenance.reduction.world_size, provenance.whole.rows[1]
+        self.moves = {one.at: one for one in provenance.done}
+        self.carried = [one for one in provenance.done if isinstance(one, Carried)]
+        moves = [move for move in provenance.reduction.moves if isinstance(move, chunks.Put | chunks.Get)]
         self.lanes = {move.lane for move in moves if move.mover == ENGINE}
         self.holes = [_holes(self._reads(rank)) for rank in range(self.size)]
-        self.slots = Slots.of(self.carried, self.size)
-        self.heard = Heard()
-        self.places = books.reduction.places()
-        self.sums = {one.at: list(self._split(one)) for one in books.done if isinstance(one, Added)}
+        self.slots = ArrivalLayout.of(self.carried, self.size)
+        self.numbers = SignalNumbers()
+        self.places = provenance.reduction.places()
+        self.sums = {one.at: list(self._split(one)) for one in provenance.done if isinstance(one, Added)}
         self.sums = {at: [self._with_waits(one) for one in sums] for at, sums in self.sums.items()}
         self.ends = [[self._with_waits(one) for one in self._moves_at_the_end(rank)] for rank in range(self.size)]
         self.tells: list[tuple[int, Copy]] = []  # and the move in front of which one stands
@@ -144,7 +144,7 @@ class _Lowering:
     def is_for_a_kernel(self) -> bool:
         """Whether the kernel that sums can be told everything, and may run where it is to run."""
         all_sums = [one for sums in (*self.sums.values(), *self.ends) for one in sums]
-        if not all(one.box.cols == self.books.whole.cols and is_tellable(one.waits) for one in all_sums):
+        if not all(one.box.cols == self.provenance.whole.cols and is_tellable(one.waits) for one in all_sums):
             return False
         first: dict[int, _Sum] = {}
         for one in all_sums:
@@ -163,7 +163,7 @@ class _Lowering:
         return Communication(
             world_size=self.size,
             buffers=used(known, steps),
-            pads=tuple(SignalPad(pad, size) for pad, size in self.heard.sizes()),
+            pads=tuple(SignalPad(pad, size) for pad, size in self.numbers.sizes()),
             queues=tuple(self._queues(steps)),
             given=(),
             goal=tuple(goal for rank in ranks for goal in self._goals(rank, held)),
@@ -172,12 +172,12 @@ class _Lowering:
 
     @property
     def _layers(self) -> int:
-        kept = (one.kept for one in self.books.done if isinstance(one, Added))
+        kept = (one.kept for one in self.provenance.done if isinstance(one, Added))
         return max((part.layer + 1 for part in kept if part.buffer == RUNNING), default=0)
 
     @property
     def _result_rows(self) -> int:
-        return self.rows if self.books.reduction.everywhere else -(-self.rows // self.size)
+        return self.rows if self.provenance.reduction.everywhere else -(-self.rows // self.size)
 
     def _buffer(self, name: str, rows: int) -> Buffer:
         """What peers pull, or put to, they must reach."""
@@ -194,7 +194,7 @@ class _Lowering:
         return self._move(one.at).rank
 
     def _move(self, at: int) -> chunks.Put | chunks.Get:
-        move = self.books.reduction.moves[at]
+        move = self.provenance.reduction.moves[at]
         assert isinstance(move, chunks.Put | chunks.Get)
         return move
 
@@ -204,16 +204,16 @@ class _Lowering:
     def _reads(self, rank: int) -> list[Range]:
         """The rows of its own partial that somebody reads, in the order of the list."""
         found: list[Range] = []
-        for one in self.books.done:
+        for one in self.provenance.done:
             if (one.source if isinstance(one, Carried) else one.rank) == rank:
                 found += [piece.box.rows for piece in one.pieces if OWN in piece.by]
-        return found + [rows for together in self.books.together.values() for rows in together]
+        return found + [rows for together in self.provenance.together.values() for rows in together]
 
     def _split(self, one: Added) -> Iterator[_Sum]:
         """A sum of tiles that are announced apart is several."""
         index = 0
-        kept = one.kept if one.kept.buffer == RUNNING or (one.at, one.rank) in self.books.read else None
-        wanted = self.books.wanted(one.rank)
+        kept = one.kept if one.kept.buffer == RUNNING or (one.at, one.rank) in self.provenance.read else None
+        wanted = self.provenance.wanted(one.rank)
         for piece in one.pieces:
             if kept is None and piece.box.common(wanted) != piece.box:
                 found = f"its sum of {piece.box} is neither rank {one.rank}'s result nor passed on"
@@ -228,7 +228,7 @@ class _Lowering:
 
     def _moves_at_the_end(self, rank: int) -> Iterator[_Sum]:
         """What is a sum elsewhere than in the result, to the result."""
-        for piece in self.books.ends[rank]:
+        for piece in self.provenance.ends[rank]:
             (part,) = piece.parts
             written = [one for by in piece.by for one in self.sums.get(by, ()) if one.kept is None]
             if part.buffer == TOTAL and not written:
@@ -238,18 +238,18 @@ class _Lowering:
         piece = Piece(one.box, one.parts, self._bringers(one))
         events = list(self._ready(one.rank, piece))
         move = self.moves[one.event]
-        if isinstance(move, Added) and one.index != OWN and one.event < len(self.books.reduction.moves):
+        if isinstance(move, Added) and one.index != OWN and one.event < len(self.provenance.reduction.moves):
             events += self._after(one.event, one.rank, MAIN if self.way == LIBRARY else SUMS)
         if self.way == LIBRARY:  # stands behind the tiles, and behind the sums before it
             events = [event for event in events if not (event.rank == one.rank and event.pad in (COMPUTED, SUMMED))]
         if self.way == BEHIND:
             events = [event for event in events if event.pad != COMPUTED]
-        return _Sum(one.event, one.rank, one.index, one.box, one.parts, one.kept, self.heard.waits(events))
+        return _Sum(one.event, one.rank, one.index, one.box, one.parts, one.kept, self.numbers.waits(events))
 
     def _bringers(self, one: _Sum) -> tuple[int, ...]:
         """The moves that bring what it adds."""
         move = self.moves[one.event]
-        pieces = self.books.ends[one.rank] if one.index == OWN else move.pieces
+        pieces = self.provenance.ends[one.rank] if one.index == OWN else move.pieces
         met = (piece for piece in pieces if piece.box.common(one.box).area)
         return tuple(sorted({by for piece in met for by in piece.by}))
 
@@ -277,11 +277,11 @@ class _Lowering:
         ready = [event for piece in one.pieces for event in self._ready(one.source, piece)]
         if mover != one.source:
             ready = [self._told(one.at, ready, mover)]
-        return self.heard.waits([*ready, *self._after(one.at, mover, self._lane(one.at))])
+        return self.numbers.waits([*ready, *self._after(one.at, mover, self._lane(one.at))])
 
     def _after(self, at: int, rank: int, queue: str) -> list[Event]:
         events: list[Event] = []
-        for named in self.books.reduction.moves[at].after:
+        for named in self.provenance.reduction.moves[at].after:
             place = earlier(self.places, at, named)
             one = self.moves[place]
             if isinstance(one, Carried):
@@ -297,13 +297,13 @@ class _Lowering:
         """What a peer hears when all of it has happened: somebody waits for it there, and tells."""
         source = ready[0].rank
         event = Event(TOLD, rank, ("told", source, rank, *(event.what for event in ready)))
-        if event not in self.heard.signals:
+        if event not in self.numbers.signals:
             tell = Copy(
                 name=f"tell.{source}-{rank}.{len(self.tells)}",
                 rank=source,
                 queue=TELLERS,
-                waits=self.heard.waits(ready),
-                notifies=(Notify(TOLD, rank, self.heard.number(event)),),
+                waits=self.numbers.waits(ready),
+                notifies=(Notify(TOLD, rank, self.numbers.number(event)),),
                 sources=(),
                 destinations=(),
             )
@@ -317,23 +317,23 @@ class _Lowering:
             yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=Region(Y, rank, whole, (0, self.cols)))
         for hole, rows in enumerate(self.holes[rank]):
             part = Region(PARTIAL, rank, rows, (0, self.cols))
-            notifies = self.heard.notifies(("tiles", rank, hole))
+            notifies = self.numbers.notifies(("tiles", rank, hole))
             yield Chunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, notifies=notifies)
         ahead = [one for one in self.carried if self._mover(one) == rank and self._move(one.at).mover != ENGINE]
         yield from map(self._carry, ahead)  # they wait for tiles only, and peers for them
-        for one in self.books.done:
+        for one in self.provenance.done:
             yield from (tell for at, tell in self.tells if at == one.at and tell.rank == rank)
             if isinstance(one, Added):
                 yield from (self._reduce(each) for each in self.sums[one.at] if one.rank == rank)
             elif self._mover(one) == rank and one not in ahead:
                 yield self._carry(one)
         yield from (self._reduce(each) for each in self.ends[rank])
-        yield from summed_together(self.books, rank) if self.size > 1 else ()
+        yield from summed_together(self.provenance, rank) if self.size > 1 else ()
 
     def _carry(self, one: Carried) -> Put | Get:
         mover = self._mover(one)
         kind, peer = (Put, one.target) if mover == one.source else (Get, one.source)
-        told = tuple(each for rank in range(self.size) for each in self.heard.notifies(("move", one.at, rank)))
+        told = tuple(each for rank in range(self.size) for each in self.numbers.notifies(("move", one.at, rank)))
         check_told(one.at, self._move(one.at), told)
         return kind(
             name=f"{'push' if kind is Put else 'pull'}.{mover}-{peer}.{one.at}",
@@ -347,7 +347,7 @@ class _Lowering:
 
     def _reduce(self, one: _Sum) -> Reduce:
         result = self._result(one.rank, one.box)
-        notifies = self.heard.notifies(("sum", one.event, one.index)) if one.index != OWN else ()
+        notifies = self.numbers.notifies(("sum", one.event, one.index)) if one.index != OWN else ()
         blocks = ReduceConfig()
         height, width = (hi - lo for lo, hi in (one.box.rows, one.box.cols))
         tiles = 1 if self.way == LIBRARY else -(-height // blocks.block_m) * -(-width // blocks.block_n)
@@ -370,15 +370,15 @@ class _Lowering:
         return Region(name, rank, box.rows, box.cols)
 
     def _result(self, rank: int, box: Box) -> Region:
-        first = 0 if self.books.reduction.everywhere else self.books.wanted(rank).rows[0]
+        first = 0 if self.provenance.reduction.everywhere else self.provenance.wanted(rank).rows[0]
         return Region(Y, rank, shifted(box.rows, -first), box.cols)
 
     def _goals(self, rank: int, held: tuple[Range, ...]) -> Iterator[Goal]:
-        for piece in self.books.ends[rank]:
+        for piece in self.provenance.ends[rank]:
             terms = tuple(held[one] for part in piece.parts for one in partials(part.value))
             (row, _), (col, _) = piece.box.rows, piece.box.cols
             yield Goal(self._result(rank, piece.box), product(A, B), row, col, terms)
-        for rows, result in results_together(self.books, rank):
+        for rows, result in results_together(self.provenance, rank):
             yield Goal(result, product(A, B), rows[0], 0, held)
 
     def _queues(self, steps: Iterable[Operation | Chunk]) -> Iterator[Queue]:
@@ -388,7 +388,7 @@ class _Lowering:
             if name in (SUMS, PUSHES):
                 yield Queue(name, ISSUE, after=behind if name == SUMS and self.way == BEHIND else ())
             elif name != TILES:  # the library's calls hold SMs that kernels may need
-                kernels = (TILES, SUMS, PUSHES) if self.books.together else (TILES,)
+                kernels = (TILES, SUMS, PUSHES) if self.provenance.together else (TILES,)
                 yield Queue(name, COMPLETE, after=kernels if name == MAIN else ())
 
 

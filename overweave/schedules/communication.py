@@ -32,7 +32,7 @@ TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it 
 X, W, Y = "x", "w", "y"  # the caller's buffers
 # Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
 PARTIAL, SLOTS, RUNNING, TOTAL, GATHERED = "partial", "slots", "running", "total", "gathered"
-ARRIVED, READY, COMPUTED, SUMMED = "arrived", "ready", "computed", "summed"  # pads
+ARRIVED, COMPUTED, SUMMED = "arrived", "computed", "summed"  # pads
 A, B = "a", "b"  # the tensors of the global matmul
 
 Order = Literal["ring", "all_peers"]

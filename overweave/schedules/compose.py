@@ -20,6 +20,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.schedules.communication import Chunk, Communication, region
+from overweave.schedules.fewest_waits import not_twice
 from overweave.schedules.tile_shape import count_tiles, tiles_to_cut
 from overweave.schedules.woven_frame import counted, credits
 
@@ -116,7 +117,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         reuse=communication.reuse,
         given=communication.given + kernel.given,
         goal=communication.goal + kernel.goal,
-        operations=counted(operations),
+        operations=counted(tuple(not_twice(operations, queues))),
     )
 
 

@@ -18,7 +18,6 @@ from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import CopyConfig
 from overweave.ir.schedule import Range
 from overweave.ir.tensors import product, received
-from overweave.schedules.all_gather import all_gather
 from overweave.schedules.all_reduce import all_reduce
 from overweave.schedules.all_to_all import receive, send
 from overweave.schedules.back_ends import PUSHES, check_mover
@@ -53,11 +52,11 @@ from overweave.schedules.reduction_templates import reduction_moves
 from overweave.schedules.renamed import renamed
 from overweave.schedules.spread import spread
 from overweave.schedules.stored_at_peers import stored_at_peers
-from overweave.schedules.transports import GATHER, SPREAD, Asked, Side, Transport, options_of, transport_of
+from overweave.schedules.transports import GATHER, SCATTER, SPREAD, Asked, Side, Transport, options_of, transport_of
 from overweave.schedules.without_gaps import without_gaps
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
-CHUNKED = ("mesh", "ring", "double_ring", "islands")  # as lists of moves
+CHUNKED = ("mesh", "ring", "double_ring", "islands")  # reductions as lists of moves
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
@@ -112,14 +111,11 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         mover=settings.mover if transport.side == GATHER else "copy_engine",
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
-    if transport.method in CHUNKED and transport.side != SPREAD:
-        mesh = mesh_of(split, operand.cols, settings)
-        is_read = transport.side == GATHER
-        written = (
-            gather_moves(transport.method, mesh)
-            if is_read
-            else reduction_moves(transport.method, mesh, transport.gathers_sums)
-        )
+    mesh = mesh_of(split, operand.cols, settings)
+    if transport.side == GATHER and not transport.direction:
+        return _written(operand, gather_moves(transport.method, mesh), transport, space.tile_count)
+    if transport.side == SCATTER and transport.method in CHUNKED:
+        written = reduction_moves(transport.method, mesh, transport.gathers_sums)
         return _written(operand, written, transport, space.tile_count)
     return Exchange(
         operand=operand,
@@ -203,9 +199,6 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         made = without_gaps(made) if transport.side == GATHER else made
         tensors = {received(A, rank): received(name, rank) for rank in ranks}
         return renamed(made, name, {X: name, Y: name}, tensors)
-    if transport.side == GATHER:
-        made = without_gaps(all_gather(split, operand.cols, transport.method))
-        return renamed(made, name, {X: name}, {A: name})
     if transport.side == SPREAD:
         whole = replace(split, rows=split.world_size * split.rows)
         made = spread(whole, operand.cols, by_library=not transport.is_woven)

@@ -10,14 +10,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import Problem
+from overweave.ir.plan import TILE_KERNEL, Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedule
 from overweave.ir.tensors import finished
 from overweave.schedules.communication import TOTAL, Y
+from overweave.schedules.methods.record import Adds
 from overweave.schedules.tile_shape import Kernel, TileShape, shapes
-
-# Methods whose tiles add what arrives, whatever is asked.
-TILES_ADD = ("fused_ring", "ring_stored", "stored")
 
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
@@ -29,9 +27,12 @@ def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
     return replace(schedule, operations=tuple(operations), goal=tuple(goals))
 
 
-def shapes_of_tiles(problem: Problem, kernel: Kernel, method: str, sums: str) -> tuple[TileShape, ...]:
-    """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such."""
-    finish = method in TILES_ADD or sums == "epilogue"
+def shapes_of_tiles(problem: Problem, kernel: Kernel, adds: Adds | None, sums: str) -> tuple[TileShape, ...]:
+    """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such.
+
+    adds: how the method adds. sums: the option of this name.
+    """
+    finish = (adds is not None and adds.by == TILE_KERNEL) or sums == "epilogue"
     candidates = shapes(problem.dtype, kernel, problem.of_tiles(finish), len(problem.widths))
     if kernel == "portable" or not finish or not problem.of_sums.bits:
         return candidates
@@ -39,7 +40,7 @@ def shapes_of_tiles(problem: Problem, kernel: Kernel, method: str, sums: str) ->
     # several addends.
     if problem.dtype == FLOAT8:
         return tuple(shape for shape in candidates if shape.config.block_n <= 128)
-    has_several = method not in ("fused_ring", "ring_stored") and problem.world_size > 2
+    has_several = adds is not None and adds.order != "ring" and problem.world_size > 2
     return tuple(shape for shape in candidates if shape.config.block_m <= 128 or not has_several)
 
 

@@ -6,7 +6,7 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import those_with
-from overweave.ir.plan import MOST_PACKED_RANKS, Problem
+from overweave.ir.plan import Problem
 
 
 def check_forms(asked: str, problem: Problem) -> None:
@@ -68,11 +68,3 @@ def _of_fp8(problem: Problem) -> _Obstacle:
         return None
     found = f"{problem.dtype} without b_is_transposed, scaling or out_dtype"
     return found, "Products of fp8 are scaled, and kept in 16 bits or more"
-
-
-def messages_obstacle(problem: Problem) -> str:
-    """Why packed messages cannot carry what a problem moves; empty if they can."""
-    if problem.world_size > MOST_PACKED_RANKS:
-        return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
-    travels = problem.record.gathers and problem.world_size > 1
-    return "packed messages carry no scales of rows" if problem.epilogue.scaling == "rows" and travels else ""

@@ -1,9 +1,9 @@
-"""All-gathers as lists of chunk moves: straight across a mesh of ranks, round a ring, round it both ways, by islands.
+"""All-gathers as lists of chunk moves: the library's, to or from every peer, round rings, by islands.
 
 Every template takes the same `Mesh`: how shards are cut into chunks and how ranks lie. Lists are written step by step
 for all ranks, so that tiles run in the order in which a rank meets the others: rank + 1, rank + 2, ...
-SOURCE: AutoOverlap 5.1 and its Figure 4 (ring, partition-based, heterogeneous by levels of a mesh); FiCCO for chunks by
-rows and columns.
+SOURCE: Flux (arXiv 2406.06858) 4.2 for pull, push and rotation; AutoOverlap 5.1 and its Figure 4 (ring,
+partition-based, heterogeneous by levels of a mesh); FiCCO for pieces from all peers at once, by rows and columns.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.shards import piece_rows, shard_rows
-from overweave.schedules.chunks import Chunk, Gather, Move, Put
-from overweave.schedules.communication import Mover
+from overweave.schedules.chunks import Chunk, Collective, Gather, Get, Move, Put
+from overweave.schedules.communication import Mover, Order, Rotation
 
 Axis = Literal["inner", "outer"]
 COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
@@ -28,6 +28,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
     pieces, col_pieces: chunks of a shard by rows and by columns; rows begin at multiples of `alignment` in it.
     axis: along which ranks are met first, inside an island or across islands. lanes: moves of a rank under way at once.
+    order, rotation: as in Split, of push and pull.
     mover: who carries what is a rank's own, on `copy_programs` SMs if a kernel does; the rest is the copy engine's.
     """
 
@@ -40,6 +41,8 @@ class Mesh(Struct, frozen=True, kw_only=True):
     island: int | None = None
     axis: Axis = "inner"
     lanes: int = 1
+    order: Order = "ring"
+    rotation: Rotation = "on"
     mover: Mover = "copy_engine"
     copy_programs: int = 16
 
@@ -55,6 +58,24 @@ class Mesh(Struct, frozen=True, kw_only=True):
         line = (rank // self.width + outer) % (self.world_size // self.width)
         return line * self.width + (rank + inner) % self.width
 
+    def turns(self) -> Iterator[tuple[int, int, int]]:
+        """(rank, peer, piece): whose shard each rank meets when, all ranks step by step."""
+        ranks, steps, pieces = range(self.world_size), range(1, self.world_size), range(self.pieces)
+        if self.order == "ring":
+            met = ((rank, step, piece) for step in steps for rank in ranks for piece in pieces)
+        else:
+            met = ((rank, step, piece) for piece in pieces for step in steps for rank in ranks)
+        return ((rank, self._met(rank, step), piece) for rank, step, piece in met)
+
+    def _met(self, rank: int, step: int) -> int:
+        if self.rotation == "off":
+            return [peer for peer in range(self.world_size) if peer != rank][step - 1]
+        return (rank + step) % self.world_size
+
+    def lane(self, rank: int, owner: int) -> int:
+        """One for all in ring order, else one for each distance."""
+        return 0 if self.order == "ring" else (owner - rank) % self.world_size
+
     @property
     def width(self) -> int:
         """Ranks of an island. Raises InputError if islands do not come out even."""
@@ -66,11 +87,13 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
     def chunks(self, rank: int) -> tuple[Chunk, ...]:
         """The chunks of a rank's shard, row by row. None is empty."""
-        shard = shard_rows(self.rows, self.world_size, rank)
-        rows = piece_rows(shard, self.pieces, self.alignment)
-        cols = piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT)
-        known = [Chunk(row, None if self.col_pieces == 1 else col) for row in rows for col in cols if col[0] < col[1]]
-        return tuple(chunk for chunk in known if chunk.rows[0] < chunk.rows[1])
+        return tuple(chunk for piece in range(self.pieces) for chunk in self.piece(rank, piece))
+
+    def piece(self, rank: int, piece: int) -> tuple[Chunk, ...]:
+        """The chunks of one piece of its rows."""
+        rows = piece_rows(shard_rows(self.rows, self.world_size, rank), self.pieces, self.alignment)[piece]
+        cols = [pair for pair in piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT) if pair[0] < pair[1]]
+        return tuple(Chunk(rows, None if self.col_pieces == 1 else pair) for pair in cols if rows[0] < rows[1])
 
     def pushes(self, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Put]:
         """Of all chunks of an owner's shard; without a lane, dealt to all lanes."""
@@ -80,12 +103,37 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
 def gather_moves(name: str, mesh: Mesh) -> Gather:
     """The moves of the template `name`. Raises InputError."""
+    return gather_of(mesh, TEMPLATES[name])
+
+
+def gather_of(mesh: Mesh, written: Callable[[Mesh], Iterator[Move]]) -> Gather:
+    """The moves that a template writes, what is a rank's own carried as the mesh says. Raises InputError."""
     own = [frozenset(mesh.chunks(rank)) for rank in range(mesh.world_size)]
     moves = (
         replace(move, mover=mesh.mover) if isinstance(move, Put) and move.chunk in own[move.rank] else move
-        for move in TEMPLATES[name](mesh)
+        for move in written(mesh)
     )
     return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
+
+
+def _collective(mesh: Mesh) -> Iterator[Move]:
+    """The library's, of whole shards."""
+    if mesh.world_size > 1 and mesh.rows:
+        yield Collective(tuple(Chunk(shard_rows(mesh.rows, mesh.world_size, rank)) for rank in range(mesh.world_size)))
+
+
+def _push(mesh: Mesh) -> Iterator[Move]:
+    """Owners push straight to every peer."""
+    for rank, owner, piece in mesh.turns():
+        for chunk in mesh.piece(owner, piece):
+            yield Put(owner, rank, chunk, mesh.lane(rank, owner))
+
+
+def _pull(mesh: Mesh) -> Iterator[Move]:
+    """Every rank gets its peers' chunks from where they have staged them."""
+    for rank, owner, piece in mesh.turns():
+        for chunk in mesh.piece(owner, piece):
+            yield Get(rank, owner, chunk, mesh.lane(rank, owner))
 
 
 def _mesh(mesh: Mesh) -> Iterator[Move]:
@@ -137,6 +185,9 @@ def _at(island: int, place: int, width: int) -> int:
 
 
 TEMPLATES: dict[str, Callable[[Mesh], Iterator[Move]]] = {
+    "collective": _collective,
+    "push": _push,
+    "pull": _pull,
     "mesh": _mesh,
     "ring": _ring,
     "double_ring": _double_ring,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from overweave.schedules.chunked_gather import chunked_gather
-from overweave.schedules.communication import Communication, Split
-from overweave.schedules.gather_templates import TEMPLATES, Mesh, gather_moves
+from overweave.schedules.communication import Split
+from overweave.schedules.gather_templates import Mesh
 from overweave.schedules.options import Settings
 
 
@@ -20,15 +19,8 @@ def mesh_of(split: Split, cols: int, settings: Settings) -> Mesh:
         island=settings.island,
         axis=settings.axis,
         lanes=settings.lanes,
+        order=settings.order,
+        rotation=settings.rotation,
         mover=settings.mover,
         copy_programs=settings.copy_programs,
     )
-
-
-def meshed(
-    method: str, split: Split, cols: int, settings: Settings, returns_gathered: bool = False
-) -> Communication | None:
-    """The all-gather `method` as a list of chunk moves; None where it is not written as one."""
-    if method not in TEMPLATES:
-        return None
-    return chunked_gather(gather_moves(method, mesh_of(split, cols, settings)), split.rows, cols, returns_gathered)

@@ -6,7 +6,6 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.exchange import exchange_of
 from overweave.ir.plan import (
@@ -27,10 +26,10 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
+from overweave.schedules.methods.record import Method
 from overweave.schedules.mover import copy_config
 from overweave.schedules.options import Settings
-from overweave.schedules.skinny import skinny_obstacle, skinny_shape
-from overweave.schedules.template import Template
+from overweave.schedules.skinny import skinny_shape
 from overweave.schedules.tile_shape import (
     SUMS_FINISHED,
     packed_row_shape,
@@ -65,21 +64,20 @@ def realized(
     )
 
 
-def sums_shape(problem: Problem, template: Template, settings: Settings) -> ReduceConfig:
-    """The tiles of the reduction. Beside a tile kernel they are large: it takes what that leaves idle."""
+def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceConfig:
+    """The tiles of the reduction kernel. Beside a tile kernel they are large: it takes what that leaves idle. Where
+    tiles add, it only moves sums, on all SMs, behind the tiles.
+    """
     if problem.norm is not None:
         return row_shape(problem.m, problem.n, settings.sms)
     finishes = problem.of_sums.bits != 0
-    if template.moves_behind:
+    if method.adds is not None and method.adds.by == TILE_KERNEL:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)
     return SUMS_FINISHED if finishes else ReduceConfig()
 
 
 def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:
     """One for the products of all weights, made for the widest."""
-    obstacle = skinny_obstacle(problem)
-    if obstacle:
-        raise InputError(f"matmul={settings.matmul}", obstacle, "Use matmul=library")
     shape = skinny_shape((problem.m, max(problem.widths), problem.k), settings.sms)
     return replace(shape, early=settings.matmul == "early")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.epilogue import MOST_NORM_COLS
-from overweave.ir.operators.registry import those_with
-from overweave.ir.plan import Problem, ReduceConfig
-from overweave.ir.schedule import Buffer, Notify, Range, Region
+from overweave.ir.plan import ReduceConfig
+from overweave.ir.schedule import Buffer, Range, Region
 from overweave.schedules.communication import Chunk, Split, Sums, region, shifted
 
 
@@ -19,29 +17,6 @@ class Summing(Struct, frozen=True):
     sums: Sums = "kernel"
     blocks: ReduceConfig = ReduceConfig()
     is_normed: bool = False
-
-
-# All-reduces whose last step, on every rank, holds whole rows of the sum: a kernel or the library norms them there.
-NORMING = (
-    "collective",
-    "one_shot_packed",
-    "two_shot",
-    "two_shot_packed",
-    "ring_stored",
-)
-
-
-def norm_obstacle(problem: Problem, method: str) -> str:
-    """Why a method cannot norm the rows of its result; empty if it can."""
-    if not problem.record.forms.norm:
-        return f"only {those_with(lambda forms: forms.norm)} has whole rows of a sum on every rank"
-    if method not in NORMING:
-        return "its last step does not norm"
-    if method != "collective" and problem.n > MOST_NORM_COLS:
-        return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
-    if method in ("two_shot", "ring_stored") and problem.world_size == 1:
-        return "in a group of one there is no sum whose rows a kernel could norm"
-    return ""
 
 
 class Reduced(Struct, frozen=True):
@@ -64,10 +39,9 @@ class Reduced(Struct, frozen=True):
     def rows(self) -> Range:
         return 0, self.split.rows
 
-    def multiplied(self, rank: int, out: Buffer, notifies: tuple[Notify, ...] = ()) -> Chunk:
+    def multiplied(self, rank: int, out: Buffer) -> Chunk:
         """The whole partial, by one matmul."""
-        part = region(out, rank, self.rows)
-        return Chunk(name=f"multiply.{rank}", rank=rank, rows=self.rows, region=part, notifies=notifies)
+        return Chunk(name=f"multiply.{rank}", rank=rank, rows=self.rows, region=region(out, rank, self.rows))
 
     def slot(self, rank: int, source: int, rows: Range) -> Region:
         """Where rows from a source lie in the slots of a rank; they count from the first one it is sent."""

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
+from overweave.ir.plan import LIBRARY, Engine
 from overweave.ir.schedule import (
     INPUT,
     Buffer,
@@ -76,17 +77,17 @@ class _Scales(Struct, frozen=True):
         return [self.split.peer(rank, -step) for step in range(1, self.split.world_size)]
 
 
-def with_row_scales(communication: Communication, split: Split, method: str) -> Communication:
-    """An all-gather of row shards by `method` (schedules/all_gather.py), and of the scales of their rows beside it."""
+def with_row_scales(communication: Communication, split: Split, engine: Engine) -> Communication:
+    """An all-gather of row shards, and of the scales of their rows beside it. engine: which moves the shards."""
     ranks, rows = range(split.world_size), split.rows
     own = Buffer(SCALE_X, split.shard_size, 1, "input", SCALE_DTYPE)
-    everyone = Buffer(SCALES, rows, 1, "local" if method == "collective" else "symmetric", SCALE_DTYPE)
+    everyone = Buffer(SCALES, rows, 1, "local" if engine == LIBRARY else "symmetric", SCALE_DTYPE)
     scales = _Scales(split, own, everyone, sum(not is_empty(split.shard(rank)) for rank in ranks))
     homes = {buffer.name: buffer.home for buffer in communication.buffers}
     steps: list[Operation | Chunk] = []
     for rank, of_rank in groupby(communication.steps, lambda step: step.rank):
         mine = [_scaled(scales, step, homes) if isinstance(step, Chunk) else step for step in of_rank]
-        steps += _moves(scales, rank, method, any(_spans_all(scales, step) for step in mine))
+        steps += _moves(scales, rank, engine, any(_spans_all(scales, step) for step in mine))
         steps += mine
     is_put = any(isinstance(step, Put) and step.queue == SCALES for step in steps)
     return replace(
@@ -127,14 +128,14 @@ def _owners(scales: _Scales, chunk: Chunk) -> tuple[int, int]:
     return chunk.rows[0] // size, min(-(-chunk.rows[1] // size), scales.holders)
 
 
-def _moves(scales: _Scales, rank: int, method: str, keeps_own: bool) -> Iterator[Operation]:
+def _moves(scales: _Scales, rank: int, engine: Engine, keeps_own: bool) -> Iterator[Operation]:
     """What puts the own scales where they are read."""
     split = scales.split
     lo, hi = split.shard(rank)
     if split.world_size == 1 or split.rows == 0:
         return
     source = region(scales.own, rank, (0, hi - lo))
-    if method == "collective":
+    if engine == LIBRARY:
         yield gathered_by_library(split, source, scales.all, "all_gather_scales")
         return
     if lo == hi:

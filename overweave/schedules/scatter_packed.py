@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.ir.schedule import Copy, Notify, Operation, Put, Range, Reduce, Region, SignalPad, Wait
+from overweave.ir.schedule import Copy, Notify, Operation, Put, Range, Reduce, SignalPad, Wait
 from overweave.schedules.communication import ARRIVED, PACKED, Chunk, Split, is_empty, region
 from overweave.schedules.scattered import Scatter
 
@@ -30,7 +30,7 @@ def scatter_packed(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
             queue=PACKED,
             notifies=(Notify(ARRIVED, owner, size - 1 - step),),
             sources=() if is_empty(rows) else (region(scatter.partial, rank, rows),),
-            destinations=() if is_empty(rows) else (_slot(scatter, owner, rank),),
+            destinations=() if is_empty(rows) else (scatter.slot(owner, rank, rows),),
         )
     yield _sum(scatter, rank, split.shard(rank))
 
@@ -47,14 +47,9 @@ def _sum(scatter: Scatter, rank: int, rows: Range) -> Operation:
         rank=rank,
         queue=PACKED,
         waits=waits,
-        operands=tuple(own if source == rank else _slot(scatter, rank, source) for source in range(size)),
-        out=region(scatter.y, rank, (0, rows[1] - rows[0])),
+        operands=tuple(own if source == rank else scatter.slot(rank, source, rows) for source in range(size)),
+        out=scatter.result(rank, rows),
     )
-
-
-def _slot(scatter: Scatter, rank: int, source: int) -> Region:
-    """Where the own shard of a rank lies in its slots, from a source."""
-    return region(scatter.slots, rank, scatter.slot_rows(source, rank, 0))
 
 
 def scatter_packed_pads(split: Split) -> tuple[SignalPad, ...]:

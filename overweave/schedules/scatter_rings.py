@@ -1,60 +1,79 @@
 """Reduce-scatter round a ring: each piece travels from its owner's successor to the owner, and every rank on the way
-adds its own partial. Sums are passed on while the next ones are computed; each hop's is rounded, the owner's partial
-comes last.
+adds its own partial. Each hop's sum is rounded, the owner's partial comes last.
 
-SOURCE: the ring of the libraries' own collectives (NCCL).
+The tiles of one kernel add what arrived. Of a sum that a copy brings they wait late: it was computed one step ago, and
+travels while they multiply. Or tiles store at the next rank themselves, and load what arrived while they multiply.
+SOURCE: the ring of the libraries' own collectives (NCCL); Flux (arXiv 2406.06858) 4.1 for stores at a peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from overweave.ir.schedule import Copy, Notify, Operation, Put
-from overweave.schedules.communication import ARRIVED, COMPUTED, COPIES, Chunk, is_empty, one, region
+from overweave.ir.schedule import Buffer, Operation, Put, Region
+from overweave.schedules.communication import COPIES, Chunk, Split, is_empty, region
 from overweave.schedules.scattered import Scatter
 
 
-def fused_ring(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
-    """The tiles of one kernel add what arrived."""
-    split = scatter.split
+class Stored(NamedTuple):
+    """Where the tiles of a piece leave what they made: in a region, and in copies at other ranks."""
+
+    region: Region
+    copies: tuple[Region, ...] = ()
+
+
+class _Hop(NamedTuple):
+    owner: int
+    piece: int
+    starts: bool
+    ends: bool
+
+
+def _hops(split: Split, rank: int) -> Iterator[_Hop]:
+    """Of a rank, those of pieces that have rows: the own ones end here, those of the rank before it start."""
     for step in range(1, split.world_size + 1):
+        owner = (rank - step) % split.world_size
         for piece in range(split.pieces):
-            yield from _fused_hop(scatter, rank, step, piece)
+            if not is_empty(split.piece(owner, piece)):
+                yield _Hop(owner, piece, step == 1, step == split.world_size)
 
 
-def _fused_hop(scatter: Scatter, rank: int, step: int, piece: int) -> Iterator[Operation | Chunk]:
-    """Tiles add what arrived from the previous rank, if any did, and what they store is passed on to the next one.
+def fused_ring(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    """A copy engine carries what tiles store here to the next rank."""
+    split, following = scatter.split, (rank + 1) % scatter.split.world_size
+    for hop in _hops(split, rank):
+        rows = split.piece(hop.owner, hop.piece)
+        slot, name = split.in_slot(hop.owner, hop.owner, rows), f"{rank}-{hop.owner}.{hop.piece}"
+        out = scatter.result(rank, rows) if hop.ends else region(scatter.partial, rank, rows)
+        addends = () if hop.starts else (region(scatter.slots, rank, slot),)
+        yield Chunk(name=f"multiply.{name}", rank=rank, rows=rows, region=out, addends=addends, place=len(addends))
+        if not hop.ends:
+            to = region(scatter.slots, following, slot)
+            yield Put(name=f"pass.{name}", rank=rank, queue=COPIES, sources=(out,), destinations=(to,))
 
-    They wait for it late: it was computed there one step ago, and travels while they multiply. An empty piece is passed
-    on as it is.
-    """
-    split = scatter.split
-    owner = (rank - step) % split.world_size
-    signal, rows, ends = split.signal(owner, piece), split.piece(owner, piece), step == split.world_size
-    arrived = () if step == 1 else one(ARRIVED, signal)
-    slot, name = scatter.slot_rows(owner, owner, piece), f"{rank}-{owner}.{piece}"
-    if not is_empty(rows):
-        out = region(scatter.y, rank, scatter.y_rows(rank, piece)) if ends else region(scatter.partial, rank, rows)
+
+def stored_round(split: Split, slots: Buffer, rank: int, wholes: Callable[[int], Stored]) -> Iterator[Chunk]:
+    """Tiles store at the next rank; wholes: where they store the whole sum of an own piece."""
+    following = (rank + 1) % split.world_size
+    for hop in _hops(split, rank):
+        rows = split.piece(hop.owner, hop.piece)
+        slot = split.in_slot(hop.owner, hop.owner, rows)
+        stored = wholes(hop.piece) if hop.ends else Stored(region(slots, following, slot))
+        addends = () if hop.starts else (region(slots, rank, slot),)
         yield Chunk(
-            name=f"multiply.{name}",
+            name=f"pass.{rank}-{hop.owner}.{hop.piece}",
             rank=rank,
             rows=rows,
-            region=out,
-            notifies=() if ends else (Notify(COMPUTED, rank, signal),),
-            addends=(region(scatter.slots, rank, slot),) if arrived else (),
-            place=len(arrived),
-            late_waits=arrived,
+            region=stored.region,
+            copies=stored.copies,
+            addends=addends,
+            place=len(addends),
         )
-    elif ends:
-        yield Copy(name=f"idle.{name}", rank=rank, queue=COPIES, waits=arrived, sources=(), destinations=())
-    if not ends:
-        peer = (rank + 1) % split.world_size
-        yield Put(
-            name=f"pass.{name}",
-            rank=rank,
-            queue=COPIES,
-            waits=arrived if is_empty(rows) else one(COMPUTED, signal),
-            notifies=(Notify(ARRIVED, peer, signal),),
-            sources=(region(scatter.partial, rank, rows),),
-            destinations=(region(scatter.slots, peer, slot),),
-        )
+
+
+def ring_stored(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
+    """The whole sums of the own shard lie in `y`."""
+    split = scatter.split
+    wholes = (scatter.result(rank, split.piece(rank, piece)) for piece in range(split.pieces))
+    return stored_round(split, scatter.slots, rank, [Stored(part) for part in wholes].__getitem__)

@@ -6,8 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from overweave.ir.epilogue import NO_EPILOGUE
-from overweave.ir.plan import MOST_SPLITS, Problem, SkinnyConfig
+from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 
 Multiplier = Literal["library", "skinny", "early"]
 DTYPES = ("bfloat16", "float16")
@@ -19,15 +18,6 @@ SHAPES = (
     SkinnyConfig(block_m=64, block_n=64, block_k=64, stages=8),
 )
 LEAST_STEPS = 2  # of a share along k
-
-
-def skinny_obstacle(problem: Problem) -> str:
-    """Why it cannot compute a problem; empty if it can."""
-    if problem.dtype not in DTYPES:
-        return f"the matmul of few rows multiplies numbers of 16 bits, not {problem.dtype}"
-    if problem.of_products != NO_EPILOGUE:
-        return f"the matmul of few rows ends without {problem.of_products}"
-    return ""
 
 
 def skinny_shape(shape: tuple[int, int, int], sms: int) -> SkinnyConfig:

@@ -309,9 +309,8 @@ SUMS = (
 )
 
 
-# The largest beside what an epilogue reads, and of more than four operands: so that the registers hold all of them.
+# The largest beside what an epilogue reads: so that the registers hold all of it.
 SUMS_FINISHED = ReduceConfig(block_m=4)
-MOST_OPERANDS = 4  # of the largest
 
 
 PART_ELEMENTS = 4096  # of a tile of whole rows, summed at a time: more would not fit the registers of 8 warps
@@ -327,12 +326,12 @@ def row_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
     return ReduceConfig(block_m=block_m, block_n=block_n, parts=parts, warps=max(block_m * block_n // parts // 512, 1))
 
 
-def reduction_shape(rows: int, cols: int, sms: int, finishes: bool = False, operands: int = 1) -> ReduceConfig:
+def reduction_shape(rows: int, cols: int, sms: int, finishes: bool = False) -> ReduceConfig:
     """The largest tiles of a sum that give every other SM one; if none do, the smallest that a row fills.
 
     finishes: whether an epilogue finishes it.
     """
-    first = SUMS_FINISHED if finishes or operands > MOST_OPERANDS else SUMS[0]
+    first = SUMS_FINISHED if finishes else SUMS[0]
     filled = [config for config in (first, *SUMS[1:]) if config.block_n <= cols] or [first]
     fits = (config for config in filled if -(-rows // config.block_m) * -(-cols // config.block_n) >= sms // 2)
     return next(fits, filled[-1])

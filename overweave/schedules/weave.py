@@ -295,10 +295,13 @@ def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
 
 
 def _in_place(chunk: Chunk, bound: Bound) -> Chunk:
-    """The chunk in the bound buffer; what the caller holds is copied there before anything else."""
+    """The chunk in the bound buffer; the rows that the caller holds are copied there, if no step does so."""
     if chunk.region.buffer == bound.buffer.name:
         return chunk
     region = Region(bound.buffer.name, chunk.rank, chunk.rows, chunk.region.cols)
+    steps = bound.exchange.communication.steps
+    if any(isinstance(step, Copy) and region in step.destinations for step in steps):
+        return replace(chunk, region=region)
     own = Copy(
         name=f"{bound.operand.tensor}.own.{chunk.rank}",
         rank=chunk.rank,

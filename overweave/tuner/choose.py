@@ -14,7 +14,7 @@ from overweave.tuner.cache import knowledge
 from overweave.tuner.choice import Choice, Weight, chosen
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.size_rule import by_size
-from overweave.tuner.space import SEQUENTIAL, Candidate, candidate, fitted, obstacle
+from overweave.tuner.space import Candidate, fitted, library_path, obstacle
 from overweave.tuner.table import Found, Knowledge, ranked
 from overweave.tuner.target import Target
 
@@ -23,7 +23,7 @@ def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> 
     """The plan for a problem on a target, with reasons. known: what a group agreed on; None: what the host knows."""
     if problem.world_size == 1 or not problem.m:
         why = "a group of one has nothing to overlap" if problem.m else "there are no rows"
-        return chosen(problem, target, candidate(SEQUENTIAL, {}), ("rule", why))
+        return chosen(problem, target, library_path(problem.operator), ("rule", why))
     found = (known or knowledge(target, problem.world_size, problem.operator)).find(problem)
     measured = _by_measurement(problem, target, found) if found else None
     if measured is not None:
@@ -68,7 +68,7 @@ def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | 
     entry = found.entry
     times = [replace(time, options=dict(fitted(problem, time.candidate).options)) for time in entry.times]
     why = {str(time.candidate): obstacle(problem, target, time.candidate) for time in times}
-    able = ranked(time for time in times if not why[str(time.candidate)])
+    able = ranked(problem.operator, (time for time in times if not why[str(time.candidate)]))
     if not able:
         return None
     taken, least = able[0], min(able, key=lambda time: time.us)
@@ -84,13 +84,13 @@ def _by_model(problem: Problem, target: Target) -> Choice:
     weighed = weigh(problem, target, is_thorough=False)
     taken = cold_choice(weighed, problem)
     rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
-    return chosen(problem, target, taken.candidate, ("model", _reason(taken, weighed)), rejected)
+    return chosen(problem, target, taken.candidate, ("model", _reason(problem, taken, weighed)), rejected)
 
 
-def _reason(taken: Weighed, weighed: tuple[Weighed, ...]) -> str:
+def _reason(problem: Problem, taken: Weighed, weighed: tuple[Weighed, ...]) -> str:
     predicted = {each.candidate: each.predicted_us for each in weighed if each.predicted_us is not None}
-    library_us = predicted.pop(candidate(SEQUENTIAL, {}))
-    if taken.candidate.plan != SEQUENTIAL:
+    library_us = predicted.pop(library_path(problem.operator))
+    if not taken.candidate.is_plain(problem.operator):
         return f"it is predicted to take {taken.predicted_us:.1f} us, the library path {library_us:.1f} us"
     least = min(predicted, key=lambda what: predicted[what], default=None)
     others = f", and {least} {predicted[least]:.1f} us, too little gained to trust" if least else ""

@@ -18,10 +18,11 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
+from overweave.schedules.methods.record import WITH_KERNELS
 from overweave.schedules.transports import Asked
 from overweave.tuner.caches import cache_folders
 from overweave.tuner.compiled_space import Constants, Family, Way, families, is_member, neighbours
-from overweave.tuner.rank import REACH, WITH_KERNELS, machine_of
+from overweave.tuner.rank import REACH, machine_of
 from overweave.tuner.target import Target
 from overweave.tuner.whole_file import replace_whole
 

@@ -41,7 +41,7 @@ class Tuned(Struct, frozen=True):
 
     @property
     def winner(self) -> Candidate:
-        return ranked(self.entry.times)[0].candidate
+        return ranked(self.entry.problem.operator, self.entry.times)[0].candidate
 
     @property
     def cold_share(self) -> float | None:

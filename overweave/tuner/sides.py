@@ -16,10 +16,11 @@ from overweave.memory.cuda_heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.runtime.library import all_gather_flat, movable, reduce_scatter_flat
 from overweave.runtime.scaled import scaled_matmul
+from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.tuner.attempt import Result
 from overweave.tuner.endings import bare
 from overweave.tuner.peer_copies import HAS_COPY_ENGINE, PeerCopies
-from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.tuner.space import library_path
 
 CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exceed it, so none is found there
 MOST_INPUT_SETS = 4
@@ -112,7 +113,7 @@ class Side:
 
     def sequential(self, turn: int) -> Result:
         if not self.is_bare:
-            return self.ours(turn, SEQUENTIAL)
+            return self.ours(turn, str(library_path(self.problem.operator)))
         if self.problem.record.gathers:
             return self.multiply(self._library.run(turn), turn)
         self.multiply(_of(self.lefts, turn), turn, self._library.product)

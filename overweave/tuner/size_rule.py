@@ -9,22 +9,21 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import SizeRule
 from overweave.ir.plan import Problem
 from overweave.tuner.choice import Choice, chosen
-from overweave.tuner.space import SEQUENTIAL, candidate
-from overweave.tuner.target import Target, kernel_obstacle, weights_obstacle
+from overweave.tuner.space import candidate, library_path, obstacle
+from overweave.tuner.target import Target
 
 
 def by_size(problem: Problem, target: Target) -> Choice:
     """The plan for a problem on a target, with reasons."""
     rule = problem.record.size_rule
-    sequential, overlapped = candidate(SEQUENTIAL, {}), f"{problem.operator}.{rule.overlapped}"
+    sequential, overlapped = library_path(problem.operator), f"{problem.operator}.{rule.overlapped}"
     too_small = _too_small(problem, rule) if target.kind != "cpu" else ""
     if too_small:
         why = "the plain library calls win at this size"
         return chosen(problem, target, sequential, ("rule", why), ((overlapped, too_small),))
-    obstacle = kernel_obstacle(problem, target) or weights_obstacle(problem)
-    if obstacle:
+    if why_not := obstacle(problem, target, candidate(rule.overlapped, {})):
         taken, why = candidate(rule.without_kernel, {}), "library matmuls take any layout"
-        return chosen(problem, target, taken, ("rule", why), ((overlapped, obstacle),))
+        return chosen(problem, target, taken, ("rule", why), ((overlapped, why_not),))
     if target.kind == "cpu":
         why = "on the CPU the overlapped schedule is emulated, whatever the size"
         return chosen(problem, target, candidate(rule.overlapped, {}), ("rule", why))

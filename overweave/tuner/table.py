@@ -18,16 +18,12 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.plan import Problem
-from overweave.tuner.space import SEQUENTIAL, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT, Candidate, candidate
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.tuner.space import Candidate, candidate
 
 FORMAT = 1
 MOST_ENTRIES = 4096
 TIE = 0.02  # medians of one plan differ by so much from run to run
-MOST_PIECES = 64
-# What an eager call of them costs the host, and so takes, however quick the GPU is. MEASURED: the least that any row of
-# benchmarks/results says (tests/tuner/test_table.py). One that took 98 us in small_plans.* took 411 in
-# small.all_gather_matmul.h200x2.2026-11-20.json (8B-qkv-2048).
-LEAST_HOST_US = {TORCH_FUSED: 141.0}
 # How far a neighbour may be away, in factors of two over all extents; beyond that the model knows better.
 # MEASURED: each of 72 problems left out in turn: up to 0.5 the neighbour's winner loses 0.8 % in the mean and the model
 # 0.3 %, up to 1.0 it is 8 % and 1 %, because small problems change sides (W=2 and 4, H200, 2026-11-20).
@@ -67,29 +63,30 @@ class Time(Struct, frozen=True, forbid_unknown_fields=True):
         return candidate(self.plan, self.options)
 
 
-def ranked(times: Iterable[Time]) -> tuple[Time, ...]:
-    """In the order in which they are taken: the quickest to call, but of those that a run cannot tell from it the one
-    that costs the host least.
+def ranked(operator: str, times: Iterable[Time]) -> tuple[Time, ...]:
+    """Times of an operator in the order in which they are taken: the quickest to call, but of those that a run cannot
+    tell from it the one that costs the host least.
     """
     by_time = sorted(times, key=_called_us)
     ties = [time for time in by_time if _called_us(time) <= _called_us(by_time[0]) * (1 + TIE)]
-    return (*sorted(ties, key=lambda time: _host_steps(time.candidate)), *by_time[len(ties) :])
+    return (*sorted(ties, key=lambda time: _host_steps(operator, time.candidate)), *by_time[len(ties) :])
 
 
 def _called_us(time: Time) -> float:
-    return max(time.us, LEAST_HOST_US.get(time.plan, 0.0))
+    """The time of a call, which is never less than what it costs the host."""
+    return max(time.us, OUTSIDE[time.plan].host_us) if time.plan in OUTSIDE else time.us
 
 
-def _host_steps(what: Candidate) -> int:
+def _host_steps(operator: str, what: Candidate) -> int:
     """How much the host launches, roughly: for an order, not for a time.
 
     MEASURED: calls queued one behind the other cost the host 50 to 85 us with one piece a shard, 60 to 230 us with two,
     because deep copy graphs fill a queue, and 280 to 720 us with torch's fused operators (mlp, 4 x H200, 2026-11-20).
     torch's all-reduces 17 to 50 us, the library's 38 to 107 us (Llama-3, 16 to 2,048 rows, 4 x H200, 2026-11-20).
     """
-    if what.plan in (SEQUENTIAL, TORCH_ONE_SHOT, TORCH_TWO_SHOT):
-        return 0
-    return MOST_PIECES if what.plan == TORCH_FUSED else int(dict(what.options).get("pieces", 1))
+    if what.is_by_torch:
+        return OUTSIDE[what.plan].host_steps
+    return 0 if what.is_plain(operator) else int(dict(what.options).get("pieces", 1))
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):

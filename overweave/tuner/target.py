@@ -1,14 +1,9 @@
-"""What a plan will run on, and what the tile kernels can do there."""
+"""What a plan will run on, and the options that plans take there."""
 
 from __future__ import annotations
 
 import torch
 from msgspec import Struct
-
-from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
-from overweave.ir.plan import MOST_WEIGHTS, Problem
-
-DESCRIPTOR_BYTES = 16  # bulk-tensor rows start at multiples of this
 
 
 class Target(Struct, frozen=True):
@@ -38,25 +33,3 @@ def tile_options(target: Target) -> dict[str, str | int]:
     if target.kind == "cpu":
         return {}
     return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, "pieces": 1}
-
-
-def kernel_obstacle(problem: Problem, target: Target) -> str:
-    """Why the tile kernels cannot, or should not, compute a problem; empty if they can."""
-    if problem.dtype == "float32" and target.kind == "cuda":
-        return "fp32 without TF32 runs outside the tensor cores, where the library's matmul is faster"
-    if problem.dtype == FLOAT8 and target.kind == "cuda":
-        if not target.is_hopper:
-            return "the tile kernels multiply fp8 on sm_90 only"
-        if problem.out_dtype == "float32":
-            return "the tile kernels keep products of fp8 in 16 bits: tiles of 32 would not fit beside the operands"
-    step = DESCRIPTOR_BYTES // ITEMSIZE_BYTES[problem.dtype]
-    if problem.k % step or any(width % step for width in problem.widths):
-        found = f"n={problem.n_text} and k={problem.k} must be multiples of {step}"
-        return f"{found}: rows must start at multiples of 16 bytes"
-    return ""
-
-
-def weights_obstacle(problem: Problem) -> str:
-    """Why the tile kernels cannot multiply by all weights of a problem at once; empty if they can."""
-    count = len(problem.widths)
-    return f"there are {count} weights, and a tile kernel takes {MOST_WEIGHTS}" if count > MOST_WEIGHTS else ""

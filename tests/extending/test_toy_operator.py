@@ -21,7 +21,7 @@ from overweave.ops.operators import operator_for
 from overweave.ops.trial import case_of, try_case
 from overweave.runtime.processes import run_ranks
 from overweave.schedules import catalog
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.bench import Request, Run, run
 from overweave.tuner.shapes import Case
 from overweave.tuner.space import Candidate, candidates
@@ -35,7 +35,7 @@ NAME = f"{OPERATOR.name}.sequential"
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     """Only here: other tests ask for every operator there is."""
-    tables = (OPERATORS, TEMPLATES, catalog._BUILDERS)
+    tables = (OPERATORS, METHODS, catalog._BUILDERS)
     before = [dict(table) for table in tables]
     toy_operator.add()
     yield

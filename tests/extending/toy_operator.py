@@ -10,14 +10,13 @@ from collections.abc import Iterator
 import torch
 
 from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute, Given, Goal, Operation, Queue, Schedule
 from overweave.ir.tensors import product
 from overweave.ops.call import call
 from overweave.ops.dispatch import GroupLike
-from overweave.schedules.catalog import How, register
-from overweave.schedules.communication import COMPLETE, MAIN, PARTIAL, A, B, Split, W, X, Y, gathered_by_library, region
-from overweave.schedules.template import Template
+from overweave.schedules.catalog import register
+from overweave.schedules.communication import COMPLETE, MAIN, PARTIAL, A, B, W, X, Y, gathered_by_library, region
+from overweave.schedules.methods.record import Method, Work
 
 OPERATOR = Operator(
     name="matmul_all_gather",
@@ -30,7 +29,12 @@ OPERATOR = Operator(
     reference=lambda tensors, group: group.all_gather(tensors["x"] @ tensors["w"]),
     size_rule=SizeRule("sequential", "sequential"),
 )
-TEMPLATES = {"sequential": Template(OPERATOR.name, "collective", False, "one library matmul, then library all-gather")}
+METHOD = Method(
+    operator=OPERATOR.name,
+    name="sequential",
+    summary="one library matmul, then library all-gather",
+    grids=({},),
+)
 
 
 def matmul_all_gather(
@@ -40,9 +44,10 @@ def matmul_all_gather(
     return call(OPERATOR, x_shard, w, group, {"m": m, "return_gathered": False, "plan": plan})["y"]
 
 
-def schedule(name: str, problem: Problem, template: Template, how: How) -> Schedule:
+def schedule(method: Method, work: Work) -> Schedule:
     """The one schedule: each rank's product into a buffer of its own, or, of a group of one, into the result."""
-    split, ranks = Split(rows=problem.m, world_size=problem.world_size), range(problem.world_size)
+    problem, split = work.problem, work.split
+    ranks = range(problem.world_size)
     x, w = Buffer(X, split.shard_size, problem.k, "input"), Buffer(W, problem.k, problem.n, "input")
     y, own = Buffer(Y, problem.m, problem.n, "output"), Buffer(PARTIAL, split.shard_size, problem.n, "local")
     shards = {rank: (0, hi - lo) for rank, (lo, hi) in enumerate(map(split.shard, ranks)) if lo < hi}
@@ -66,7 +71,7 @@ def schedule(name: str, problem: Problem, template: Template, how: How) -> Sched
     given += [Given(region(w, rank, (0, problem.k)), B, 0, 0) for rank in ranks]
     whole = (0, problem.m)
     return Schedule(
-        name=name,
+        name=method.full_name,
         world_size=problem.world_size,
         buffers=(x, w, *((own,) if problem.world_size > 1 else ()), y),
         queues=(Queue(MAIN, COMPLETE),),
@@ -78,4 +83,4 @@ def schedule(name: str, problem: Problem, template: Template, how: How) -> Sched
 
 def add() -> None:
     """The one call: from now on every part of overweave knows the operator."""
-    register(OPERATOR, TEMPLATES, schedule)
+    register(OPERATOR, [METHOD], schedule)

@@ -31,7 +31,7 @@ def test_plans_and_schedules_come_back():
 
 def test_an_operations_dependences_stand_in_its_waits():
     operations = json.loads(to_json(PLAN.schedule))["schedule"]["operations"]
-    assert {"pad": "ready", "signals": [1, 2], "count": 1} in operations[1]["waits"]
+    assert {"pad": "told", "signals": [0, 1], "count": 1} in operations[1]["waits"]
 
 
 def edited(edit) -> bytes:

@@ -11,7 +11,7 @@ from overweave.ir.schedule import Copy, Schedule
 from overweave.ir.text import to_text
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import build, names
-from overweave.schedules.templates import TEMPLATES
+from overweave.schedules.methods.registry import METHODS
 
 DELAYED = "push.1-0.0"
 TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.ring_stored")
@@ -19,7 +19,7 @@ TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.ring_stored")
 
 def schedule(name: str = "all_gather_matmul.push", world_size: int = 2, pieces: int = 1) -> Schedule:
     fields = {"m": 8 * world_size + 3, "n": 8, "k": 4, "dtype": "float32"}
-    asked = {"pieces": pieces} if any(option.name == "pieces" for option in TEMPLATES[name].options) else {}
+    asked = {"pieces": pieces} if any(option.name == "pieces" for option in METHODS[name].options) else {}
     return build(name, Problem(operator=name.split(".")[0], world_size=world_size, **fields), asked, rank=0).schedule
 
 

@@ -73,9 +73,9 @@ def check_unheard(plan: Plan) -> None:
         assert set(unheard(plan, rank)) == missed
 
 
-def test_what_is_told_by_copies_in_a_row_is_heard_of_with_the_last():
-    """The first of two pieces is too small for a tile: only the copy engine waits for it, so that it may be reset."""
+def test_what_has_no_rows_is_neither_sent_nor_waited_for():
+    """The first of two pieces is too small for a tile."""
     plan = planned("all_gather_matmul.push", 4)
-    idle = [operation for operation in plan.schedule.of_rank(0) if operation.name.startswith("idle")]
-    assert any(operation.waits for operation in idle)
+    assert all(part.shape[0] for operation in plan.schedule.operations for part in operation.writes)
+    assert {operation.name for operation in plan.schedule.operations if operation.name.endswith(".1")} == set()
     assert not unheard(plan, 0)

@@ -10,8 +10,8 @@ from overweave.ir.epilogue import MOST_NORM_COLS, Norm
 from overweave.ir.plan import Plan, Problem
 from overweave.ir.schedule import Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.catalog import build, names, template_of
-from overweave.schedules.reduced import NORMING
+from overweave.schedules.catalog import build, names
+from overweave.schedules.methods.registry import method_of
 
 NORM = Norm(eps=1e-5, residual=True)
 PLAIN = Problem(operator="matmul_all_reduce", m=300, n=40, k=32, world_size=4, dtype="bfloat16")
@@ -23,7 +23,7 @@ def refusals(plan: Plan) -> str:
     return str(verify_plan(plan, MachineLimits()))
 
 
-@pytest.mark.parametrize("name", [name for name in names("matmul_all_reduce") if template_of(name).method in NORMING])
+@pytest.mark.parametrize("name", [name for name in names("matmul_all_reduce") if method_of(name).norms])
 @pytest.mark.parametrize("changes", [{}, {"m": 3}, {"m": 0}, {"n": 12288}, {"world_size": 1}, {"world_size": 2}])
 def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
     problem = replace(NORMED, **changes)
@@ -45,7 +45,7 @@ def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
             "matmul_reduce_scatter.scatter_packed",
             replace(NORMED, operator="matmul_reduce_scatter"),
             {},
-            "only matmul_all_reduce",
+            "Only matmul_all_reduce",
         ),
     ],
 )

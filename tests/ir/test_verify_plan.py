@@ -27,7 +27,8 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.tile_order import NO_SIGNAL, TileOrder, TileRow
 from overweave.ir.verify.plan import Footprint, MachineLimits, fit_together, verify_plan
-from overweave.schedules.catalog import build, names, template_of
+from overweave.schedules.catalog import build, names
+from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tile_order import tile_orders
 
 H200 = MachineLimits()
@@ -37,7 +38,7 @@ SMALL = {"block_m": 16, "block_n": 16, "pieces": 2}
 def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=None, **changes) -> Plan:
     size = {"m": m, "n": n, "k": 16, "world_size": world_size, "dtype": "bfloat16"}
     problem = Problem(operator=name.split(".")[0], **size | changes)
-    return build(name, problem, options or (SMALL if template_of(name).is_fused else {}))
+    return build(name, problem, options or (SMALL if method_of(name).is_fused else {}))
 
 
 def refused(plan: Plan, rule: str, *words: str, limits: MachineLimits = H200) -> None:
@@ -185,12 +186,12 @@ def test_a_reduction_may_leave_out_what_the_kernel_boundary_implies():
     plan = plan_of("matmul_reduce_scatter.scatter", options={**SMALL, "own_pieces": 1})
     sums = next(order for order in plan.tile_orders if order.queue == "sums")
     reduce = next(op for op in plan.schedule.of_rank(sums.rank) if isinstance(op, Reduce))
-    assert len(reduce.waits) == 2
+    assert [wait.pad for wait in reduce.waits] == ["arrived"]
     assert sums.rows[0].also == NO_SIGNAL
     loose = tuple(
         replace(queue, after=tuple(name for name in queue.after if name != "tiles")) for queue in plan.schedule.queues
     )
-    refused(replace(plan, schedule=replace(plan.schedule, queues=loose)), "lowering", "not")
+    refused(replace(plan, schedule=replace(plan.schedule, queues=loose)), "race", "announces nothing")
 
 
 def test_engines():
@@ -263,8 +264,8 @@ def test_residency_of_a_library_call_behind_a_kernel_that_waits_for_it():
     refused(
         replace(plan, schedule=replace(schedule, queues=queues, operations=tuple(kept))),
         "residency",
-        "multiply.0-1.0, rank 0: waits for arrived@0[2] from pull.0-1.0",
-        "ready@0[1] from stage.1 on rank 1, which is launched behind multiply.1-0.1",
+        "multiply.0-1.0, rank 0: waits for arrived@0[0] from pull.0-1.0",
+        "told@0[0] from stage.1 on rank 1, which is launched behind multiply.1-0.1",
     )
 
 
@@ -348,6 +349,8 @@ def test_registers_shared_memory_and_threads_decide_what_fits():
 
 
 def test_a_copy_that_only_waits_may_stand_on_the_copy_engine():
-    plan = plan_of("all_gather_matmul.push", m=1, world_size=2)
-    assert any(isinstance(op, Copy) and op.queue.startswith("copies") for op in plan.schedule.operations)
-    assert verify_plan(plan, H200).ok
+    plan = plan_of("all_gather_matmul.push", world_size=2)
+    waits = next(op.waits for op in plan.schedule.of_rank(0) if op.waits)
+    idle = Copy(name="idle", rank=0, queue="copies", waits=waits, sources=(), destinations=())
+    schedule = replace(plan.schedule, operations=(*plan.schedule.operations, idle))
+    assert verify_plan(replace(plan, schedule=schedule), H200).ok

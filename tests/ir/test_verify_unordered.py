@@ -45,15 +45,15 @@ def test_it_is_proven_whatever_the_shards(world_size: int):
 def hasty(op: Operation) -> Operation:
     """Rank 1 adds to rank 2 whether that has cleared its slot or not; only its next piece waits for that."""
     is_add = op.name == "add.1-2.0"
-    return replace(op, waits=tuple(wait for wait in op.waits if wait.pad != "ready")) if is_add else op
+    return replace(op, waits=tuple(wait for wait in op.waits if wait.pad != "told")) if is_add else op
 
 
 def overhasty_sum(op: Operation) -> Operation:
     """Rank 0 sums when the first of two parts is there, and waits for the other afterwards."""
-    if op.name != "sum.0":
+    if op.name != "sum.0.0":
         return op
-    (arrived, finished) = op.waits
-    return replace(op, waits=(replace(arrived, signals=(0, 1)), finished))
+    (arrived,) = op.waits
+    return replace(op, waits=(replace(arrived, signals=(0, 1)),))
 
 
 def twice(op: Operation) -> Operation:
@@ -107,7 +107,7 @@ def test_nobody_reads_a_sum_while_it_grows():
     schedule = plan().schedule
     (slot,) = schedule.operations[0].writes
     seen = replace(slot, buffer="seen")
-    count = next(op for op in schedule.operations if op.name == "sum.0").waits[0].count
+    count = next(op for op in schedule.operations if op.name == "sum.0.0").waits[0].count
     waits = (Wait("arrived", (0, 1), count),)
     look = Reduce(name="look", rank=0, queue="looks", waits=waits, operands=(slot,), out=seen)
     looking = replace(
@@ -123,8 +123,8 @@ def test_nobody_reads_a_sum_while_it_grows():
 def test_it_is_told_and_read_back():
     schedule = plan().schedule
     text = to_text(schedule)
-    assert "main clear.0: clear -> slots@0[0:32,0:64] signal ready@1[1] ready@2[0]\n" in text
-    assert " order=any wait computed" in text
+    assert "main clear.0: clear -> slots@0[0:32,0:64] signal told@1[1] told@2[0]\n" in text
+    assert " order=any wait told" in text
     assert "sum any 0:32 32:64 64:96\n" in text
     assert from_text(text) == schedule
     assert from_json(to_json(schedule)) == schedule

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import COPY_KERNEL, Plan, Problem
 from overweave.kernels.copy import copy_kernel
 from overweave.memory import driver
 from overweave.memory.layout import lay_out
@@ -50,7 +50,7 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
     slot._plan, slot._traced = plan, False
     slot._workspace = SimpleNamespace(group=SimpleNamespace(rank=1), stream=lambda queue: side)
     slot._addresses = SlotAddresses(plan.schedule, "bfloat16", lay_out(plan.schedule, "bfloat16"), (0, 0, 0))
-    pushes = len(plan.tile_order(1, "copies").rows)
+    pushes = len(plan.tile_order(1, pushing_queue(plan)).rows)
     slot._kernels = SimpleNamespace(
         copies_started=WaitStep(7, min(4, pushes)),
         **{name: kernel(name) for name in ("multiply", "reduce", "copy")},
@@ -59,6 +59,10 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
     for at, action in enumerate(actions):
         slot._in_order(action, actions[:at])(caller, {}, {})
     return log
+
+
+def pushing_queue(plan: Plan) -> str:
+    return next(one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL)
 
 
 def test_a_gather_pushes_first_and_tiles_start_when_it_has_its_sms(monkeypatch: pytest.MonkeyPatch):
@@ -106,8 +110,8 @@ def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatc
     kernels._signals = kernels._words = word
     kernels._example = {"x": torch.zeros(334, 512, dtype=torch.bfloat16), "w": torch.zeros(1, dtype=torch.bfloat16)}
     kernels._slot = SimpleNamespace(view=lambda offset, shape, dtype: torch.zeros(shape, dtype=dtype))
-    kernels._copy("copies")(SIDE, {"x": 4096})
-    rows = plan.tile_order(1, "copies").rows
+    kernels._copy(pushing_queue(plan))(SIDE, {"x": 4096})
+    rows = plan.tile_order(1, pushing_queue(plan)).rows
     assert (taken["tiles"], taken["row_words"], taken["world_size"]) == (len(rows), 512 * 2 // 16, 3)
     assert taken["targets"].shape == (len({row.operation for row in rows}), 2)
     assert taken["table"].tolist() == [list(row) for row in rows]

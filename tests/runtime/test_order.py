@@ -8,7 +8,8 @@ import pytest
 
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan, Problem
 from overweave.runtime.order import Action, launch_order
-from overweave.schedules.catalog import build, names, template_of
+from overweave.schedules.catalog import build, names
+from overweave.schedules.methods.registry import method_of
 
 OPTIONS = {
     "push": ({"pieces": 3, "order": "all_peers"},),
@@ -33,7 +34,7 @@ def launched(name: str, rank: int = 1) -> list[str]:
 
 
 def orders(name: str, rank: int) -> tuple[Action, ...]:
-    takes_pieces = any(option.name == "pieces" for option in template_of(name).options)
+    takes_pieces = any(option.name == "pieces" for option in method_of(name).options)
     return launch_order(plan_of(name, {"pieces": 1} if takes_pieces else {}), rank)
 
 

@@ -31,9 +31,9 @@ def test_all_puts_of_a_plan_have_as_many_tiles_in_one_queue(name: str, order: st
     puts = [operation for operation in plan.schedule.operations if isinstance(operation, Put)]
     (tiles,) = {put.tiles for put in puts}
     assert tiles > 1
-    assert {put.queue for put in puts} == {"copies"}
-    assert plan.realization.engine_of("copies") == COPY_KERNEL
-    assert {len(plan.tile_order(rank, "copies").rows) for rank in range(3)} == {4 * tiles}
+    (queue,) = {put.queue for put in puts}
+    assert plan.realization.engine_of(queue) == COPY_KERNEL
+    assert {len(plan.tile_order(rank, queue).rows) for rank in range(3)} == {4 * tiles}
 
 
 @pytest.mark.parametrize("name", ["all_gather_matmul.push", "matmul_reduce_scatter.scatter"])

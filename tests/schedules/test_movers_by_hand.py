@@ -95,7 +95,7 @@ def staged(m: int) -> ow.Gather:
     return ow.Gather(2, moves)
 
 
-@pytest.mark.parametrize(("m", "chosen"), [(100, "A"), (4 * BLOCK, "A"), (4 * BLOCK, None)])
+@pytest.mark.parametrize(("m", "chosen"), [(100, "A"), (4 * BLOCK, None)])
 def test_tiles_carry_from_where_a_shard_was_copied_for_peers(m: int, chosen: str | None):
     """The kernel has no pointer to the caller's shard, as no tile reads it there."""
     plan = author_plan(matmul(m, n=COLS, k=COLS), {"A": staged(m)}, 2, "bfloat16", chosen=chosen)
@@ -107,6 +107,13 @@ def test_tiles_carry_from_where_a_shard_was_copied_for_peers(m: int, chosen: str
     broken = replace(plan, schedule=replace(plan.schedule, operations=operations))
     refusals = verify_plan(broken, MachineLimits()).refusals
     assert any("which none of them reads there" in refusal.message for refusal in refusals)
+
+
+def test_tiles_carry_from_the_callers_shard_where_they_read_it_there():
+    plan = author_plan(matmul(4 * BLOCK, n=COLS, k=COLS), {"A": staged(4 * BLOCK)}, 2, "bfloat16", chosen="A")
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+    (put,) = (one for one in plan.schedule.operations if isinstance(one, Put))
+    assert [(one.buffer, one.rows) for one in put.sources] == [("A", (0, BLOCK))]
 
 
 def test_sums_of_what_counts_differently_run_behind_the_tiles():

@@ -16,7 +16,7 @@ from overweave.ir.schedule import Apply, Collective, Put, Reduce, Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.author_plan import author_plan
 from overweave.schedules.gather_templates import Mesh
-from overweave.schedules.held_sums import keep_books
+from overweave.schedules.provenance import trace_provenance
 from overweave.schedules.reduction_templates import TEMPLATES, reduction_moves
 from tests.schedules.test_weave import BLOCK, PUSH, matmul
 
@@ -252,7 +252,7 @@ def test_ranks_that_would_differ_in_bits_are_refused():
     twice = (ow.Put(1, 0, whole), ow.Put(0, 1, whole), ow.Put(2, 1, whole), ow.Sum(0, whole), ow.Put(2, 0, whole))
     shared = (ow.Sum(0, whole), ow.Put(0, 2, whole))
     with pytest.raises(ScheduleError, match="on some ranks"):
-        keep_books(ow.Reduction(3, (*twice, *shared), everywhere=True), 48, COLS)
+        trace_provenance(ow.Reduction(3, (*twice, *shared), everywhere=True), 48, COLS)
 
 
 def test_tiles_that_straddle_chunks_are_refused_before_anything_is_written():

@@ -9,7 +9,10 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MOST_SPLITS, Problem
 from overweave.schedules.catalog import build
-from overweave.schedules.skinny import LEAST_STEPS, SHAPES, skinny_obstacle, skinny_shape
+from overweave.schedules.methods.record import Asked
+from overweave.schedules.methods.registry import method_of
+from overweave.schedules.methods.validity import obstacle
+from overweave.schedules.skinny import LEAST_STEPS, SHAPES, skinny_shape
 
 PROBLEM = Problem(operator="all_gather_matmul", m=8, n=4096, k=1024, world_size=4, dtype="bfloat16")
 
@@ -35,14 +38,20 @@ def test_all_fits_the_shared_memory_of_a_block() -> None:
         assert one.stages * (one.block_m + one.block_n) * one.block_k * 2 <= 227 << 10
 
 
+def said(problem: Problem) -> str:
+    """What stands against the matmul of few rows, whatever the device."""
+    method = method_of("matmul_all_reduce.one_shot_packed")
+    return obstacle(Asked(problem, {"matmul": "skinny"}), method, "schedule")
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [({"dtype": "float32"}, "16 bits"), ({"epilogue": Epilogue(activation="silu")}, "silu")],
 )
 def test_what_it_cannot_do_is_said(changes: dict[str, object], why: str) -> None:
     problem = replace(PROBLEM, **changes)
-    assert skinny_obstacle(PROBLEM) == ""
-    assert why in skinny_obstacle(problem)
+    assert said(PROBLEM) == ""
+    assert why in said(problem)
     with pytest.raises(InputError, match=why):
         build("all_gather_matmul.gather_packed", problem, {"matmul": "skinny"})
     build("all_gather_matmul.gather_packed", problem, {"matmul": "library"})
@@ -53,7 +62,7 @@ def test_sums_may_be_finished_behind_it() -> None:
     problem = replace(PROBLEM, operator="matmul_all_reduce", epilogue=finished)
     plan = build("matmul_all_reduce.one_shot_packed", problem, {"matmul": "early"})
     assert plan.realization.skinny is not None
-    assert "bias" in skinny_obstacle(replace(problem, world_size=1))
+    assert "bias" in said(replace(problem, world_size=1))
 
 
 def test_who_multiplies_is_no_option_of_other_plans() -> None:

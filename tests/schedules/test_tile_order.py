@@ -46,13 +46,13 @@ def test_a_gathers_table():
 def test_a_scatters_tables():
     both = plan("matmul_reduce_scatter.scatter", own_pieces=2)
     tiles = both.tile_order(0, "tiles").rows
-    # Signals: computed 0..3 (rank x piece), arrived 4..5, finished 6..7 (own parts). The peer's pieces come first.
-    assert list(dict.fromkeys(tile.signal for tile in tiles)) == [2, 3, 6, 7]
+    # Signals: computed 0..3 (the peer's pieces, which come first, and own parts), arrived 4..5.
+    assert sorted({tile.signal for tile in tiles}) == [0, 1, 2, 3]
     assert {tile.source for tile in tiles} == {OWN_SHARD}
     sums = both.tile_order(1, "sums").rows
     assert {tile.kind for tile in sums} == {REDUCE}
     # A part waits for the pieces it touches, and for its own tiles: two rows of two each.
-    assert {(*tile[6:9], tile.also, tile.also_count) for tile in sums} == {(4, 5, 1, 6, 4), (4, 6, 1, 7, 4)}
+    assert {(*tile[6:9], tile.also, tile.also_count) for tile in sums} == {(2, 3, 4, 4, 1), (3, 4, 4, 5, 1)}
     # The second part starts at row 32 of the shard; its tiles count from the first row of its operands.
     assert {(tile.operation, tile.row - tile.source_row) for tile in sums} == {(0, 0), (1, 32)}
     assert sum(tile.row_end - tile.row for tile in sums if tile.col == 0) == 50
@@ -63,11 +63,11 @@ def test_own_tiles_that_add_wait_late_for_their_own_piece():
     assert [order.queue for order in both.tile_orders] == ["tiles", "tiles"]
     rows = both.tile_order(1, "tiles").rows
     own = [tile for tile in rows if tile.place != NO_ADDENDS]
-    # Signals: computed 0..3 (rank x piece), arrived 4..5. The own tiles come last, store `y` and tell nobody.
+    # Signals: computed 0..1 (the peer's pieces), arrived 2..3. The own tiles come last, store `y` and tell nobody.
     assert rows[-len(own) :] == tuple(own)
     assert {(tile.place, tile.signal, tile.wait_lo, tile.wait_hi) for tile in own} == {(1, NO_SIGNAL, 0, 0)}
     late = {(tile.row < 32, tile.late_lo, tile.late_hi, tile.late_count) for tile in own}
-    assert late == {(True, 4, 5, 1), (False, 5, 6, 1)}
+    assert late == {(True, 2, 3, 1), (False, 3, 4, 1)}
     assert {tile.source_row - tile.row for tile in own} == {50}
     assert all((tile.late_lo, tile.late_hi) == (0, 0) for tile in rows[: -len(own)])
 
@@ -127,7 +127,7 @@ def test_narrow_tiles_of_the_last_wave_come_before_the_parts_of_cut_ones():
 def test_one_own_part_is_summed_behind_the_tiles():
     """The kernel boundary says that they are finished."""
     sums = plan("matmul_reduce_scatter.scatter", own_pieces=1).tile_order(1, "sums").rows
-    assert {(*tile[6:9], tile.also) for tile in sums} == {(4, 6, 1, NO_SIGNAL)}
+    assert {(*tile[6:9], tile.also) for tile in sums} == {(2, 4, 1, NO_SIGNAL)}
 
 
 def test_the_count_is_known_without_the_tables():

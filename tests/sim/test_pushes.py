@@ -68,7 +68,7 @@ def test_who_waits_for_a_push_waits_for_its_last_tile(paper: Machine):
 def test_a_schedule_without_engines_gets_the_kernel_for_pushes_in_issue_order():
     problem = Problem(operator="all_gather_matmul", m=512, n=512, k=512, world_size=2, dtype="bfloat16")
     built = build("all_gather_matmul.push", problem, {"mover": "copy_kernel"})
-    assert realize(built.schedule, load("h200x4")).realization.engine_of("copies") == "copy_kernel"
+    assert realize(built.schedule, load("h200x4")).realization.engine_of("copies.kernel") == "copy_kernel"
 
 
 def test_small_shards_are_gathered_sooner_by_a_kernel():

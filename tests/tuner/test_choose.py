@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Problem
 from overweave.schedules.catalog import build
+from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.cache import fingerprint, keep, path_of
 from overweave.tuner.choose import choose, explained
-from overweave.tuner.space import BY_TORCH, SPACE, TORCH_FUSED
 from overweave.tuner.table import Entry, Knowledge, Table, Time, bucketed
 from overweave.tuner.target import Target
 
@@ -71,7 +72,7 @@ def test_a_new_number_of_rows_costs_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operator", SPACE)
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False), replace(GPU, name="NVIDIA Unheard")])
 def test_every_choice_can_be_built(operator: str, target: Target):
     for dtype in ("bfloat16", "float32"):
@@ -79,7 +80,7 @@ def test_every_choice_can_be_built(operator: str, target: Target):
             problem = replace(PROBLEM, **({"operator": operator, "n": 256, "k": 128, "dtype": dtype} | changes))
             choice = choose(problem, target)
             assert choice.reason
-            if choice.plan not in BY_TORCH:
+            if choice.plan not in OUTSIDE:
                 assert build(choice.plan, problem, choice.options, rank=0).name == choice.plan
 
 

@@ -9,20 +9,14 @@ from msgspec.structs import replace
 
 from campaigns.cold_choice import read, shares
 from overweave.errors import InputError
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Problem
+from overweave.schedules.methods.asked_for import OF_STORES
+from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.record import WITH_KERNELS
 from overweave.tuner import rank
 from overweave.tuner.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
-from overweave.tuner.space import (
-    RING_STORED,
-    SCATTER_PULL,
-    SEQUENTIAL,
-    SPACE,
-    TORCH_FUSED,
-    TORCH_ONE_SHOT,
-    TORCH_TWO_SHOT,
-    Candidate,
-    candidate,
-)
+from overweave.tuner.space import Candidate, candidate
 from overweave.tuner.target import Target
 from tests.clock import ends_within
 from tests.source_tree import ROOT
@@ -37,7 +31,7 @@ def problem_of(operator: str, **changes: object) -> Problem:
     return replace(LARGEST, **({"operator": operator, "m": 2048, "n": 1024, "k": 1024} | changes))
 
 
-@pytest.mark.parametrize("operator", SPACE)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_every_candidate_is_weighed_or_refused(operator: str):
     for each in weigh(problem_of(operator), GPU):
         only_measured = each.candidate.plan == TORCH_FUSED
@@ -89,7 +83,7 @@ def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
 @pytest.mark.parametrize(
     ("operator", "changes"),
     [
-        *((operator, {}) for operator in SPACE),
+        *((operator, {}) for operator in OPERATORS),
         ("matmul_reduce_scatter", {"world_size": 8}),
         ("matmul_all_reduce", {"m": 1 << 31, "n": 64, "k": 64}),
         ("matmul_all_reduce", {"m": 65536, "n": 1000, "k": 1024}),
@@ -114,7 +108,7 @@ def test_a_large_problem_is_weighed_in_time(operator: str, changes: dict[str, in
 
 
 def test_the_library_path_wins_unless_the_gain_is_worth_it():
-    library, rival = Candidate(SEQUENTIAL), candidate("push", {})
+    library, rival = Candidate("sequential"), candidate("push", {})
 
     def taken(library_us: float, rival_us: float) -> Candidate:
         return cold_choice(
@@ -122,38 +116,41 @@ def test_the_library_path_wins_unless_the_gain_is_worth_it():
         ).candidate
 
     assert taken(100, 99) == library
-    assert taken(100, 100 - rank.WITH_KERNELS.us - 100 * rank.WITH_KERNELS.share + 0.1) == library
-    assert taken(100, 100 - rank.WITH_KERNELS.us - 100 * rank.WITH_KERNELS.share - 0.1) == rival
+    assert taken(100, 100 - WITH_KERNELS.us - 100 * WITH_KERNELS.share + 0.1) == library
+    assert taken(100, 100 - WITH_KERNELS.us - 100 * WITH_KERNELS.share - 0.1) == rival
     assert taken(1000, 900) == rival
 
 
 def test_what_has_no_prediction_is_not_taken_cold():
     weighed = (
-        Weighed(Candidate(SEQUENTIAL), 100.0),
+        Weighed(Candidate("sequential"), 100.0),
         Weighed(Candidate(TORCH_FUSED)),
         Weighed(Candidate("push"), None, "no"),
     )
-    assert cold_choice(weighed, problem_of("all_gather_matmul")).candidate.plan == SEQUENTIAL
+    assert cold_choice(weighed, problem_of("all_gather_matmul")).candidate.plan == "sequential"
 
 
 def test_sums_that_pull_beside_tiles_need_the_largest_lead():
-    library, problem = Weighed(Candidate(SEQUENTIAL), 1000.0), problem_of("matmul_reduce_scatter")
-    least = rank.OF_STORES.us + 1000 * rank.OF_STORES.share
-    for gain, wanted in ((least - 0.1, SEQUENTIAL), (least + 0.1, SCATTER_PULL)):
-        rival = Weighed(candidate(SCATTER_PULL, {"pieces": 1}), 1000.0 - gain)
+    library, problem = Weighed(Candidate("sequential"), 1000.0), problem_of("matmul_reduce_scatter")
+    least = OF_STORES.us + 1000 * OF_STORES.share
+    for gain, wanted in ((least - 0.1, "sequential"), (least + 0.1, "scatter_pull")):
+        rival = Weighed(candidate("scatter_pull", {"pieces": 1}), 1000.0 - gain)
         assert cold_choice((library, rival), problem).candidate.plan == wanted
 
 
-@pytest.mark.parametrize(("m", "wanted"), [(4096, SEQUENTIAL), (8192, RING_STORED)])
+@pytest.mark.parametrize(("m", "wanted"), [(4096, "sequential"), (8192, "ring_stored")])
 def test_a_ring_needs_more_of_a_lead_where_a_shard_has_one_wave(m: int, wanted: str):
-    weighed = (Weighed(Candidate(SEQUENTIAL), 300.0), Weighed(candidate(RING_STORED, {"pieces": 2}), 250.0))
+    weighed = (Weighed(Candidate("sequential"), 300.0), Weighed(candidate("ring_stored", {"pieces": 2}), 250.0))
     problem = problem_of("matmul_all_reduce", m=m, n=4096)
     assert problem.world_size == 4
     assert cold_choice(weighed, problem).candidate.plan == wanted
 
 
 def test_what_not_even_the_library_can_compute_is_refused():
-    weighed = Weighed(Candidate(SEQUENTIAL), None, "an extent needs more than 31 bits"), Weighed(Candidate("push"), 1.0)
+    weighed = (
+        Weighed(Candidate("sequential"), None, "an extent needs more than 31 bits"),
+        Weighed(Candidate("push"), 1.0),
+    )
     with pytest.raises(InputError, match="more than 31 bits"):
         cold_choice(weighed, problem_of("all_gather_matmul"))
 
@@ -162,7 +159,7 @@ def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
     small = problem_of("matmul_all_reduce", m=512, n=8192)
     four, two, three = (weigh(replace(small, world_size=size), GPU, is_thorough=False) for size in (4, 2, 3))
     times = {each.candidate.plan: each.predicted_us for each in four}
-    assert times[TORCH_TWO_SHOT] < times[SEQUENTIAL] < times[TORCH_ONE_SHOT]
+    assert times[TORCH_TWO_SHOT] < times["sequential"] < times[TORCH_ONE_SHOT]
     assert cold_choice(four, small).candidate.plan == TORCH_TWO_SHOT
     assert None not in [each.predicted_us for each in two if each.candidate.is_by_torch]
     assert [each.predicted_us for each in three if each.candidate.is_by_torch] == [None, None]

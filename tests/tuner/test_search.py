@@ -8,12 +8,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Problem
+from overweave.schedules.methods.outside import TORCH_FUSED
 from overweave.tuner import search
 from overweave.tuner.rank import Weighed, weigh
 from overweave.tuner.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
 from overweave.tuner.sides import Setting, Side
-from overweave.tuner.space import SPACE, TORCH_FUSED, Candidate, candidate
+from overweave.tuner.space import Candidate, candidate
 from overweave.tuner.table import Entry, Time
 from overweave.tuner.target import Target
 
@@ -23,7 +25,7 @@ PROBLEM = Problem(operator="all_gather_matmul", m=2048, n=1024, k=1024, world_si
 LIBRARY, PUSH, PULL = Candidate("sequential"), candidate("push", {"pieces": 1}), candidate("pull", {"pieces": 1})
 
 
-@pytest.mark.parametrize("operator", SPACE)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_the_shortlist_holds_the_best_by_model_and_all_that_need_no_kernel(operator: str):
     weighed = weigh(replace(PROBLEM, operator=operator), GPU)
     listed = shortlist(weighed, operator)
@@ -66,7 +68,7 @@ def test_how_fast_the_models_choice_is():
     assert Tuned(entry, None, {}).cold_share is None
 
 
-@pytest.mark.parametrize("operator", SPACE)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_inputs_are_those_of_the_ranks_part(operator: str):
     """x of all rows or of the rank's own, the factors of the product beside it, and whole matrices alike everywhere."""
     problem = replace(PROBLEM, operator=operator, m=10, n=24, k=16)

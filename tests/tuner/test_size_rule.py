@@ -11,7 +11,8 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.tuner.size_rule import by_size, predicted_us, wire_bytes
-from overweave.tuner.target import Target, kernel_obstacle, tile_options
+from overweave.tuner.space import Candidate, obstacle
+from overweave.tuner.target import Target, tile_options
 
 GPU, CPU = Target("cuda", name="NVIDIA Unheard"), Target("cpu")
 
@@ -74,8 +75,8 @@ def test_every_choice_can_be_built(operator: str, target: Target):
 
 def test_what_a_tile_kernel_takes():
     problem = problem_of("all_gather_matmul", dtype="float32", n=4, k=12)
-    assert kernel_obstacle(problem, CPU) == ""
-    assert "multiples of 4" in kernel_obstacle(replace(problem, n=6), CPU)
+    assert obstacle(problem, CPU, Candidate("push"), "device") == ""
+    assert "multiples of 4" in obstacle(replace(problem, n=6), CPU, Candidate("push"), "device")
     assert tile_options(CPU) == {}
 
 

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Problem
-from overweave.tuner.space import TORCH_FUSED
+from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.table import (
     FARTHEST,
-    LEAST_HOST_US,
     MOST_ENTRIES,
     Entry,
     Fingerprint,
@@ -118,13 +117,13 @@ def test_the_bucket_of_a_problem_keeps_the_rest():
 def test_the_quickest_wins_and_the_least_host_work_takes_ties():
     def order(*times: tuple[str, float]) -> list[str]:
         rows = [Time(name.rstrip("2"), {"pieces": 2} if name.endswith("2") else {}, us) for name, us in times]
-        return [time.plan + "2" * bool(time.options) for time in ranked(rows)]
+        return [time.plan + "2" * bool(time.options) for time in ranked(PROBLEM.operator, rows)]
 
     assert order(("sequential", 110), ("push", 100), ("pull", 120)) == ["push", "sequential", "pull"]
     assert order(("sequential", 101.9), ("push", 100), ("pull", 120)) == ["sequential", "push", "pull"]
     assert order(("sequential", 102.1), ("push", 100)) == ["push", "sequential"]
     assert order(("torch.fused", 100), ("push2", 101), ("push", 101.9)) == ["push", "push2", "torch.fused"]
-    assert ranked([]) == ()
+    assert ranked(PROBLEM.operator, []) == ()
 
 
 def test_torchs_fused_operators_cost_the_host_no_less_than_was_ever_measured():
@@ -135,4 +134,4 @@ def test_torchs_fused_operators_cost_the_host_no_less_than_was_ever_measured():
             found += [row["host_us"] for case in eager for row in case["methods"] if row["name"] == "torch_fused"]
     measured = [us for us in found if us]
     assert len(measured) > 200
-    assert min(measured) == pytest.approx(LEAST_HOST_US[TORCH_FUSED], abs=1.0)
+    assert min(measured) == pytest.approx(OUTSIDE[TORCH_FUSED].host_us, abs=1.0)

@@ -1,4 +1,4 @@
-"""Who hears of what: signals are numbered as somebody is found to wait for what they announce."""
+"""Signals are numbered when a waiter is found for the event that they announce: what nobody waits for has no signal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from msgspec import Struct
 from overweave.ir.schedule import Notify, Wait
 from overweave.schedules.communication import ARRIVED, COMPUTED, SUMMED
 
-TOLD = "told"  # a peer says that what is to be read there, or to be waited for, is over
+TOLD = "told"  # a pad: the peer that the signal comes from has completed what the waiter reads, or must come after
 PADS = (COMPUTED, SUMMED, ARRIVED, TOLD)
 
 What = tuple[object, ...]
 
 
 class Event(Struct, frozen=True):
-    """Something that `rank` hears of by a signal of a pad. in_parts: it counts more than one, as of kernels."""
+    """Something that a signal on `rank`, in `pad`, announces. what: names it; the same on every rank that waits for it.
+
+    in_parts: a kernel announces it, part by part, so that the signal counts higher than one.
+    """
 
     pad: str
     rank: int
@@ -24,15 +27,18 @@ class Event(Struct, frozen=True):
     in_parts: bool = False
 
 
-class Heard(Struct):
-    """The signals of all events that are waited for."""
+class SignalNumbers(Struct):
+    """The number of each event's signal among those of its pad and rank.
+
+    told: for each thing that happens, the events by which ranks wait for it. counts: signals in use, of a pad and rank.
+    """
 
     signals: dict[Event, int] = {}
     told: dict[What, list[Event]] = {}
     counts: dict[tuple[str, int], int] = {}
 
     def number(self, event: Event) -> int:
-        """Its signal, a new one if nobody has waited for it before."""
+        """The signal of an event: a new one if no waiter has asked for that event before."""
         if event not in self.signals:
             place = (event.pad, event.rank)
             self.signals[event] = self.counts.get(place, 0)
@@ -41,7 +47,7 @@ class Heard(Struct):
         return self.signals[event]
 
     def waits(self, events: Iterable[Event]) -> tuple[Wait, ...]:
-        """For all of them, neighbours that count alike as one range."""
+        """The waits for all of the events. Consecutive signals of a pad whose counts are alike become one range."""
         numbered = {(PADS.index(event.pad), self.number(event), event.in_parts) for event in events}
         waits: list[Wait] = []
         before: tuple[int, int, bool] | None = None
@@ -54,11 +60,11 @@ class Heard(Struct):
         return tuple(waits)
 
     def notifies(self, what: What) -> tuple[Notify, ...]:
-        """To everybody who hears of it."""
+        """The notifies of the operation that does `what`: one for each rank that waits for it."""
         return tuple(Notify(event.pad, event.rank, self.signals[event]) for event in self.told.get(what, ()))
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Of every pad in use, its signals on the rank that hears most."""
+        """Every pad in use with its size: as many signals as the rank with the most of them has."""
         for pad in PADS:
             size = max((count for (name, _), count in self.counts.items() if name == pad), default=0)
             if size:

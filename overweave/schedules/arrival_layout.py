@@ -6,17 +6,17 @@ from msgspec import Struct
 
 from overweave.ir.schedule import Range
 from overweave.schedules.communication import SLOTS, shifted, united
-from overweave.schedules.held_sums import Carried
+from overweave.schedules.provenance import Carried
 
 
-class Slots(Struct, frozen=True):
+class ArrivalLayout(Struct, frozen=True):
     """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
 
     ranges: list[tuple[Range, ...]]
     layers: int
 
     @classmethod
-    def of(cls, carried: list[Carried], ranks: int) -> Slots:
+    def of(cls, carried: list[Carried], ranks: int) -> ArrivalLayout:
         beside = [one for one in carried if one.lands.buffer == SLOTS]
         ranges = [united(sorted(one.box.rows for one in beside if one.target == rank)) for rank in range(ranks)]
         return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))

@@ -66,10 +66,14 @@ class Added(Struct, frozen=True):
     kept: Part
 
 
-class Books(Struct):
-    """done: in the order of the list, what is added at the end behind it. ends: of each rank, what it has at the end of
-    what it wants. read: the moves and ranks whose result somebody passes on, or adds again. together: of what the
-    library sums, the rows of each rank's shard, by their place in the list; nothing else touches them."""
+class Provenance(Struct):
+    """Where every value of a reduction comes from.
+
+    done: the moves and sums in the order of the list; behind them the sums that complete a rank's result. ends: for
+    each rank, the pieces of its result. read: pairs (move, rank) whose result on that rank is passed on or added again.
+    together: position of a library sum in the list -> the rows of each rank's shard that it sums; no other move touches
+    those rows.
+    """
 
     reduction: Reduction
     whole: Box
@@ -89,9 +93,9 @@ def partials(value: Value) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(rank for part in value for rank in partials(part))
 
 
-def keep_books(reduction: Reduction, rows: int, cols: int) -> Books:
+def trace_provenance(reduction: Reduction, rows: int, cols: int) -> Provenance:
     """Follows all moves. Raises ScheduleError for what is left out, added twice, or differently on two ranks."""
-    return _Books(reduction, Box((0, rows), (0, cols))).kept()
+    return _Tracker(reduction, Box((0, rows), (0, cols))).kept()
 
 
 class _Grid(Struct, frozen=True):
@@ -135,7 +139,7 @@ class _Grid(Struct, frozen=True):
         )
 
 
-class _Books:
+class _Tracker:
     """Every rank's cells: what it has, what lies beside it, and how often something has arrived there."""
 
     def __init__(self, reduction: Reduction, whole: Box) -> None:
@@ -159,9 +163,9 @@ class _Books:
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
         self.librarys: set[tuple[int, int]] = set()
-        self.books = Books(reduction, whole, [], [], set(), {})
+        self.provenance = Provenance(reduction, whole, [], [], set(), {})
 
-    def kept(self) -> Books:
+    def kept(self) -> Provenance:
         # A group of one has nothing to add, and nothing for the library to sum: its tiles write the result.
         for at, move in enumerate(self.reduction.moves if self.size > 1 else ()):
             if isinstance(move, Sum):
@@ -173,7 +177,7 @@ class _Books:
         for rank in range(self.size):
             self._end(rank)
         self._check_alike()
-        return self.books
+        return self.provenance
 
     def _check(self, at: int, move: Put | Get | Sum) -> None:
         ranks = range(self.size)
@@ -214,7 +218,7 @@ class _Books:
                 found = f"another move carries rows [{self.grid.rows[cell[0]][0]}:{self.grid.rows[cell[0]][1]}] of it"
                 raise ScheduleError(f"move {at}: leave a sum to the library", found, "Leave it all of those rows")
         self.librarys.update(cells)
-        self.books.together[at] = tuple(chunk.rows for chunk in move.chunks)
+        self.provenance.together[at] = tuple(chunk.rows for chunk in move.chunks)
 
     def _check_not_left(self, asked: str, cells: list[tuple[int, int]]) -> None:
         if not self.librarys.isdisjoint(cells):
@@ -240,7 +244,7 @@ class _Books:
             raise ScheduleError(f"move {at}: pass on {box}", found, "Let a move carry what was added alike")
         (value,) = values
         pieces = self.grid.pieces(box, lambda cell: [self.has[source, cell]], apart=False)
-        self.books.read |= {(self.has[source, cell].by, source) for cell in cells}
+        self.provenance.read |= {(self.has[source, cell].by, source) for cell in cells}
         if self._is_whole(value):
             lands = Part(TOTAL, 0, value)
             for cell in cells:
@@ -249,7 +253,7 @@ class _Books:
             lands = Part(SLOTS, max(self.arrived.get((target, cell), 0) for cell in cells), value)
             for cell in cells:
                 self._put_beside(at, target, cell, Held(lands, at))
-        self.books.done.append(Carried(at, source, target, pieces, lands, box))
+        self.provenance.done.append(Carried(at, source, target, pieces, lands, box))
 
     def _replace(self, at: int, target: int, cell: tuple[int, int], held: Held) -> None:
         if self._is_whole(self.has[target, cell].part.value) or self.beside.get((target, cell)):
@@ -287,14 +291,14 @@ class _Books:
         kept = Part(TOTAL if is_whole else RUNNING, layer, value)
         for cell in cells:
             addends = self._addends(rank, cell)
-            self.books.read |= {(one.by, rank) for one in addends}
+            self.provenance.read |= {(one.by, rank) for one in addends}
             self.has[rank, cell], self.beside[rank, cell] = Held(kept, at), []
             self.sums[rank, cell] = layer + 1
-        self.books.done.append(Added(at, rank, pieces, kept))
+        self.provenance.done.append(Added(at, rank, pieces, kept))
 
     def _end(self, rank: int) -> None:
         """Adds what is left, and holds a rank to what it is to have."""
-        wanted = self.books.wanted(rank)
+        wanted = self.provenance.wanted(rank)
         left = {cell: beside for (one, cell), beside in self.beside.items() if one == rank and beside}
         strange = [cell for cell in left if not Box(self.grid.rows[cell[0]], self.whole.cols).common(wanted).area]
         if strange:
@@ -312,7 +316,7 @@ class _Books:
         ends = self.grid.pieces(
             wanted, lambda cell: [] if cell in self.librarys else [self.has[rank, cell]], apart=True
         )
-        self.books.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
+        self.provenance.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
 
     def _at_the_end(
         self, rank: int, wanted: Box, left: dict[tuple[int, int], list[Held]]
@@ -320,7 +324,7 @@ class _Books:
         """What is still to be added, in the order in which its last addend arrives, numbered behind all moves."""
         pieces = self.grid.pieces(wanted, lambda cell: self._addends(rank, cell) if left.get(cell) else [], apart=True)
         some = sorted((piece for piece in pieces if piece.parts), key=lambda piece: piece.by[-1])
-        first = len(self.reduction.moves) + sum(isinstance(one, Added) for one in self.books.done)
+        first = len(self.reduction.moves) + sum(isinstance(one, Added) for one in self.provenance.done)
         return ((first + index, piece) for index, piece in enumerate(some))
 
     def _check_alike(self) -> None:

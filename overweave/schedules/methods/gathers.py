@@ -1,0 +1,122 @@
+"""The methods of all-gathers before a matmul."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from overweave.ir.operators.all_gather_matmul import OPERATOR
+from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
+from overweave.ir.schedule import ECHOES
+from overweave.schedules import options
+from overweave.schedules.back_ends import PUSHES
+from overweave.schedules.behind_tiles import in_parts
+from overweave.schedules.chunked_gather import chunked_gather
+from overweave.schedules.chunks import Move
+from overweave.schedules.communication import Communication
+from overweave.schedules.gather_packed import gather_packed
+from overweave.schedules.gather_templates import TEMPLATES, Mesh, gather_of
+from overweave.schedules.mesh import mesh_of
+from overweave.schedules.methods import asked_for
+from overweave.schedules.methods.record import Case, Margin, Method, Work
+
+# A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
+# come back, and 212 us if not (benchmarks/results/host_cost.h200x2.2026-11-23.txt), which the GPU mostly needs itself.
+# MEASURED: of some 120 rows of *.all_gather_matmul.*.json the choice reaches 0.996 of the quickest in the mean, and
+# 0.992 with the margin of other plans of library calls. Of four ranks it was measured where shards are long alone.
+OF_SHARDS_OF_TWO = Margin(5.0, 0.01)
+
+
+def by_moves(written: Callable[[Mesh], Iterator[Move]]) -> Callable[[Work], Communication]:
+    """What writes a gather as a list of chunk moves, for a method's `write`."""
+    return partial(_moved, written)
+
+
+def _moved(written: Callable[[Mesh], Iterator[Move]], work: Work) -> Communication:
+    split, k = work.split, work.problem.k
+    gather = gather_of(mesh_of(split, k, work.settings), written)
+    return in_parts(chunked_gather(gather, split.rows, k, work.problem.returns_gathered), {PUSHES: split.tile_rows})
+
+
+def _packed(work: Work) -> Communication:
+    if work.split.world_size == 1:
+        return _moved(TEMPLATES["collective"], work)
+    return gather_packed(work.split, work.problem.k, work.problem.returns_gathered)
+
+
+_library = partial(Method, operator=OPERATOR.name)
+_tiles = partial(_library, multiplies=TILE_KERNEL, moves=(COPY_ENGINE,))
+_messages = partial(
+    _library,
+    moves=(PACKED_KERNEL,),
+    reuse=ECHOES,
+    options=(options.MATMUL,),
+    margins=(asked_for.OF_MESSAGES,),
+)
+METHODS = (
+    _library(
+        name="sequential",
+        summary="library all-gather, then one library matmul",
+        write=by_moves(TEMPLATES["collective"]),
+        grids=(asked_for.AS_IT_IS,),
+    ),
+    _library(
+        name="per_shard",
+        summary="shards pushed by copy engine, one library matmul per shard",
+        write=by_moves(TEMPLATES["push"]),
+        moves=(COPY_ENGINE,),
+        options=(options.ORDER,),
+        grids=(asked_for.AS_IT_IS,),
+        margins=(Case(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
+    ),
+    _tiles(
+        name="push",
+        summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
+        write=by_moves(TEMPLATES["push"]),
+        options=asked_for.PUSHED,
+        grids=(
+            asked_for.PIECES,
+            {"pieces": (1, 2), "order": ("all_peers",)},
+            # A shard of one wave computes nothing while the next one travels.
+            {"pieces": (1, 2), "half_tiles": ("on",)},
+            {"pieces": (1, 2), **asked_for.BY_KERNEL},
+        ),
+    ),
+    _messages(
+        name="gather_packed",
+        summary="gathered in packed messages, one matmul",
+        write=_packed,
+        grids=(asked_for.AS_IT_IS, {"matmul": ("skinny", "early")}),
+    ),
+    _tiles(
+        name="pull",
+        summary="pieces pulled from staged shards, tiles of one kernel wait",
+        write=by_moves(TEMPLATES["pull"]),
+        options=(*asked_for.FUSED, options.ROTATION),
+        grids=({"pieces": (1, 2)},),
+    ),
+    _tiles(
+        name="mesh",
+        summary="chunks by rows and columns go straight to every rank of a mesh, line by line of it",
+        write=by_moves(TEMPLATES["mesh"]),
+        options=(*asked_for.CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
+    ),
+    _tiles(
+        name="ring",
+        summary="every rank passes on what came from the next one",
+        write=by_moves(TEMPLATES["ring"]),
+        options=(*asked_for.CUT, options.LANES, *options.TILES),
+    ),
+    _tiles(
+        name="double_ring",
+        summary="two rings, one each way, take a shard's chunks by turns",
+        write=by_moves(TEMPLATES["double_ring"]),
+        options=(*asked_for.CUT, *options.TILES),
+    ),
+    _tiles(
+        name="islands",
+        summary="gathered inside islands, while each shard crosses to other islands once and is passed on there",
+        write=by_moves(TEMPLATES["islands"]),
+        options=(*asked_for.CUT, options.ISLAND, *options.TILES),
+    ),
+)
