@@ -92,7 +92,6 @@ PLANS = {
         "scatter mover=copy_kernel",
         "scatter mover=copy_kernel copy_programs=4 sms=1",  # beside the tiles, however few they are
         "scatter mover=copy_kernel kernel=portable",
-        "pull",
         "scatter_packed",
         "per_shard",
         "sequential",

@@ -28,8 +28,6 @@ from overweave.tuner.timer import Effort, compare
 
 PLANS = (
     "sequential",
-    "one_shot",
-    "one_shot mover=copy_kernel",
     "one_shot_packed",
     "two_shot_packed",
     "two_shot kernel=hopper pieces=1",
