@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.methods.registry import METHODS
 from overweave.tuner import baselines, cache

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from benchmarks.teach import entries
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.tuner.baselines import SEQUENTIAL
 from overweave.tuner.cache import decode, fingerprint, shipped

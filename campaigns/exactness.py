@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.plan import MOST_WEIGHTS, Plan, Problem, numbered
+from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
+from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, resolve
 from overweave.runtime.host import Depth, run_on_host

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from overweave.errors import PeerDied, PeerTimeout, WorkspaceBroken
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host import Depth, run_on_host
 from overweave.runtime.processes import Outcome, Ranks

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import MatmulConfig, Problem, split_obstacle
+from overweave.ir.plan import MatmulConfig, split_obstacle
+from overweave.ir.problem import Problem
 from overweave.ir.tile_order import TileRow
 from overweave.runtime.epilogue import apply_epilogue
 from overweave.runtime.matmul import Matmul

@@ -39,10 +39,10 @@ from overweave.ir.plan import (
     CopyConfig,
     DataPath,
     MatmulConfig,
-    Problem,
     ReduceConfig,
     shares_obstacle,
 )
+from overweave.ir.problem import Problem
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.matmul_hopper import matmul_hopper_kernel

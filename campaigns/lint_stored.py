@@ -11,7 +11,8 @@ from campaigns.lint_case import SCALED, SUM, Case, Variant, descriptor_type
 from overweave.compiler.lint_contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import TILE_KERNEL, MatmulConfig, Problem
+from overweave.ir.plan import TILE_KERNEL, MatmulConfig
+from overweave.ir.problem import Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.runtime.matmul import hopper_strip
 from overweave.schedules.finished import shapes_of_tiles

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.baselines import NAMED, OURS
 from overweave.tuner.shapes import Case, DtypeWord

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from campaigns.study_table import GATHER, STUDIES, Layer, Point
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from campaigns.random_schedules import random_schedule
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog import build, names

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.hardware.machine import load
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.timeline import COMMUNICATION, Timeline
 from overweave.schedules.catalog import build, names
 from overweave.sim.simulate import simulate

@@ -24,7 +24,7 @@ from overweave.cli.ranks import (
 )
 from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops.trial import case_of
 
 MACHINE, MACHINE_RANKS = "h200x4", 4

@@ -12,7 +12,7 @@ from rich.table import Table
 from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, print_table, time_text
 from overweave.hardware.machine import load
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.timeline import Timeline
 from overweave.ir.trace import to_chrome
 from overweave.ops.trial import Trial

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleFileError
 from overweave.ir.dtype import Dtype
 from overweave.ir.files import read_file
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from overweave.errors import MachineError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
 from overweave.runtime.processes import die_with_parent, run_ranks

@@ -7,7 +7,7 @@ import typer
 from overweave.errors import InputError
 from overweave.ir.operators.record import Dim
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
 
 SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"

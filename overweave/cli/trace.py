@@ -24,7 +24,7 @@ from overweave.cli.shape import problem_of_shape, tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops.trial import case_of
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import method_of

@@ -21,7 +21,7 @@ from overweave.cli.shape import SHAPE_HELP, shapes_of, three_numbers
 from overweave.errors import InputError
 from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.operators.registry import OPERATORS, operator_of
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
 from overweave.tuner.bench import joined_world
 from overweave.tuner.cache import encode, fingerprint, load, path_of

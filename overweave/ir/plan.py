@@ -11,8 +11,7 @@ from msgspec import Meta, Struct
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES, Dtype
 from overweave.ir.epilogue import MOST_NORM_COLS
-from overweave.ir.problem import LONGEST_LIST as LONGEST_LIST
-from overweave.ir.problem import Problem as Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Count, Name, Put, Schedule
 from overweave.ir.tile_order import TileOrder
 

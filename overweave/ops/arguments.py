@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from overweave.errors import InputError
-from overweave.ir.plan import LONGEST_LIST
+from overweave.ir.problem import LONGEST_LIST
 
 _T = TypeVar("_T")
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}

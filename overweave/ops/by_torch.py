@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.prepared import Bound, Run, Tensors

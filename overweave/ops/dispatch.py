@@ -19,7 +19,8 @@ from torch.autograd import forward_ad
 
 from overweave.errors import GroupError, InputError, OverweaveError, ScheduleError
 from overweave.ir.epilogue import Z
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board import Board
 from overweave.memory.group import LIVING, Group, process_group_of, resolve

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 
 from overweave.ir.epilogue import Z
-from overweave.ir.plan import Problem, numbered
+from overweave.ir.plan import numbered
+from overweave.ir.problem import Problem
 from overweave.memory.board import Board
 from overweave.memory.maker import Make, maker
 from overweave.tuner.choice import Choice

@@ -10,7 +10,7 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import SCALE_W, SCALE_X, Scaling
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops.arguments import DTYPES
 from overweave.schedules.catalog import check_problem
 from overweave.tuner.endings import FP8_STEP, check_sizes, compared, unaligned

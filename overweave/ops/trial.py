@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct, to_builtins
 
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.timeline import Timeline
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve

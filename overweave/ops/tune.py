@@ -8,7 +8,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import Group
 from overweave.ops.devices import current, own_device

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 
 from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, Activation, Epilogue
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Range
 from overweave.memory.group import Group
 from overweave.runtime.library import End, View, full_precision, run_operation

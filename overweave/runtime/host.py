@@ -13,7 +13,8 @@ from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
 from overweave.ir.epilogue import GATE, Z
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host_workspace import HostWorkspace

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from overweave.ir.epilogue import NORM_WEIGHT, RESIDUAL, Norm, Z
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Reduce
 from overweave.runtime.epilogue import end_collective
 from overweave.runtime.library import View, without_autocast

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.ir.words import LEAST_WAVES
 

@@ -24,10 +24,10 @@ from overweave.ir.plan import (
     CopyConfig,
     Engine,
     Plan,
-    Problem,
     Realization,
     ReduceConfig,
 )
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.applied import slices_of, source_of

@@ -12,15 +12,8 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
-from overweave.ir.plan import (
-    MatmulConfig,
-    Plan,
-    Problem,
-    gate_obstacle,
-    numbered,
-    shares_obstacle,
-    step_obstacle,
-)
+from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, shares_obstacle, step_obstacle
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
 from overweave.ir.tensors import product
 from overweave.schedules.communication import (

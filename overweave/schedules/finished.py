@@ -10,7 +10,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.plan import TILE_KERNEL, Problem
+from overweave.ir.plan import TILE_KERNEL
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedule
 from overweave.ir.tensors import finished
 from overweave.schedules.communication import TOTAL, Y

@@ -6,7 +6,7 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import those_with
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 
 
 def check_forms(asked: str, problem: Problem) -> None:

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, Problem
+from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig
+from overweave.ir.problem import Problem
 from overweave.schedules.chunks import Written, movers_in
 from overweave.schedules.communication import Split
 from overweave.schedules.options import Settings

@@ -19,11 +19,11 @@ from overweave.ir.plan import (
     Engine,
     MatmulConfig,
     PackedConfig,
-    Problem,
     Realization,
     ReduceConfig,
     SkinnyConfig,
 )
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.methods.record import Method

@@ -13,10 +13,10 @@ from overweave.ir.plan import (
     MatmulConfig,
     PackedConfig,
     Plan,
-    Problem,
     Realization,
     ReduceConfig,
 )
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import ECHOES, Clear, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
 from overweave.sim.cost import matmul_shape, tiles_of
 

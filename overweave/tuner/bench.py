@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
 from overweave.tuner.agreement import agreed_knowledge
 from overweave.tuner.attempt import attempt, copied

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
 from overweave.tuner.caches import cache_folders
 from overweave.tuner.space import is_member, is_replaced

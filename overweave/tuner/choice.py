@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.space import Candidate, full_options
 from overweave.tuner.table import Source
 from overweave.tuner.target import Target

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.cache import knowledge
 from overweave.tuner.choice import Choice, Weight, chosen
 from overweave.tuner.rank import Weighed, cold_choice, machine_of, weigh

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.forms import check_forms
 
 RMS_NORM = "rms_norm"

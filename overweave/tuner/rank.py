@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.collector import without_collection
 from overweave.schedules.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from overweave.errors import MachineError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.board import Board
 from overweave.tuner.attempt import attempt, copied
 from overweave.tuner.baselines import planned

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import LONGEST_LIST, Problem
+from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.tuner.endings import compared, dressed
 
 SETS = Path("benchmarks/shapes")

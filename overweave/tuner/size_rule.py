@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import SizeRule
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.choice import Choice, chosen
 from overweave.tuner.space import candidate, library_path, obstacle
 from overweave.tuner.target import Target

@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.ir.operators.registry import OPERATORS, operator_of
-from overweave.ir.plan import MatmulConfig, Problem
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.problem import Problem
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.methods.needs import CUTS, most_pieces
 from overweave.schedules.methods.outside import OUTSIDE

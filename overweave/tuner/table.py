@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.tuner.space import Candidate, candidate
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from campaigns.cold_choice import TABLES, Share, main, read, shares, verdict
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.table import Entry, Time
 from tests.source_tree import ROOT
 

@@ -13,7 +13,7 @@ import pytest
 from campaigns.studies import main
 from campaigns.study_pictures import save_study
 from campaigns.study_table import PUSHES, STUDIES, TILE_ROWS, Layer, Point
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.schedules.options import PIECES
 from tests.source_tree import ROOT

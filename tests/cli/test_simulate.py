@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from overweave.cli.main import app
 from overweave.ir.files import to_json
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.trace import from_chrome
 from overweave.schedules.catalog import build, names
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from overweave.cli import tune as command
 from overweave.cli.main import app
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.cache import decode, fingerprint, path_of, write
 from overweave.tuner.search import Tuned
 from overweave.tuner.shapes import Case

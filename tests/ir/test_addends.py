@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from overweave.ir import passes
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Compute, Copy, Notify, Region, Schedule, SignalPad, Wait
 from overweave.ir.text import from_text, to_text
 from overweave.ir.tile_order import NO_ADDENDS, TileRow

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from overweave.errors import ScheduleFileError
 from overweave.ir.files import MAX_BYTES, from_json, read_file, to_json
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.text import to_text
 from overweave.schedules.catalog import build
 from tests.clock import ends_within

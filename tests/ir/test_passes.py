@@ -6,7 +6,7 @@ import pytest
 
 from overweave.errors import InputError
 from overweave.ir.passes import inject_delay, reorder, rotate, split
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Schedule
 from overweave.ir.text import to_text
 from overweave.ir.verify.schedule import verify_schedule

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from overweave import Reduction
-from overweave.ir.plan import COPY_ENGINE, Plan, Problem
+from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.unheard import unheard
 from overweave.ir.verify.deadlock import launch_order
 from overweave.ir.verify.graphs import build_graph

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Assignment, Plan, Problem
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Assignment, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Operation, Put
 from overweave.ir.tile_order import TileRow
 from overweave.ir.verify.copies import check_copy

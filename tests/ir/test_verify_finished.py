@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce
 from overweave.ir.tensors import finished
 from overweave.ir.text import from_text, to_text

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import MOST_NORM_COLS, Norm
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build, names

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import Exchange, PackedConfig, Plan, Problem
+from overweave.ir.plan import Exchange, PackedConfig, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Notify, Operation, Region, SignalPad, Wait
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build

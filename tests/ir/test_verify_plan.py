@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Assignment, MatmulConfig, Plan, Problem, Realization, ReduceConfig
+from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     LIMIT,
     Buffer,

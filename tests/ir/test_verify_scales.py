@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute, Operation, Put, Region
 from overweave.ir.text import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan

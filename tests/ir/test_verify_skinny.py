@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Region
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute
 from overweave.ir.tile_order import EVERYWHERE, MULTIPLY, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleFileError
 from overweave.ir.files import from_json, to_json
-from overweave.ir.plan import Assignment, Plan, Problem
+from overweave.ir.plan import Assignment, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Clear, Operation, Queue, Reduce, Schedule, Wait
 from overweave.ir.text import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import MachineError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.board import Board
 from overweave.memory.group import resolve
 from overweave.memory.host_heap import SLOTS, HostHeap

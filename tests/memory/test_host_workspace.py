@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Assignment, Plan, Problem, Realization
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, Assignment, Plan, Realization
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
     Copy,

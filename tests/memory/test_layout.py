@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule, SignalPad
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_CAPACITY, SIGNAL_STRIDE_BYTES, lay_out
 from overweave.schedules.catalog import build, names

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import COPY_ENGINE, Plan, Problem
+from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Notify, Put, Region, Schedule, Wait
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (

@@ -10,7 +10,7 @@ import torch
 import overweave as ow
 from campaigns.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
 from overweave.ir.dtype import Dtype
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
 from overweave.ops.dispatch import GroupLike
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops import by_torch
 
 M, N, K = 4, 6, 5

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ops import reference
 from overweave.runtime.processes import run_ranks

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops import prepared
 from overweave.ops.prepared import MOST_CALLS, Calls, Prepared
 from overweave.tuner.choice import Choice

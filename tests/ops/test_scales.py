@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ops import reference
 from overweave.runtime.processes import run_ranks
 from overweave.schedules.catalog import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.timeline import make_timeline
 from overweave.ops.trial import Case, Trial, try_on_forked_rank
 from overweave.runtime.processes import run_ranks

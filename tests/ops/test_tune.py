@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import InputError, OverweaveError, RankMismatch
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
 from overweave.ops import dispatch
 from overweave.ops.tune import tune_and_learn

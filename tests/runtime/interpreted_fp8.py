@@ -20,7 +20,7 @@ import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from overweave.ir.epilogue import Epilogue  # noqa: E402
-from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.problem import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402

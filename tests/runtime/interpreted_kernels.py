@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.errors import InputError, PeerTimeout  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
-from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.memory.host_workspace import HostSlot, HostWorkspace  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402

@@ -17,7 +17,8 @@ from overweave.runtime import interpreter
 interpreter.repair()
 
 from overweave.ir.epilogue import Norm  # noqa: E402
-from overweave.ir.plan import Plan, Problem  # noqa: E402
+from overweave.ir.plan import Plan  # noqa: E402
+from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402

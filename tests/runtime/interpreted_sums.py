@@ -15,7 +15,7 @@ from overweave.runtime import interpreter
 interpreter.repair()
 
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
-from overweave.ir.plan import Problem  # noqa: E402
+from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host import run_on_host  # noqa: E402

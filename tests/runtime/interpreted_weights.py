@@ -15,7 +15,8 @@ interpreter.repair()
 
 from campaigns.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
-from overweave.ir.plan import Problem, numbered  # noqa: E402
+from overweave.ir.plan import numbered  # noqa: E402
+from overweave.ir.problem import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402

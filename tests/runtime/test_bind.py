@@ -16,7 +16,8 @@ import torch
 
 from campaigns.gpu_paces import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
-from overweave.ir.plan import LIBRARY, Plan, Problem
+from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.runtime import launch

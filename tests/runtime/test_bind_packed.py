@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from overweave.ir.epilogue import Norm
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.packed_layout import HALVES, lay_out_packed
 from overweave.memory.packed_space import PackedSpace

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.runtime import authored_gpu, handwritten_gpu, launch, packed, replays
 from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog import build

@@ -13,7 +13,8 @@ import torch
 
 from campaigns.exactness import OPERATORS, Case, compute, make_data, random_case
 from overweave.errors import PeerTimeout, WorkspaceBroken
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy
 from overweave.memory.group import resolve
 from overweave.memory.host_workspace import HostWorkspace

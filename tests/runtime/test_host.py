@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from overweave.errors import InputError, OverweaveError, RankMismatch
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host import run_on_host
 from overweave.runtime.processes import run_ranks

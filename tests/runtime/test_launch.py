@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import resolve
 from overweave.ops import dispatch, reference

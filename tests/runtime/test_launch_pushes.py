@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.ir.plan import COPY_KERNEL, Plan, Problem
+from overweave.ir.plan import COPY_KERNEL, Plan
+from overweave.ir.problem import Problem
 from overweave.kernels.copy import copy_kernel
 from overweave.memory import driver
 from overweave.memory.layout import lay_out

@@ -9,7 +9,7 @@ import torch
 
 from overweave.errors import ScheduleError
 from overweave.ir.epilogue import Norm
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
 from overweave.memory.maker import maker

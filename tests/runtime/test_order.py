@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan, Problem
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
+from overweave.ir.problem import Problem
 from overweave.runtime.order import Action, launch_order
 from overweave.schedules.catalog import build, names
 from overweave.schedules.methods.registry import method_of

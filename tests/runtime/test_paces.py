@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.runtime.paces import PACE_NS, STRIP_BYTES, pace_ns
 from overweave.schedules.catalog import build

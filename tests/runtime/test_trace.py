@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.timeline import KINDS
 from overweave.memory.group import resolve
 from overweave.runtime.processes import run_ranks

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build, names

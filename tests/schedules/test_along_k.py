@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import MatmulConfig, Plan, Problem, shares_obstacle
+from overweave.ir.plan import MatmulConfig, Plan, shares_obstacle
+from overweave.ir.problem import Problem
 from overweave.ir.tile_order import TileRow, share_places
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.along_k import LEAST_STEPS, is_worthwhile

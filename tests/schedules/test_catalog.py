@@ -10,7 +10,8 @@ import pytest
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule

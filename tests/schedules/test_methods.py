@@ -12,7 +12,8 @@ from msgspec.structs import fields, replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Norm
-from overweave.ir.plan import LIBRARY, Plan, Problem
+from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute
 from overweave.schedules.catalog import build
 from overweave.schedules.communication import SLOTS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Plan, Problem
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Copy, Put, Reduce
 from overweave.ir.shards import tile_parts
 from overweave.schedules.catalog import build

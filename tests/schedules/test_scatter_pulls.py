@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Copy, Operation, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog import build

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import MOST_SPLITS, Problem
+from overweave.ir.plan import MOST_SPLITS
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.schedules.methods.record import Asked
 from overweave.schedules.methods.registry import method_of

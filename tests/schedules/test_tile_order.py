@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Notify, Schedule, Wait
 from overweave.ir.tile_order import MULTIPLY, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE
 from overweave.ir.verify.plan import MachineLimits, verify_plan

@@ -10,14 +10,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import Epilogue, Scaling
-from overweave.ir.plan import (
-    Problem,
-    gate_obstacle,
-    narrow_width,
-    shares_obstacle,
-    split_obstacle,
-    step_obstacle,
-)
+from overweave.ir.plan import gate_obstacle, narrow_width, shares_obstacle, split_obstacle, step_obstacle
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.schedules.options import Settings
 from overweave.schedules.tile_shape import Kernel, count_tiles, row_shape, shapes, tile_shape, tiles_to_cut

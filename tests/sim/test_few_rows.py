@@ -7,7 +7,8 @@ import re
 import pytest
 
 from overweave.hardware.machine import load
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.sim.few_rows import SAVED, saved_us
 from overweave.sim.simulate import total_us

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.sim.link_floor import floor_us
 from overweave.sim.simulate import simulate

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.hardware.machine import load
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.ir.tile_order import APPLY, COPY, MULTIPLY, PART, TileOrder, TileRow
 from overweave.schedules.catalog import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.hardware.machine import load
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate, total_us

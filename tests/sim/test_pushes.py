@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import Latency, Machine, load
-from overweave.ir.plan import Assignment, CopyConfig, Plan, Problem
+from overweave.ir.plan import Assignment, CopyConfig, Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Notify, Operation, Put, Queue, Wait
 from overweave.schedules.catalog import build
 from overweave.sim.realize import realize

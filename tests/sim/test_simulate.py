@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Bandwidth, ElementWise, Latency, Machine, Share, Sharing, load
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Assignment, MatmulConfig, Plan, Problem, Realization, ReduceConfig
+from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
     Collective,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
-from overweave.ir.plan import Plan, Problem
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Operation
 from overweave.schedules.catalog import build
 from overweave.sim.cost import Work, parts_of_tile, stores_us

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner import cache
 from overweave.tuner.cache import decode, fingerprint, keep, knowledge, load, path_of, shipped, shipped_files, write
 from overweave.tuner.rank import MACHINES

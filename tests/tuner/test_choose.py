@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.cache import fingerprint, keep, path_of

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue, Norm
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.endings import bare, compared, dressed
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.rank import cold_choice, machine_of, predict_us, weigh
 from overweave.tuner.space import candidate, is_replaced
 from overweave.tuner.target import Target

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.sim.cost import library_matmul_us
 from overweave.tuner.rank import cold_choice, machine_of, predict_us, weigh
 from overweave.tuner.space import candidate

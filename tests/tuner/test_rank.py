@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from campaigns.cold_choice import read, shares
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.asked_for import OF_STORES
 from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.methods.record import WITH_KERNELS

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from campaigns.cold_choice import GPU
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.tuner.rank import cold_choice, weigh
 from overweave.tuner.shapes import Case
 from tests.tuner.test_layers import RESULTS

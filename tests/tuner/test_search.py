@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import TORCH_FUSED
 from overweave.tuner import search
 from overweave.tuner.rank import Weighed, weigh

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.tuner.cache import shipped

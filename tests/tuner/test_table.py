@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import Problem
+from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.table import (
     FARTHEST,

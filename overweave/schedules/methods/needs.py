@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
-from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, Engine, Problem
+from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, Engine
+from overweave.ir.problem import Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.schedules.methods.record import Asked, Need
 from overweave.schedules.skinny import DTYPES

@@ -19,9 +19,9 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Engine,
     MatmulConfig,
-    Problem,
     ReduceConfig,
 )
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import CREDITS, Range
 from overweave.schedules.communication import Communication, Mover, Split
 from overweave.schedules.options import Option, Settings
