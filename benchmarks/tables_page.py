@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from campaigns.table_rows import COMPILED, PORTABLE, TABLES, Row, grid, grids, read, verdicts
+from campaigns.tables.table_rows import COMPILED, PORTABLE, TABLES, Row, grid, grids, read, verdicts
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tables.md"
@@ -83,7 +83,7 @@ def sources() -> list[Source]:
 
 
 def bandwidth(path: Path) -> list[Row]:
-    """What campaigns.backend_bandwidth wrote: a panel per back end, a line per number of SMs."""
+    """What campaigns.rates.backend_bandwidth wrote: a panel per back end, a line per number of SMs."""
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     rows = []
@@ -163,7 +163,7 @@ def picture_of(source: Source) -> Path:
 
 def draw() -> None:
     """Every table that is better seen."""
-    from campaigns.table_pictures import DRAWN, save_table
+    from campaigns.tables.table_pictures import DRAWN, save_table
 
     for source in sources():
         if source.table in DRAWN:

@@ -19,11 +19,12 @@ import msgspec
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner import baselines, cache
-from overweave.tuner.baselines import NAMED, PER_SHARD, SEQUENTIAL
-from overweave.tuner.shapes import Case
-from overweave.tuner.space import Candidate, candidate, candidates, is_member
-from overweave.tuner.table import Entry, Time, bucketed
+from overweave.tuner.measure import baselines
+from overweave.tuner.measure.baselines import NAMED, PER_SHARD, SEQUENTIAL
+from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
+from overweave.tuner.store import cache
+from overweave.tuner.store.table import Entry, Time, bucketed
 
 PLANS = {
     SEQUENTIAL: SEQUENTIAL,
@@ -32,7 +33,7 @@ PLANS = {
     baselines.TORCH_ONE_SHOT: TORCH_ONE_SHOT,
     baselines.TORCH_TWO_SHOT: TORCH_TWO_SHOT,
 }
-DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/target.py)
+DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/space/target.py)
 
 
 def entries(data: bytes) -> Iterator[Entry]:

@@ -1,0 +1,8 @@
+"""Long runs that judge the library, each a command with a short name: `python -m campaigns.NAME`."""
+
+from pathlib import Path
+
+# Imports in the code use full names, such as campaigns.exact.gpu_ranks; the short names are for commands.
+__path__ += [
+    str(Path(__path__[0], group)) for group in ("exact", "rates", "host", "lint", "oracle", "tables", "choices")
+]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.ops import reference
-from overweave.runtime.processes import run_ranks
+from overweave.runtime.host.processes import run_ranks
 
 M, N, K = 256, 96, 64  # of one rank's matmul
 

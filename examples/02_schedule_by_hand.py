@@ -22,7 +22,7 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
-from overweave.ir.text import to_text
+from overweave.ir.text.printed import to_text
 from overweave.ir.verify.schedule import verify_schedule
 
 RANKS = (0, 1)

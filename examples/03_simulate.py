@@ -8,8 +8,8 @@ from __future__ import annotations
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
-from overweave.ir.timeline import COMMUNICATION, Timeline
-from overweave.schedules.catalog import build, names
+from overweave.ir.timeline.timeline import COMMUNICATION, Timeline
+from overweave.schedules.catalog.catalog import build, names
 from overweave.sim.simulate import simulate
 
 # 8,192 tokens, hidden size 4,096, inner size 14,336, tensor parallel 4: sizes of one rank's matmul.

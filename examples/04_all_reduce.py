@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from overweave.runtime.processes import run_ranks
+from overweave.runtime.host.processes import run_ranks
 
 TOKENS, HIDDEN, INNER = (1, 64, 256), 64, 256
 PLANS = ("sequential", "one_shot_packed", "two_shot_packed", "two_shot", "ring_stored")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()  # in this process Triton interprets
 
@@ -20,7 +20,7 @@ from kernels.matmul import matmul_kernel  # noqa: E402
 
 import overweave as ow  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
 
 RANKS, M, N, K = 4, 128, 48, 32
 BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 4}

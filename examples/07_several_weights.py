@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from overweave.runtime.processes import run_ranks
+from overweave.runtime.host.processes import run_ranks
 
 TOKENS, WIDTH = 96, 64
 COLUMNS = (64, 16, 16)  # of query, key and value on each rank: grouped heads share keys and values

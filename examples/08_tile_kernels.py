@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()  # in this process Triton interprets
 
@@ -21,7 +21,7 @@ from tile_kernels.all_gather_experts import AllGatherExperts  # noqa: E402
 from tile_kernels.gathered_attention import GatheredAttention  # noqa: E402
 from tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter  # noqa: E402
 
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
 
 RANKS = 4
 

@@ -19,17 +19,17 @@ from overweave.errors import package_error
 if TYPE_CHECKING:
     from overweave.lang.mapping import TileChannel, Tiles
     from overweave.ops.all_gather_matmul import all_gather_matmul
-    from overweave.ops.compile import compile
-    from overweave.ops.compile_auto import compile_auto
-    from overweave.ops.epilogue import Extras
+    from overweave.ops.author.compile import compile
+    from overweave.ops.author.compile_auto import compile_auto
+    from overweave.ops.author.tile_program import SymmetricBuffer, TileProgram
+    from overweave.ops.call.epilogue import Extras
+    from overweave.ops.call.norm import RmsNorm
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
-    from overweave.ops.norm import RmsNorm
-    from overweave.ops.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, reset, symmetric_empty
-    from overweave.schedules.chunks import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
+    from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
 __version__ = "0.1.0"
 
@@ -37,26 +37,26 @@ _HOMES = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
     "matmul_all_reduce": "overweave.ops.matmul_all_reduce",
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
-    "compile": "overweave.ops.compile",
-    "compile_auto": "overweave.ops.compile_auto",
+    "compile": "overweave.ops.author.compile",
+    "compile_auto": "overweave.ops.author.compile_auto",
     "explain": "overweave.ops.explain",
     "tune": "overweave.ops.tune",
-    "Extras": "overweave.ops.epilogue",
-    "AllToAll": "overweave.schedules.chunks",
-    "Chunk": "overweave.schedules.chunks",
-    "Collective": "overweave.schedules.chunks",
-    "Gather": "overweave.schedules.chunks",
-    "Get": "overweave.schedules.chunks",
-    "Put": "overweave.schedules.chunks",
-    "Reduction": "overweave.schedules.chunks",
-    "RmsNorm": "overweave.ops.norm",
+    "Extras": "overweave.ops.call.epilogue",
+    "AllToAll": "overweave.schedules.moves.moves",
+    "Chunk": "overweave.schedules.moves.moves",
+    "Collective": "overweave.schedules.moves.moves",
+    "Gather": "overweave.schedules.moves.moves",
+    "Get": "overweave.schedules.moves.moves",
+    "Put": "overweave.schedules.moves.moves",
+    "Reduction": "overweave.schedules.moves.moves",
+    "RmsNorm": "overweave.ops.call.norm",
     "check": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
-    "Sum": "overweave.schedules.chunks",
-    "SymmetricBuffer": "overweave.ops.tile_program",
+    "Sum": "overweave.schedules.moves.moves",
+    "SymmetricBuffer": "overweave.ops.author.tile_program",
     "TileChannel": "overweave.lang.mapping",
-    "TileProgram": "overweave.ops.tile_program",
+    "TileProgram": "overweave.ops.author.tile_program",
     "Tiles": "overweave.lang.mapping",
 }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 
 from tests.source_tree import ROOT, modules, tree
 
+FILES_PER_FOLDER = 16
 FILE_LINES = 400
 HOST_FUNCTION_LINES = 60
 DEVICE_FUNCTION_LINES = 120
@@ -51,6 +53,12 @@ def test_files_stay_small():
     assert not [path for path in EVERYTHING if len(path.read_text().splitlines()) > FILE_LINES]
 
 
+def test_folders_stay_small():
+    """A file too many means a room of its own, with a first line that says who lives there."""
+    folders = Counter(path.parent for path in EVERYTHING)
+    assert not {str(folder): count for folder, count in folders.items() if count > FILES_PER_FOLDER}
+
+
 def test_functions_stay_small():
     long = [f"{path}:{f.lineno} {f.name}" for path in EVERYTHING for f in functions(tree(path)) if too_long(f)]
     assert not long
@@ -73,7 +81,8 @@ def test_no_junk_drawers_and_no_second_versions():
 def test_sub_packages_hold_nothing_but_a_docstring():
     for name, path in modules().items():
         if path.name == "__init__.py" and name != "overweave":
-            assert len(tree(path).body) == (ast.get_docstring(tree(path)) is not None), name
+            assert len(tree(path).body) == 1, name
+            assert ast.get_docstring(tree(path)), f"{name} does not say who lives there"
 
 
 def test_a_breach_would_be_seen():

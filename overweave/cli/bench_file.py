@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from overweave.cli.destination import write_file
-from overweave.tuner.baselines import OURS
-from overweave.tuner.bench import Run
-from overweave.tuner.summary import Spread, middle, spread
+from overweave.tuner.measure.baselines import OURS
+from overweave.tuner.measure.bench import Run
+from overweave.tuner.measure.summary import Spread, middle, spread
 
 
 class Report(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from overweave.cli.bench_file import Draft, Report, write_report
 from overweave.errors import OverweaveError
 from overweave.ops.operators import operator_for
-from overweave.tuner.bench import Request, Run, joined_world, run
+from overweave.tuner.measure.bench import Request, Run, joined_world, run
 
 
 class Order(Struct, frozen=True, kw_only=True):

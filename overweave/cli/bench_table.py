@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from overweave.tuner.baselines import OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.bench import CaseRows, MethodRow, Run
-from overweave.tuner.summary import Spread, losses, summarize
+from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
+from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
+from overweave.tuner.measure.summary import Spread, losses, summarize
 
 CASE_COLUMNS = (
     "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from overweave.errors import InputError
-from overweave.tuner.whole_file import check_writable, write_whole
+from overweave.tuner.store.whole_file import check_writable, write_whole
 
 
 def check_file(path: Path) -> None:

@@ -48,7 +48,7 @@ class _Later(TyperCommand):
         is_of_kernel = any(_KERNEL.fullmatch(arg) for arg in args)
         home = OF_KERNELS.get(str(self.name), self.name) if is_of_kernel else self.name
         try:
-            function = resolve_name(f"overweave.cli.{home}:{home}")
+            function = resolve_name(f"overweave.cli.commands.{home}:{home}")
         except ModuleNotFoundError as error:
             raise package_error(f"load the command {self.name}", error) from error
         single.command(self.name, help=self.help)(function)
@@ -59,7 +59,7 @@ class _Commands(TyperGroup):
     """Every command of the table whose file is there; our own errors end it without a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in COMMANDS if find_spec(f"overweave.cli.{name}")]
+        return [name for name in COMMANDS if find_spec(f"overweave.cli.commands.{name}")]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         known = cmd_name in self.list_commands(ctx)

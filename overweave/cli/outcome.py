@@ -13,13 +13,13 @@ from overweave.cli.destination import write_file
 from overweave.cli.pictures import print_gantt, print_table, time_text
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
-from overweave.ir.timeline import Timeline
-from overweave.ir.trace import to_chrome
+from overweave.ir.timeline.timeline import Timeline
+from overweave.ir.timeline.trace import to_chrome
 from overweave.ops.trial import Trial
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import method_of
 from overweave.sim.simulate import simulate
-from overweave.tuner.target import Target, tile_options
+from overweave.tuner.space.target import Target, tile_options
 
 try:
     from overweave.cli.pictures_png import save_png

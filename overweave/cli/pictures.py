@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from overweave.ir.timeline import COMMUNICATION, KINDS, Kind, Span, Timeline
+from overweave.ir.timeline.timeline import COMMUNICATION, KINDS, Kind, Span, Timeline
 
 # The colours of Okabe and Ito, told apart with any colour vision; the glyphs tell the kinds apart without colour.
 COLOURS: dict[Kind, str] = {

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from overweave.cli.pictures import COLOURS, MANY_US, gathered, time_text
 from overweave.errors import InputError
-from overweave.ir.timeline import BEGIN, KINDS, WAIT, Kind, Span, Timeline
+from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Kind, Span, Timeline
 
 # Heights of rows, and of the space between rows and between ranks, in units of _ROW_INCHES.
 _BAR, _KERNEL, _BETWEEN, _GAP = 0.55, 1.15, 0.12, 0.5

@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleFileError
 from overweave.ir.dtype import Dtype
-from overweave.ir.files import read_file
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
+from overweave.ir.text.files import read_file
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Verdict
 from overweave.schedules.methods.registry import method_of
-from overweave.schedules.tile_order import tile_count, tile_orders
+from overweave.schedules.tiles.order import tile_count, tile_orders
 
 MAX_TILES = 2**22  # of a plan from a file
 # What `-o` may say of the problem; everything else is the schedule's.

@@ -19,9 +19,9 @@ from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
-from overweave.runtime.processes import die_with_parent, run_ranks
-from overweave.tuner.bench import NO_MULTICAST, device_count, joined_world
-from overweave.tuner.shapes import Case as Shape
+from overweave.runtime.host.processes import die_with_parent, run_ranks
+from overweave.tuner.measure.bench import NO_MULTICAST, device_count, joined_world
+from overweave.tuner.space.shapes import Case as Shape
 
 Device = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = 4

@@ -365,7 +365,7 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     reuse: how it is known that a later call may overwrite what this one read. credits: its head takes them, and zeroes
     signals. echoes: a call has no head; two halves of a memory of their own serve calls by turns, signals are epochs,
-    and every rank hears in each call from every other, whose call before that is then over (verify/reuse.py).
+    and every rank hears in each call from every other, whose call before that is then over (verify/rules/reuse.py).
     """
 
     name: Name

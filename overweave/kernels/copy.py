@@ -28,8 +28,8 @@ from overweave.lang.tile_table import (
     record_time,
     wait_for_tile,
 )
-from overweave.memory.device import STRIDE
-from overweave.memory.moves import add_elements, move_words
+from overweave.memory.device.copy import add_elements, move_words
+from overweave.memory.device.signals import STRIDE
 
 WORD_BITS = tl.constexpr(8 * COPY_WORD_BYTES)  # that a thread loads and stores at once
 TARGET = tl.constexpr(0)

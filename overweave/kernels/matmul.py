@@ -14,7 +14,8 @@ loads, tensor cores. Epilogue: masked store, one signal; a tile with addends wai
 automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
 (`TileRow.width`) takes as long as a whole one here. A tile that is dealt out along k ends in kernels/shares.py.
 
-Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in runtime/matmul.py).
+Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in
+runtime/gpu/kernels/matmul.py).
 SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
 """
 

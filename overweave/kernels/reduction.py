@@ -38,7 +38,7 @@ from overweave.lang.tile_table import (
     record_time,
     wait_for_duties,
 )
-from overweave.memory.device import STRIDE
+from overweave.memory.device.signals import STRIDE
 
 MOST_UNDER_WAY = tl.constexpr(4 * 8 * 1024)  # elements of all operands of a tile: with 8 warps, 128 of a thread
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from overweave.ir.plan import MOST_SPLITS
-from overweave.memory.early import LINE_BYTES, await_previous, fetch_lines, let_next_begin
+from overweave.memory.device.early import LINE_BYTES, await_previous, fetch_lines, let_next_begin
 
 MOST_SHARES = tl.constexpr(MOST_SPLITS)
 # Steps of k whose weight is on its way while the kernel in front still runs. A gather of few rows takes 4 us, in which
@@ -47,7 +47,7 @@ def skinny_matmul_kernel(
     One program per tile and share of k: shares of a tile first, then tiles of the same columns, then columns.
     partials: fp32, BLOCK_M x BLOCK_N for every program; arrivals: int32 for every tile, zeros; None where `splits` is
     one. B_IS_TRANSPOSED: how b lies in memory. TURN: LEADS: the next kernel starts early; FOLLOWS: this one does,
-    before a is there (memory/early.py).
+    before a is there (memory/device/early.py).
     """
     # Added to a tensor: a number of one arrives as a plain number.
     n = tl.zeros([], tl.int32) + n

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from overweave.ir.tile_order import EVERYWHERE
 from overweave.lang.tile_table import SIGNAL, SIGNALS_NOBODY, TO, notify, read_column
-from overweave.memory.device import STRIDE
+from overweave.memory.device.signals import STRIDE
 
 AT_ALL = tl.constexpr(EVERYWHERE)
 

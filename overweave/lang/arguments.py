@@ -16,8 +16,8 @@ class Channel(NamedTuple):
     """One rank's view of a TileChannel in one call. What it holds is the library's; kernels pass it on.
 
     signals: the own ones, int32. peers: where each rank's signals lie, int64. words, limits: of every wait
-    (memory/device.py). tables: a dynamic mapping, int32 (lang/mapping.py), or None where the static one holds; counts:
-    how many tiles add to each counter of a dynamic producer. layout: the TileChannel.
+    (memory/device/signals.py). tables: a dynamic mapping, int32 (lang/mapping.py), or None where the static one holds;
+    counts: how many tiles add to each counter of a dynamic producer. layout: the TileChannel.
     """
 
     signals: Any

@@ -4,8 +4,8 @@
     peer_tile_notify      peer_tile_wait          between the same tile on two ranks
     tile_push_data        tile_pull_data          a tile of a symmetric tensor, by plain stores and loads
 
-The host's side (`rank_notify`, `rank_wait`, `rank_copy_data`) is in ops/tile_program.py. One source for the GPU and for
-the interpreter: memory/device.py has both forms of what waits and notifies.
+The host's side (`rank_notify`, `rank_wait`, `rank_copy_data`) is in ops/author/tile_program.py. One source for the GPU
+and for the interpreter: memory/device/signals.py has both forms of what waits and notifies.
 
 A notify releases: whatever any thread of the block stored before it is visible to who waits for it. A wait acquires:
 nothing behind it is read before it is over. Triton moves nothing across either, and does not pipeline a loop in which
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from overweave.lang.mapping import MAPPING_COLUMNS
 from overweave.lang.tile_table import complete_bulk_stores, voided
-from overweave.memory.device import STRIDE, notify, sound_alarm, wait_at_least
+from overweave.memory.device.signals import STRIDE, notify, sound_alarm, wait_at_least
 
 __all__ = [
     "BROADCAST",

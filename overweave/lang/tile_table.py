@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 from overweave.ir.tile_order import ARRIVAL_WORDS, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
-from overweave.memory.device import (
+from overweave.memory.device.copy import move_words
+from overweave.memory.device.ptx import COMPLETE_BULK_STORES
+from overweave.memory.device.signals import (
     CLAIMED,
     MULTIPLIED,
     READY,
@@ -17,8 +19,6 @@ from overweave.memory.device import (
     wait_for_signals,
     wait_for_signals_at_once,
 )
-from overweave.memory.moves import move_words
-from overweave.memory.ptx import COMPLETE_BULK_STORES
 
 __all__ = [
     "CLAIMED",

@@ -18,7 +18,7 @@ SIGNAL_STRIDE_BYTES = 4 * SIGNAL_STRIDE_WORDS
 # The same words hold signals under every plan: what one plan leaves behind in its buffers must never read as a signal
 # of the next.
 SIGNAL_CAPACITY = 4096
-REPORT_WORDS = 8  # int32, in which a kernel says what it waited for (memory/device.py)
+REPORT_WORDS = 8  # int32, in which a kernel says what it waited for (memory/device/signals.py)
 
 
 class SlotLayout(Struct, frozen=True):

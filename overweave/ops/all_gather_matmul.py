@@ -7,9 +7,9 @@ from typing import Literal, overload
 import torch
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
-from overweave.ops.call import PRODUCTS, call
-from overweave.ops.dispatch import GroupLike, Options
-from overweave.ops.epilogue import Extras
+from overweave.ops.call.call import PRODUCTS, call
+from overweave.ops.call.dispatch import GroupLike, Options
+from overweave.ops.call.epilogue import Extras
 
 Products = tuple[torch.Tensor, ...]
 

@@ -8,11 +8,11 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
-from overweave.ops.scales import problem_of
-from overweave.tuner.choice import Choice
-from overweave.tuner.choose import explained
-from overweave.tuner.endings import dressed
-from overweave.tuner.target import Target, target_of
+from overweave.ops.call.scales import problem_of
+from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import explained
+from overweave.tuner.space.problem_words import dressed
+from overweave.tuner.space.target import Target, target_of
 
 
 def explain(

@@ -8,10 +8,10 @@ import torch
 
 from overweave.ir.epilogue import Z
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
-from overweave.ops.call import call
-from overweave.ops.dispatch import GroupLike, Options
-from overweave.ops.epilogue import Extras
-from overweave.ops.norm import RmsNorm
+from overweave.ops.call.call import call
+from overweave.ops.call.dispatch import GroupLike, Options
+from overweave.ops.call.epilogue import Extras
+from overweave.ops.call.norm import RmsNorm
 
 
 @overload
@@ -73,7 +73,8 @@ def matmul_all_reduce(
     short name (`two_shot pieces=2`); None: chosen, see `overweave.explain`.
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
-    for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: schedules/all_reduce.py.
+    for a peer that died or stalled, at this call or, on a GPU, at the next one. Source:
+    schedules/families/all_reduce.py.
     """
     options: Options = {"m": None, "return_gathered": False, "plan": plan}
     tensors = call(OPERATOR, x, w, group, options, (extras, norm))

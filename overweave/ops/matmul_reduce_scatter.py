@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
-from overweave.ops.call import call
-from overweave.ops.dispatch import GroupLike, Options
-from overweave.ops.epilogue import Extras
+from overweave.ops.call.call import call
+from overweave.ops.call.dispatch import GroupLike, Options
+from overweave.ops.call.epilogue import Extras
 
 
 def matmul_reduce_scatter(

@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from overweave.ir.epilogue import Z
 from overweave.ir.problem import Problem
-from overweave.ops.call import PRODUCTS, Beside, call
-from overweave.ops.dispatch import Options, Weights
-from overweave.ops.epilogue import Extras
-from overweave.ops.norm import RmsNorm
-from overweave.ops.scales import FP8
-from overweave.tuner.attempt import Result
-from overweave.tuner.sides import OperatorCall
+from overweave.ops.call.call import PRODUCTS, Beside, call
+from overweave.ops.call.dispatch import Options, Weights
+from overweave.ops.call.epilogue import Extras
+from overweave.ops.call.norm import RmsNorm
+from overweave.ops.call.scales import FP8
+from overweave.tuner.measure.attempt import Result
+from overweave.tuner.measure.sides import OperatorCall
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from overweave.ir.epilogue import Activation
 from overweave.ir.shards import shard_rows
-from overweave.runtime.epilogue import ACTIVATIONS
+from overweave.runtime.library.epilogue import ACTIVATIONS
 
 
 def all_gather_matmul(

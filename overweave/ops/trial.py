@@ -11,18 +11,18 @@ from msgspec import Struct, to_builtins
 
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.timeline import Timeline
+from overweave.ir.timeline.timeline import Timeline
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
-from overweave.runtime.host import Depth, run_on_host
-from overweave.runtime.trace_host import trace_on_host
-from overweave.schedules.catalog import build
+from overweave.runtime.host.host import Depth, run_on_host
+from overweave.runtime.trace.host import trace_on_host
+from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.record import Asked
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.methods.validity import obstacle
-from overweave.tuner.target import Target, target_of, tile_options
+from overweave.tuner.space.target import Target, target_of, tile_options
 
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
 ERROR_RATIO = 1.05  # how much less exact than torch and its collectives a result may be

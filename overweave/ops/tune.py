@@ -9,22 +9,22 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
-from overweave.memory.board import Board
+from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.ops.devices import current, own_device
-from overweave.ops.dispatch import GroupLike, forget_choices, group_of, refuse
+from overweave.ops.call.devices import current, own_device
+from overweave.ops.call.dispatch import GroupLike, forget_choices, group_of, refuse
+from overweave.ops.call.scales import problem_of
 from overweave.ops.explain import device_of
 from overweave.ops.operators import operator_for
-from overweave.ops.scales import problem_of
-from overweave.tuner.agreement import agreed_knowledge, learn
-from overweave.tuner.cache import fingerprint, keep
-from overweave.tuner.choice import Choice
-from overweave.tuner.choose import choose
-from overweave.tuner.endings import dressed
-from overweave.tuner.search import EFFORT, OnRound, Tuned, tune_problem
-from overweave.tuner.sides import Setting
-from overweave.tuner.target import target_of
-from overweave.tuner.timer import Effort
+from overweave.tuner.measure.search import EFFORT, OnRound, Tuned, tune_problem
+from overweave.tuner.measure.sides import Setting
+from overweave.tuner.measure.timer import Effort
+from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import choose
+from overweave.tuner.space.problem_words import dressed
+from overweave.tuner.space.target import target_of
+from overweave.tuner.store.agreement import agreed_knowledge, learn
+from overweave.tuner.store.cache import fingerprint, keep
 
 
 def tune(
@@ -40,10 +40,10 @@ def tune(
 ) -> Choice:
     """Measures the candidates for `[m, k] @ [k, n]` on each rank and keeps the quickest. Collective; takes seconds.
 
-    m: rows after the gather or before the scatter, rounded up to its bucket (tuner/table.py); n and k: as one rank's
-    matmul has them; n, a list or tuple: the columns of each of several weights. dtype: fp8 (e4m3) is scaled by rows,
-    into bf16. group: as the operators take it. device: this rank's; by default its GPU, or the CPU without one. after:
-    what happens to the product, as `overweave.explain` takes it.
+    m: rows after the gather or before the scatter, rounded up to its bucket (tuner/store/table.py); n and k: as one
+    rank's matmul has them; n, a list or tuple: the columns of each of several weights. dtype: fp8 (e4m3) is scaled by
+    rows, into bf16. group: as the operators take it. device: this rank's; by default its GPU, or the CPU without one.
+    after: what happens to the product, as `overweave.explain` takes it.
 
     From then on calls of this group choose by it, and every process of this user on such a machine does. Returns the
     choice; print it, or `overweave explain` it. Ranks wait for each other throughout. Raises InputError for what is no

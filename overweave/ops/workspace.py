@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from overweave.errors import InputError
-from overweave.memory.board import Board
+from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.memory.host_workspace import HostWorkspace
-from overweave.ops.devices import current, own_device
-from overweave.ops.dispatch import GroupLike, group_of, refuse
+from overweave.memory.host.workspace import HostWorkspace
+from overweave.ops.call.devices import current, own_device
+from overweave.ops.call.dispatch import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from overweave.compiler.emit import CARRYING, PARAMETERS
+from overweave.compiler.emit.emit import CARRYING, PARAMETERS
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put

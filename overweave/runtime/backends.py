@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import Any
 
 BACKENDS = {
-    "host library": "overweave.runtime.emulate:HostCall",
-    "host interpreter": "overweave.runtime.interpreted:InterpretedCall",
-    "host author": "overweave.runtime.authored_host:AuthoredRun",
-    "gpu author": "overweave.runtime.authored_gpu:AuthoredRun",
-    "host handwritten": "overweave.runtime.handwritten_host:HandwrittenRun",
-    "gpu handwritten": "overweave.runtime.handwritten_gpu:HandwrittenRun",
-    "gpu workspace": "overweave.memory.workspace:Workspace",
-    "gpu launch": "overweave.runtime.launch:bind",
-    "gpu trace": "overweave.runtime.trace_gpu:trace_on_gpu",
-    "gpu heap": "overweave.memory.cuda_heap:CudaHeap",
-    "gpu scratch": "overweave.memory.scratch:Scratch",
+    "host library": "overweave.runtime.host.emulate:HostCall",
+    "host interpreter": "overweave.runtime.interpreter.interpreted:InterpretedCall",
+    "host author": "overweave.runtime.host.authored:AuthoredRun",
+    "gpu author": "overweave.runtime.gpu.authored:AuthoredRun",
+    "host handwritten": "overweave.runtime.host.handwritten:HandwrittenRun",
+    "gpu handwritten": "overweave.runtime.gpu.handwritten:HandwrittenRun",
+    "gpu workspace": "overweave.memory.cuda.workspace:Workspace",
+    "gpu launch": "overweave.runtime.gpu.launch:bind",
+    "gpu trace": "overweave.runtime.trace.gpu:trace_on_gpu",
+    "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
+    "gpu scratch": "overweave.memory.cuda.scratch:Scratch",
 }
 
 

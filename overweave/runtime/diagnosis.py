@@ -19,7 +19,7 @@ import torch.distributed as dist
 from msgspec import Struct
 
 from overweave.errors import PACKAGES, MachineError
-from overweave.memory.cuda_heap import CudaHeap
+from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import resolve
 
 OLDEST_PYTHON = (3, 11)

@@ -20,9 +20,9 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.schedules.communication import Chunk, Communication, region
-from overweave.schedules.fewest_waits import not_twice
-from overweave.schedules.tile_shape import count_tiles, tiles_to_cut
-from overweave.schedules.woven_frame import counted, credits
+from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
+from overweave.schedules.weave.assemble_schedule import counted, credits
+from overweave.schedules.weave.fewest_waits import not_twice
 
 
 class Footprint(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedu
 from overweave.ir.tensors import finished
 from overweave.schedules.communication import TOTAL, Y
 from overweave.schedules.methods.record import Adds
-from overweave.schedules.tile_shape import Kernel, TileShape, shapes
+from overweave.schedules.tiles.shape import Kernel, TileShape, shapes
 
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:

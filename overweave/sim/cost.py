@@ -71,7 +71,7 @@ def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None
     """What one of `count` tiles takes to add its addends to its product: to look for them, and to read them, each SM
     with its share of HBM, or of a link where they lie on peers. 0 without addends.
 
-    The Hopper kernel reads a single addend while it multiplies, unless it comes later (kernels/received_hopper.py).
+    The Hopper kernel reads a single addend while it multiplies, unless it comes later (kernels/hopper/received.py).
     """
     if not operation.addends:
         return 0.0
@@ -198,8 +198,8 @@ def packed_us(machine: Machine, operation: Put | Reduce | Copy, peers: int, dtyp
 
 
 def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:
-    """The library's ordered sum, one kernel after the other (runtime/library.py): widen the first operand to fp32, add
-    each further one to that, narrow the total. Each reads and writes memory once, one program per SM.
+    """The library's ordered sum, one kernel after the other (runtime/library/library.py): widen the first operand to
+    fp32, add each further one to that, narrow the total. Each reads and writes memory once, one program per SM.
     """
     elements, item = size(operation.out), ITEMSIZE_BYTES[dtype]
     if not elements:

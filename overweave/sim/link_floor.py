@@ -12,7 +12,7 @@ from overweave.hardware.machine import Links
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import Compute, Get, Operation, Put, Reduce, Region
-from overweave.ir.timeline import Timeline
+from overweave.ir.timeline.timeline import Timeline
 
 Move = tuple[int, int, Region]  # from which rank, to which, and what
 

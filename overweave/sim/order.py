@@ -14,8 +14,8 @@ from overweave.errors import ScheduleError
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Engine, Plan
 from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
-from overweave.ir.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
-from overweave.ir.timeline import COPY as MOVE
+from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
+from overweave.ir.timeline.timeline import COPY as MOVE
 from overweave.sim.cost import tiles_of
 
 _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Operation, Schedule
-from overweave.ir.timeline import BEGIN, WAIT, Arrow, Kind, Span, Timeline, make_timeline
+from overweave.ir.timeline.timeline import BEGIN, WAIT, Arrow, Kind, Span, Timeline, make_timeline
 from overweave.sim.processor import Batch
 
 

@@ -15,7 +15,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import CREDITS, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce
-from overweave.ir.timeline import Timeline
+from overweave.ir.timeline.timeline import Timeline
 from overweave.sim import cost
 from overweave.sim.cost import Segment, Work
 from overweave.sim.events import Clock, Gate, SignalKey, Signals

@@ -12,8 +12,8 @@ from numpy import unique
 
 from benchmarks import tables_page
 from benchmarks.tables_page import COMMANDS, PAGE, REMARKS, _gpus, page, picture_of, sources
-from campaigns.table_pictures import DRAWN
-from campaigns.table_rows import COMPILED, PORTABLE, TABLES, TORCH, Row, write
+from campaigns.tables.table_pictures import DRAWN
+from campaigns.tables.table_rows import COMPILED, PORTABLE, TABLES, TORCH, Row, write
 
 HEAD = "back_end,sms,bytes,us,gb_per_s\n"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.teach import entries, together
-from overweave.tuner.shapes import Case
-from overweave.tuner.space import candidate, variations
-from overweave.tuner.table import Entry, Time
-from overweave.tuner.target import Target
+from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.space import candidate, variations
+from overweave.tuner.space.target import Target
+from overweave.tuner.store.table import Entry, Time
 
 CASE = {"name": "c", "m": 4096, "n": 2048, "k": 1024}
 

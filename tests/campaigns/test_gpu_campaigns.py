@@ -10,7 +10,7 @@ from campaigns import gpu_ranks
 from tests.gpu.test_campaigns import CAMPAIGNS
 from tests.source_tree import ROOT
 
-SOURCES = {path.stem: path.read_text() for path in (ROOT / "campaigns").glob("gpu_*.py")}
+SOURCES = {path.stem: path.read_text() for path in (ROOT / "campaigns").rglob("gpu_*.py")}
 
 MEASURING = {"gpu_pushes"}  # they look at their data only so that their times mean something
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from campaigns import ended_sums, gpu_exactness, gpu_faults, gpu_fp8, gpu_norms, gpu_packed, host_cases
-from overweave.ops.plan_words import candidate_of
+from campaigns.exact import ended_sums, gpu_exactness, gpu_faults, gpu_fp8, gpu_norms, gpu_packed
+from campaigns.host import host_cases
+from overweave.ops.call.plan_words import candidate_of
 
 NAMED = (
     *((operator, plan) for operator, plans in gpu_exactness.PLANS.items() for plan in plans if plan),

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
 from overweave.cli.main import app  # noqa: E402
-from overweave.ir.trace import from_chrome  # noqa: E402
+from overweave.ir.timeline.trace import from_chrome  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.schedules.catalog import names  # noqa: E402
+from overweave.schedules.catalog.catalog import names  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 

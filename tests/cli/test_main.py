@@ -33,7 +33,7 @@ def test_our_errors_end_without_a_traceback(monkeypatch: pytest.MonkeyPatch, err
     def show() -> None:
         raise error("asked", "found", "cure")
 
-    monkeypatch.setattr("overweave.cli.show.show", show)
+    monkeypatch.setattr("overweave.cli.commands.show.show", show)
     result = RUN.invoke(main.app, ["show"])
     assert result.exit_code == code
     assert "asked: found. cure." in result.output

@@ -14,7 +14,7 @@ from rich.console import Console
 from overweave.cli.pictures import COLOURS, GLYPHS, print_gantt
 from overweave.cli.pictures_png import save_png
 from overweave.errors import InputError
-from overweave.ir.timeline import KINDS, Span, make_timeline
+from overweave.ir.timeline.timeline import KINDS, Span, make_timeline
 
 MEASURED = make_timeline(
     "call",
@@ -73,8 +73,7 @@ def test_png(tmp_path: Path):
 
 
 def test_the_simulate_command_needs_neither_torch_nor_matplotlib():
-    code = (
-        "import sys, overweave.cli.main, overweave.cli.simulate as s; print({'torch', 'matplotlib'} & set(sys.modules))"
-    )
+    modules = "overweave.cli.main, overweave.cli.commands.simulate"
+    code = f"import sys, {modules}; print({{'torch', 'matplotlib'}} & set(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "set()"

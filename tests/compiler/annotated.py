@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overweave.errors import OverweaveError
-from overweave.ops.compile import Fused, compile
+from overweave.ops.author.compile import Fused, compile
 
 SCALE = """
 import triton

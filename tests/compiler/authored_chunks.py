@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -16,8 +16,8 @@ import overweave as ow  # noqa: E402
 from examples.kernels import matmul  # noqa: E402
 from overweave.errors import OverweaveError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
-from overweave.ops.compile import Fused, compile  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.ops.author.compile import Fused, compile  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     CALLS,
     WORLDS,

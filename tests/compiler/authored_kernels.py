@@ -12,20 +12,20 @@ from functools import cache
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from examples.kernels import attention, batched, gate_up, matmul, norm, persistent  # noqa: E402
-from overweave.compiler.fuse import kernel_of  # noqa: E402
-from overweave.compiler.kernel import Kernel  # noqa: E402
+from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
+from overweave.compiler.emit.kernel import Kernel  # noqa: E402
 from overweave.errors import InputError, PeerError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
-from overweave.ops.compile import Fused, compile, where_of  # noqa: E402
+from overweave.ops.author.compile import Fused, compile, where_of  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
 
 load("host author")  # here, once, and not in every rank
 

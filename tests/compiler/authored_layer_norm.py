@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
 from examples.kernels.layer_norm import layer_norm_kernel  # noqa: E402
 from overweave.memory.group import Group  # noqa: E402
-from overweave.ops.compile import Fused  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.ops.author.compile import Fused  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     BY_KERNEL,
     BY_TILES,

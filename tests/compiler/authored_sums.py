@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
 import overweave as ow  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     CALLS,
     exchanged_matmul,

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from overweave.compiler.aot import Source
-from overweave.compiler.lint_contract import Contract, Guard
+from overweave.compiler.ptx_lint.contract import Contract, Guard
 from tests.compiler import kernels_protocol as kernels
 
 TILE = {"BM": 64, "BN": 64, "BK": 64}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from campaigns.authored_cases import AUTHORS, authored_case
-from campaigns.lint_authored import main
+from campaigns.lint.authored_cases import AUTHORS, authored_case
+from campaigns.lint.lint_authored import main
 from overweave.compiler.aot import compile_kernel
-from overweave.compiler.generated import load_generated
-from overweave.compiler.lint import lint
+from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.ptx_lint.lint import lint
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.slow

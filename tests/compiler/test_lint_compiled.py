@@ -14,20 +14,20 @@ import pytest
 import triton
 from msgspec.structs import replace
 
-from campaigns.authored_cases import Author, authored_case
-from campaigns.lint_all import main
-from campaigns.lint_case import SCALED, SUM, Case, Variant
-from campaigns.lint_cases import FINISHED, add_case, copy_case, matmul_case, norm_case, reduction_case
-from campaigns.lint_packed import packed_case
-from campaigns.lint_protocol import begin_case, tell_case, wait_case
+from campaigns.lint.authored_cases import Author, authored_case
+from campaigns.lint.lint_all import main
+from campaigns.lint.lint_case import SCALED, SUM, Case, Variant
+from campaigns.lint.lint_cases import FINISHED, add_case, copy_case, matmul_case, norm_case, reduction_case
+from campaigns.lint.lint_packed import packed_case
+from campaigns.lint.lint_protocol import begin_case, tell_case, wait_case
 from overweave.compiler.aot import Compiled, Source, compile_kernel
-from overweave.compiler.lint import lint
-from overweave.compiler.lint_contract import Contract
-from overweave.compiler.lint_subject import Subject
+from overweave.compiler.ptx_lint.contract import Contract
+from overweave.compiler.ptx_lint.lint import lint
+from overweave.compiler.ptx_lint.subject import Subject
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, ReduceConfig
-from overweave.schedules.tile_shape import GATED, GATED_FLOAT8, PACKED, SUMS, SUMS_FINISHED, TileShape, row_shape
+from overweave.schedules.tiles.shape import GATED, GATED_FLOAT8, PACKED, SUMS, SUMS_FINISHED, TileShape, row_shape
 from tests.compiler.annotated import ROWS
 from tests.compiler.cases import (
     KEPT,

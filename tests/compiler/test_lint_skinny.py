@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from campaigns.lint_skinny import skinny_case
+from campaigns.lint.lint_skinny import skinny_case
 from overweave.compiler.aot import compile_kernel
-from overweave.compiler.lint import lint
-from overweave.schedules.skinny import SHAPES
+from overweave.compiler.ptx_lint.lint import lint
+from overweave.schedules.tiles.skinny import SHAPES
 from tests.compiler.cases import edit
 
 pytestmark = pytest.mark.slow

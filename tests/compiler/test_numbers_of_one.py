@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from campaigns.lint_cases import cases
+from campaigns.lint.lint_cases import cases
 from overweave.compiler.aot import Source, compile_kernel
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
 from examples.tile_kernels.all_gather_experts import AllGatherExperts  # noqa: E402
 from examples.tile_kernels.gathered_attention import GatheredAttention  # noqa: E402
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter  # noqa: E402
-from overweave.runtime.processes import RanksFailed, run_ranks  # noqa: E402
+from overweave.runtime.host.processes import RanksFailed, run_ranks  # noqa: E402
 
 WORLDS = (2, 3, 4)
 CALLS = 3  # both slots of the workspace, and one of them again

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from overweave.schedules.catalog import names
+from overweave.schedules.catalog.catalog import names
 from tests.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"

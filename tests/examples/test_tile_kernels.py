@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from campaigns.lint_tile_kernels import cases, main
+from campaigns.lint.lint_tile_kernels import cases, main
 from overweave.compiler.aot import compile_kernel
-from overweave.compiler.generated import load_generated
-from overweave.compiler.lint import lint
+from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.ptx_lint.lint import lint
 from tests.source_tree import ROOT
 from tests.test_size import functions, is_device
 

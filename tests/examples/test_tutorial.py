@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overweave.ops.compile import compile
+from overweave.ops.author.compile import compile
 from tests.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()

@@ -14,14 +14,14 @@ from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import Case, try_case
-from overweave.runtime.processes import run_ranks
-from overweave.schedules.catalog import build, names
+from overweave.runtime.host.processes import run_ranks
+from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner.cache import shipped
-from overweave.tuner.rank import weigh
-from overweave.tuner.space import candidate, candidates, is_member, obstacle
-from overweave.tuner.target import Target
+from overweave.tuner.model.rank import weigh
+from overweave.tuner.space.space import candidate, candidates, is_member, obstacle
+from overweave.tuner.space.target import Target
+from overweave.tuner.store.cache import shipped
 from tests.extending import toy_method, toy_schedule
 from tests.source_tree import ROOT
 

@@ -19,13 +19,13 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
 from overweave.ops.trial import case_of, try_case
-from overweave.runtime.processes import run_ranks
-from overweave.schedules import catalog
+from overweave.runtime.host.processes import run_ranks
+from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner.bench import Request, Run, run
-from overweave.tuner.shapes import Case
-from overweave.tuner.space import Candidate, candidates
-from overweave.tuner.timer import Effort
+from overweave.tuner.measure.bench import Request, Run, run
+from overweave.tuner.measure.timer import Effort
+from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.space import Candidate, candidates
 from tests.extending import toy_operator
 from tests.extending.toy_operator import OPERATOR
 

@@ -12,9 +12,9 @@ import torch
 from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
 from overweave.ir.schedule import Buffer, Compute, Given, Goal, Operation, Queue, Schedule
 from overweave.ir.tensors import product
-from overweave.ops.call import call
-from overweave.ops.dispatch import GroupLike
-from overweave.schedules.catalog import register
+from overweave.ops.call.call import call
+from overweave.ops.call.dispatch import GroupLike
+from overweave.schedules.catalog.catalog import register
 from overweave.schedules.communication import COMPLETE, MAIN, PARTIAL, A, B, W, X, Y, gathered_by_library, region
 from overweave.schedules.methods.record import Method, Work
 

@@ -63,9 +63,9 @@ def test_campaign(campaigns: dict[str, Future[Done]], name: str) -> None:
 
 @pytest.mark.gpu(1)
 def test_every_tile_shape_is_bit_equal_at_the_sizes_of_mlp() -> None:
-    succeed(run("campaigns.gpu_tile_choice", "--sets", "mlp"))
+    succeed(run("campaigns.rates.gpu_tile_choice", "--sets", "mlp"))
 
 
 @pytest.mark.gpu(1)
 def test_whatever_a_thread_asks_of_the_driver_a_stream_wait_can_be_ended() -> None:
-    succeed(run("campaigns.gpu_driver_waits", "--rescues", "own_context"))
+    succeed(run("campaigns.rates.gpu_driver_waits", "--rescues", "own_context"))

@@ -17,7 +17,7 @@ SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition
 # Files that may hold a table by operators' names: what else they know of one is nobody's fact but theirs.
 TABLES = {
     "overweave": "the public names",
-    "overweave.tuner.space": "which schedules of an operator are tried, in which grid",
+    "overweave.tuner.space.space": "which schedules of an operator are tried, in which grid",
 }
 
 

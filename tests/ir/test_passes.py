@@ -8,9 +8,9 @@ from overweave.errors import InputError
 from overweave.ir.passes import inject_delay, reorder, rotate, split
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Schedule
-from overweave.ir.text import to_text
+from overweave.ir.text.printed import to_text
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.schedules.catalog import build, names
+from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS
 
 DELAYED = "push.1-0.0"

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -23,9 +23,9 @@ from overweave.errors import InputError, PeerError, RankMismatch, WorkspaceBroke
 from overweave.lang.arguments import Channel  # noqa: E402
 from overweave.lang.mapping import TileChannel, Tiles  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.ops.tile_program import SymmetricBuffer, TileCall, TileProgram  # noqa: E402
+from overweave.ops.author.tile_program import SymmetricBuffer, TileCall, TileProgram  # noqa: E402
 from overweave.ops.workspace import reset  # noqa: E402
-from overweave.runtime.processes import RanksFailed, run_ranks  # noqa: E402
+from overweave.runtime.host.processes import RanksFailed, run_ranks  # noqa: E402
 from tests.lang import primitive_kernels as kernels  # noqa: E402
 
 ROWS, COLS = 22, 12

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from overweave.compiler.aot import Source, compile_kernel
-from overweave.compiler.lint import lint
-from overweave.compiler.lint_contract import Contract, Guard
+from overweave.compiler.ptx_lint.contract import Contract, Guard
+from overweave.compiler.ptx_lint.lint import lint
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 from tests.lang import primitive_kernels as kernels

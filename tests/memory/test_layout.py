@@ -10,7 +10,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule, SignalPad
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_CAPACITY, SIGNAL_STRIDE_BYTES, lay_out
-from overweave.schedules.catalog import build, names
+from overweave.schedules.catalog.catalog import build, names
 from tests.ir.two_ranks import sums
 
 SIGNALS_BYTES = SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 
 import overweave as ow
-from campaigns.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
+from campaigns.exact.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
 from overweave.ir.dtype import Dtype
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.ops.dispatch import GroupLike
+from overweave.ops.call.dispatch import GroupLike
 
 ALIGNED = {"n": 24, "k": 16}  # what tile kernels take in every dtype
 RAGGED = {"n": 13, "k": 9}

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from campaigns.host_cases import Case, call_of
-from campaigns.host_path import SIZES, ready
-from overweave.runtime.processes import run_ranks
+from campaigns.host.host_cases import Case, call_of
+from campaigns.host.host_path import SIZES, ready
+from overweave.runtime.host.processes import run_ranks
 from tests.ops.calls import Call, run
 from tests.source_tree import modules, tree
 

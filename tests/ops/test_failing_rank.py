@@ -11,8 +11,8 @@ import torch
 
 import overweave as ow
 from overweave.errors import PeerError
-from overweave.ops import dispatch
-from overweave.runtime.processes import run_ranks
+from overweave.ops.call import dispatch
+from overweave.runtime.host.processes import run_ranks
 
 DEADLINE_S = 30.0
 AT_ONCE_S = 5.0

@@ -20,10 +20,10 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import GroupError, InputError, OverweaveError
 from overweave.memory.group import resolve
-from overweave.ops import dispatch
-from overweave.ops.compile import Fused
-from overweave.runtime.emulate import HostCall
-from overweave.runtime.processes import Ranks, run_ranks
+from overweave.ops.author.compile import Fused
+from overweave.ops.call import dispatch
+from overweave.runtime.host.emulate import HostCall
+from overweave.runtime.host.processes import Ranks, run_ranks
 from tests.ops.calls import Call, is_right
 
 pytestmark = pytest.mark.slow

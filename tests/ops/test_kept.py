@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from campaigns.host_cases import CASES, Case, call_of
-from campaigns.host_path import SIZES, ready
+from campaigns.host.host_cases import CASES, Case, call_of
+from campaigns.host.host_path import SIZES, ready
 from overweave.ir.plan import Plan
 
 pytestmark = pytest.mark.slow

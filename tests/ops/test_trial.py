@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from overweave.ir.problem import Problem
-from overweave.ir.timeline import make_timeline
+from overweave.ir.timeline.timeline import make_timeline
 from overweave.ops.trial import Case, Trial, try_on_forked_rank
-from overweave.runtime.processes import run_ranks
-from overweave.schedules.catalog import names
+from overweave.runtime.host.processes import run_ranks
+from overweave.schedules.catalog.catalog import names
 
 NAN = float("nan")
 SMALL = {"m": 37, "n": 24, "k": 16, "world_size": 3, "dtype": "bfloat16"}

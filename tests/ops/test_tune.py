@@ -16,13 +16,13 @@ import overweave as ow
 from overweave.errors import InputError, OverweaveError, RankMismatch
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.ops import dispatch
+from overweave.ops.call import dispatch
 from overweave.ops.tune import tune_and_learn
-from overweave.runtime.processes import run_ranks
-from overweave.tuner.cache import decode, fingerprint, keep, path_of
-from overweave.tuner.table import Entry, Time
-from overweave.tuner.target import Target
-from overweave.tuner.timer import Effort
+from overweave.runtime.host.processes import run_ranks
+from overweave.tuner.measure.timer import Effort
+from overweave.tuner.space.target import Target
+from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
+from overweave.tuner.store.table import Entry, Time
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right
 

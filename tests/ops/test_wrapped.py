@@ -13,7 +13,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import overweave as ow
 from overweave.errors import OverweaveError
-from overweave.runtime.processes import run_ranks
+from overweave.runtime.host.processes import run_ranks
 from tests.ops.calls import Call, is_right
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -19,9 +19,9 @@ from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.host import run_on_host  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
-from overweave.schedules import catalog  # noqa: E402
+from overweave.runtime.host.host import run_on_host  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.schedules.catalog import catalog  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -24,10 +24,10 @@ from overweave.ir.problem import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
-from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
-from overweave.runtime.host import run_on_host  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
-from overweave.schedules import catalog  # noqa: E402
+from overweave.runtime.host.host import run_on_host  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.runtime.library.epilogue import apply_epilogue  # noqa: E402
+from overweave.schedules.catalog import catalog  # noqa: E402
 from tests.runtime.interpreted_kernels import convert_kernel  # noqa: E402
 
 TILES: dict[str, str | int] = {"block_m": 16, "block_n": 32, "block_k": 32, "pieces": 2}

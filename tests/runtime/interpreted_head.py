@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
-from overweave.memory.device import ABORT, COMPLETED, PEER_ADDRESSES, STRIDE, TIMEOUT_NS  # noqa: E402
-from overweave.memory.protocol import EPOCH, STATE_WORDS, USED_ADDRESS, USED_SIGNALS, begin_kernel  # noqa: E402
+from overweave.memory.device.protocol import EPOCH, STATE_WORDS, USED_ADDRESS, USED_SIGNALS, begin_kernel  # noqa: E402
+from overweave.memory.device.signals import ABORT, COMPLETED, PEER_ADDRESSES, STRIDE, TIMEOUT_NS  # noqa: E402
 
 EARLIER, SIGNALS = 4, 3  # calls before this one; signals of each
 WORDS = (COMPLETED.value + 1) * STRIDE.value

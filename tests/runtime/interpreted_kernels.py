@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -23,17 +23,17 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from campaigns.exactness import Case, compute, make_data  # noqa: E402
+from campaigns.exact.exactness import Case, compute, make_data  # noqa: E402
 from overweave.errors import InputError, PeerTimeout  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.memory.host_workspace import HostSlot, HostWorkspace  # noqa: E402
+from overweave.memory.host.workspace import HostSlot, HostWorkspace  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.epilogue import apply_epilogue  # noqa: E402
-from overweave.runtime.host import run_on_host  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
-from overweave.schedules import catalog  # noqa: E402
+from overweave.runtime.host.host import run_on_host  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.runtime.library.epilogue import apply_epilogue  # noqa: E402
+from overweave.schedules.catalog import catalog  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 

@@ -7,18 +7,18 @@ from itertools import product
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
-from campaigns.exactness import Case, compute, make_data  # noqa: E402
+from campaigns.exact.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.problem import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.host import run_on_host  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
-from overweave.schedules import catalog  # noqa: E402
+from overweave.runtime.host.host import run_on_host  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.schedules.catalog import catalog  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 

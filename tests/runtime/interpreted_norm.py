@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -22,9 +22,9 @@ from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops import reference  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.host import run_on_host  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
-from overweave.schedules import catalog  # noqa: E402
+from overweave.runtime.host.host import run_on_host  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.schedules.catalog import catalog  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 

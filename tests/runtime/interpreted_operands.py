@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -24,10 +24,10 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 import triton.runtime.interpreter as triton_interpreter  # noqa: E402
 
-from overweave.runtime import interpreter_operands as operands  # noqa: E402
-from overweave.runtime import interpreter_source as source  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.processes import run_ranks  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.runtime.interpreter import operands as operands  # noqa: E402
+from overweave.runtime.interpreter import source as source  # noqa: E402
 
 load("host interpreter")
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
 from overweave.ir.plan import SkinnyConfig  # noqa: E402
 from overweave.kernels.skinny import skinny_matmul_kernel  # noqa: E402
-from overweave.memory.shares import Shares  # noqa: E402
-from overweave.runtime.skinny_call import Factors, share_places, skinny_arguments  # noqa: E402
+from overweave.memory.cuda.shares import Shares  # noqa: E402
+from overweave.runtime.gpu.kernels.skinny_call import Factors, share_places, skinny_arguments  # noqa: E402
 
 SHAPES = ((1, 64, 256), (5, 40, 104), (17, 77, 85), (3, 1, 40), (2, 33, 1), (40, 24, 16))
 CONFIG = SkinnyConfig(block_m=16, block_n=32, block_k=16)

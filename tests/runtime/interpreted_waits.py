@@ -7,11 +7,12 @@ from threading import Event, Timer
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
-from overweave.memory.device import (  # noqa: E402
+from overweave.memory.device.protocol import wait_kernel  # noqa: E402
+from overweave.memory.device.signals import (  # noqa: E402
     ABORT,
     ABORTED_BY_PEER,
     ENDED_BY_PEER,
@@ -23,7 +24,6 @@ from overweave.memory.device import (  # noqa: E402
     TIMEOUT_NS,
 )
 from overweave.memory.layout import REPORT_WORDS  # noqa: E402
-from overweave.memory.protocol import wait_kernel  # noqa: E402
 
 LOW, HIGH, FULL, ALSO, ALSO_FULL = 2, 5, 3, 6, 8
 SIGNALS = 40  # of the plan: others of the slot nobody would clear

@@ -15,12 +15,12 @@ from triton.compiler import CompiledKernel
 
 from overweave.compiler.aot import HOPPER
 from overweave.ir.plan import LIBRARY, Plan
-from overweave.ir.unheard import unheard
-from overweave.memory import driver
+from overweave.ir.waits_without_deadline import unheard
+from overweave.memory.cuda import driver
+from overweave.memory.cuda.shares import SharedShares
 from overweave.memory.layout import lay_out
-from overweave.memory.shares import SharedShares
-from overweave.runtime import kernels
-from overweave.runtime.waits import neighbours, paired
+from overweave.runtime.gpu.kernels import kernels
+from overweave.runtime.gpu.waits import neighbours, paired
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
 CALLER: Any = SimpleNamespace(cuda_stream=7, wait_event=lambda event: None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 import overweave as ow
-from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
+from campaigns.oracle.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Collective, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.author_plan import author_plan
-from tests.schedules.test_weave import BLOCK, matmul
+from overweave.schedules.weave.author_plan import author_plan
+from tests.schedules.weave.test_weave import BLOCK, matmul
 
 COLS = 64
 

@@ -6,7 +6,7 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import Buffer, Compute, Queue
 from overweave.schedules.communication import Split
 from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.reduce_scatter import reduce_scatter
+from overweave.schedules.families.reduce_scatter import reduce_scatter
 
 
 def woven(is_fused: bool):

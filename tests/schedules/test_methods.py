@@ -15,7 +15,7 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import SLOTS
 from overweave.schedules.methods.record import Adds, Case, Method, Work
 from overweave.schedules.methods.registry import METHODS, method_of, register
@@ -28,28 +28,28 @@ RECORDS = "overweave.schedules.methods."
 BY_NAME = {
     f"overweave.schedules.{name}"
     for name in (
-        "all_reduce",
-        "back_ends",
-        "exchange",
-        "gather_templates",
-        "reduce_scatter",
-        "reduction_templates",
-        "transports",
+        "families.all_reduce",
+        "moves.back_ends",
+        "weave.exchange",
+        "moves.gather_templates",
+        "families.reduce_scatter",
+        "moves.reduction_templates",
+        "weave.transports",
     )
 }
 # Where words that are methods' names mean something else: how packed messages are exchanged, operations of Triton, rows
 # that `bench` compares.
 EXCHANGES, ROWS = {"scatter", "two_shot"}, {"sequential", "per_shard"}
 OTHER_WORDS = {
-    "overweave.compiler.language": {"scatter"},
+    "overweave.compiler.frontend.language": {"scatter"},
     "overweave.ir.plan": EXCHANGES,
-    "overweave.ir.verify.packed_shards": EXCHANGES,
+    "overweave.ir.verify.engines.packed_shards": EXCHANGES,
     "overweave.memory.packed_layout": EXCHANGES,
-    "overweave.runtime.interpreted_packed": EXCHANGES,
-    "overweave.runtime.kernels": EXCHANGES,
-    "overweave.tuner.baselines": ROWS,
-    "overweave.tuner.bench": ROWS,
-    "overweave.tuner.summary": ROWS,
+    "overweave.runtime.interpreter.packed": EXCHANGES,
+    "overweave.runtime.gpu.kernels.kernels": EXCHANGES,
+    "overweave.tuner.measure.baselines": ROWS,
+    "overweave.tuner.measure.bench": ROWS,
+    "overweave.tuner.measure.summary": ROWS,
     "overweave.cli.bench_table": ROWS,
 }
 RING_ORDER = re.compile(r"\border (==|!=) 'ring'")  # the value of an option, and of how a method adds

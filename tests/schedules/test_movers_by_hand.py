@@ -6,15 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 import overweave as ow
-from campaigns.fewer_waits import is_proven, without_one_wait
+from campaigns.oracle.fewer_waits import is_proven, without_one_wait
 from overweave.errors import InputError, OverweaveError, ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.author_plan import author_plan
-from overweave.schedules.back_ends import MOVERS, PUSHES
-from overweave.schedules.chunks import settled
-from tests.schedules.test_weave import BLOCK, matmul
+from overweave.schedules.moves.back_ends import MOVERS, PUSHES
+from overweave.schedules.moves.moves import settled
+from overweave.schedules.weave.author_plan import author_plan
+from tests.schedules.weave.test_weave import BLOCK, matmul
 
 ROWS, COLS = 4 * BLOCK, 64
 

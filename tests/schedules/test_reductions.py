@@ -7,18 +7,18 @@ from random import Random
 import pytest
 
 import overweave as ow
-from campaigns.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
-from campaigns.random_reductions import by_hand
+from campaigns.oracle.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
+from campaigns.oracle.random.reductions import by_hand
 from overweave.errors import InputError, ScheduleError
-from overweave.ir.files import from_json, to_json
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Collective, Put, Reduce, Schedule
+from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.author_plan import author_plan
-from overweave.schedules.gather_templates import Mesh
-from overweave.schedules.provenance import trace_provenance
-from overweave.schedules.reduction_templates import TEMPLATES, reduction_moves
-from tests.schedules.test_weave import BLOCK, PUSH, matmul
+from overweave.schedules.moves.gather_templates import Mesh
+from overweave.schedules.moves.provenance import trace_provenance
+from overweave.schedules.moves.reduction_templates import TEMPLATES, reduction_moves
+from overweave.schedules.weave.author_plan import author_plan
+from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul
 
 COLS = 48
 NAMES = ("mesh", "ring", "double_ring", "islands")

@@ -7,8 +7,8 @@ import pytest
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import load
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
-from overweave.ir.timeline import COMPUTE
-from overweave.schedules.author_plan import author_plan
+from overweave.ir.timeline.timeline import COMPUTE
+from overweave.schedules.weave.author_plan import author_plan
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.cost import library_matmul_us, tile_us
 from overweave.sim.simulate import simulate, total_us

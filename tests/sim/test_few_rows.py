@@ -9,7 +9,7 @@ import pytest
 from overweave.hardware.machine import load
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.sim.few_rows import SAVED, saved_us
 from overweave.sim.simulate import total_us
 from tests.source_tree import ROOT

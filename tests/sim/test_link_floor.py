@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.sim.link_floor import floor_us
 from overweave.sim.simulate import simulate
 

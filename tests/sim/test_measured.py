@@ -10,7 +10,7 @@ import pytest
 
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.ir.tile_order import APPLY, COPY, MULTIPLY, PART, TileOrder, TileRow
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.sim.order import Run, launches_of, steps_of, tile_counts
 
 PROBLEM = Problem(operator="matmul_reduce_scatter", m=1024, n=512, k=128, world_size=2, dtype="bfloat16")

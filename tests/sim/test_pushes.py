@@ -9,7 +9,7 @@ from overweave.hardware.machine import Latency, Machine, load
 from overweave.ir.plan import Assignment, CopyConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Notify, Operation, Put, Queue, Wait
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate, total_us
 from tests.sim.test_simulate import QUEUES, plan, rows, tiles, when

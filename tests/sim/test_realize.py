@@ -6,7 +6,7 @@ import pytest
 
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog import build, names
+from overweave.schedules.catalog.catalog import build, names
 from overweave.sim.realize import realize
 from overweave.sim.simulate import total_us
 

@@ -29,8 +29,8 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.ir.tile_order import TileOrder, TileRow
-from overweave.ir.timeline import Timeline
-from overweave.schedules.catalog import build, names
+from overweave.ir.timeline.timeline import Timeline
+from overweave.schedules.catalog.catalog import build, names
 from overweave.sim.simulate import simulate, total_us
 from tests.clock import ends_within
 

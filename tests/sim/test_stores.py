@@ -8,7 +8,7 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Operation
-from overweave.schedules.catalog import build
+from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import Work, parts_of_tile, stores_us
 from overweave.sim.link_floor import floor_us
 from overweave.sim.simulate import simulate

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from overweave.ir.problem import Problem
-from overweave.tuner.rank import cold_choice, machine_of, predict_us, weigh
-from overweave.tuner.space import candidate, is_replaced
-from overweave.tuner.target import Target
+from overweave.tuner.model.rank import cold_choice, machine_of, predict_us, weigh
+from overweave.tuner.space.space import candidate, is_replaced
+from overweave.tuner.space.target import Target
 
 OPERATOR, WORLD_SIZE = "matmul_all_reduce", 4
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -13,9 +13,9 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.sim.cost import library_matmul_us
-from overweave.tuner.rank import cold_choice, machine_of, predict_us, weigh
-from overweave.tuner.space import candidate
-from overweave.tuner.target import Target
+from overweave.tuner.model.rank import cold_choice, machine_of, predict_us, weigh
+from overweave.tuner.space.space import candidate
+from overweave.tuner.space.target import Target
 from tests.sim.test_few_rows import measured
 from tests.source_tree import ROOT
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from campaigns.cold_choice import GPU
+from campaigns.choices.cold_choice import GPU
 from overweave.ir.problem import Problem
-from overweave.tuner.rank import cold_choice, weigh
-from overweave.tuner.shapes import Case
+from overweave.tuner.model.rank import cold_choice, weigh
+from overweave.tuner.space.shapes import Case
 from tests.tuner.test_layers import RESULTS
 
 MEASURED = json.loads((RESULTS / "rings.matmul_reduce_scatter.h200x2.2026-11-22.json").read_text())["runs"][0]["cases"]

@@ -33,14 +33,14 @@ from overweave.ir.tile_order import (
     outputs,
     told_of_result,
 )
-from overweave.ir.verify.addends import check_addends
-from overweave.ir.verify.applied import check_applied, check_carried, check_parts, check_slices, note_places
-from overweave.ir.verify.copies import check_copy
-from overweave.ir.verify.finished import finishes
-from overweave.ir.verify.graphs import Graph, Key
-from overweave.ir.verify.scales import check_places
-from overweave.ir.verify.shares import check_partials, without_shares
-from overweave.ir.verify.stored import check_stored
+from overweave.ir.verify.engines.addends import check_addends
+from overweave.ir.verify.engines.copies import check_copy
+from overweave.ir.verify.engines.finished import finishes
+from overweave.ir.verify.engines.scales import check_places
+from overweave.ir.verify.engines.shares import check_partials, without_shares
+from overweave.ir.verify.engines.stored import check_stored
+from overweave.ir.verify.rules.applied import check_applied, check_carried, check_parts, check_slices, note_places
+from overweave.ir.verify.rules.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
 
 OUT = "out"

@@ -6,16 +6,16 @@ from msgspec import Struct
 
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
-from overweave.ir.verify.engines import check_engines
-from overweave.ir.verify.finished import check_finished
-from overweave.ir.verify.graphs import Graph, build_graph
+from overweave.ir.verify.engines.assignment import check_engines
+from overweave.ir.verify.engines.finished import check_finished
+from overweave.ir.verify.engines.norm import check_norm
+from overweave.ir.verify.engines.packed import check_packed
+from overweave.ir.verify.engines.scales import check_scaling
+from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
-from overweave.ir.verify.norm import check_norm
-from overweave.ir.verify.packed import check_packed
 from overweave.ir.verify.residency import check_residency
-from overweave.ir.verify.scales import check_scaling
+from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.skinny import check_skinny
 from overweave.ir.verify.verdict import Enough, Findings, Verdict
 
 BULK_ALIGNMENT_BYTES = 16

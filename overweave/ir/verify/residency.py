@@ -23,7 +23,7 @@ from overweave.ir.plan import (
     Plan,
 )
 from overweave.ir.schedule import Collective
-from overweave.ir.verify.graphs import Graph
+from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.verdict import Findings
 
 Moved = tuple[str, bool]  # a queue, and whether it starts late, not early

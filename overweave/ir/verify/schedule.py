@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.contents import TooMuchWork
-from overweave.ir.verify.coverage import check_coverage
-from overweave.ir.verify.deadlock import launch_order
-from overweave.ir.verify.form import check_form
-from overweave.ir.verify.graphs import build_graph
-from overweave.ir.verify.happens_before import past_of
-from overweave.ir.verify.reuse import check_reuse
+from overweave.ir.verify.rules.contents import TooMuchWork
+from overweave.ir.verify.rules.coverage import check_coverage
+from overweave.ir.verify.rules.deadlock import launch_order
+from overweave.ir.verify.rules.form import check_form
+from overweave.ir.verify.rules.graphs import build_graph
+from overweave.ir.verify.rules.happens_before import past_of
+from overweave.ir.verify.rules.reuse import check_reuse
 from overweave.ir.verify.verdict import Enough, Findings, Verdict
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.schedules import options
+from overweave.schedules.catalog import options
 from overweave.schedules.methods.record import Case, Grid, Margin
 
 MOVER = (options.MOVER, options.COPY_PROGRAMS)

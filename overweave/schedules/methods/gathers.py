@@ -8,17 +8,17 @@ from functools import partial
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules import options
-from overweave.schedules.back_ends import PUSHES
-from overweave.schedules.behind_tiles import in_parts
-from overweave.schedules.chunked_gather import chunked_gather
-from overweave.schedules.chunks import Move
+from overweave.schedules.catalog import options
 from overweave.schedules.communication import Communication
-from overweave.schedules.gather_packed import gather_packed
-from overweave.schedules.gather_templates import TEMPLATES, Mesh, gather_of
-from overweave.schedules.mesh import mesh_of
+from overweave.schedules.families.behind_tiles import in_parts
+from overweave.schedules.families.packed.gather import gather_packed
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.record import Case, Margin, Method, Work
+from overweave.schedules.moves.back_ends import PUSHES
+from overweave.schedules.moves.gather import chunked_gather
+from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_of
+from overweave.schedules.moves.mesh import mesh_of
+from overweave.schedules.moves.moves import Move
 
 # A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
 # come back, and 212 us if not (benchmarks/results/host_cost.h200x2.2026-11-23.txt), which the GPU mostly needs itself.

@@ -8,7 +8,7 @@ from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_K
 from overweave.ir.problem import Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.schedules.methods.record import Asked, Need
-from overweave.schedules.skinny import DTYPES
+from overweave.schedules.tiles.skinny import DTYPES
 
 DESCRIPTOR_BYTES = 16  # rows of bulk tensors, and of what kernels load at once, start at multiples of this
 MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that latency is no matter

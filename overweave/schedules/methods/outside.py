@@ -65,8 +65,8 @@ OUTSIDE: dict[str, Outside] = {
             name=TORCH_FUSED,
             needs=(*_of(TORCH_FUSED, "torch's fused operators need CUDA"), Need("device", _equal_shards)),
             margin=_MARGIN,
-            # MEASURED: the least that any row of benchmarks/results says (tests/tuner/test_table.py). One that took 98
-            # us in small_plans.* took 411 in small.all_gather_matmul.h200x2.2026-11-20.json (8B-qkv-2048).
+            # MEASURED: the least that any row of benchmarks/results says (tests/tuner/store/test_table.py). One that
+            # took 98 us in small_plans.* took 411 in small.all_gather_matmul.h200x2.2026-11-20.json (8B-qkv-2048).
             host_us=141.0,
             host_steps=64,
         ),

@@ -23,9 +23,9 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import CREDITS, Range
+from overweave.schedules.catalog.options import Option, Settings
 from overweave.schedules.communication import Communication, Mover, Split
-from overweave.schedules.options import Option, Settings
-from overweave.schedules.tile_shape import has_second_wave
+from overweave.schedules.tiles.shape import has_second_wave
 
 Value = str | int
 Grid = Mapping[str, tuple[Value, ...]]

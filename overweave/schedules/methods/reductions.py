@@ -8,12 +8,12 @@ from functools import partial
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules import options
-from overweave.schedules.all_reduce import all_reduce
+from overweave.schedules.catalog import options
 from overweave.schedules.communication import Communication
+from overweave.schedules.families.all_reduce import all_reduce
+from overweave.schedules.families.reduced import Summing
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
-from overweave.schedules.reduced import Summing
 
 # All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
 # 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 % (4 x H200,

@@ -9,18 +9,18 @@ from overweave.errors import InputError
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Engine
 from overweave.ir.schedule import ECHOES
-from overweave.schedules import options
+from overweave.schedules.catalog import options
 from overweave.schedules.communication import COPYING_KERNELS, MAIN, SUMS, TILES, Communication
+from overweave.schedules.families.reduce_scatter import reduce_scatter
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.needs import from_ranks
 from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
-from overweave.schedules.reduce_scatter import reduce_scatter
 
 # Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
 OF_PULLS = asked_for.OF_STORES
 # Of two H200s sim_accuracy of rings.* finds reduce-scatters round a ring no more than 34 us too short, and 16 %, but
 # for the one in whole tiles that takes half ones now; own tiles that add no more than 36 us, but 23 %. With these
-# margins no choice is one that was measured behind the library (campaigns.cold_choice, of the same files).
+# margins no choice is one that was measured behind the library (campaigns.choices.cold_choice, of the same files).
 OF_RINGS_OF_TWO, OF_OWN_SUMS = Margin(15.0, 0.01), Margin(30.0, 0.02)
 
 

@@ -1,0 +1,279 @@
+"""Are results right? Random shapes and long runs of calls on emulated ranks, every result compared.
+
+    python -m campaigns.exactness --depth library --shapes 200 --calls 1000
+    python -m campaigns.exactness --depth interpreter --shapes 30 --calls 1000 --worlds 2
+
+Integer data in {-1, 0, 1} with at most 32 non-zeros along the global k: every partial and total is exact, so results
+are bit-equal to the reference. Float data: at most 1.05 times the error of torch + library collectives against fp64,
+for each case of at least 4096 elements and over all elements of a dtype. Outputs start as NaN, inputs change at
+every call, and in the long runs a random rank is late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
+from overweave.ir.problem import Problem
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import Group, resolve
+from overweave.runtime.host.host import Depth, run_on_host
+from overweave.runtime.host.processes import run_ranks
+from overweave.schedules.catalog import catalog
+from overweave.schedules.methods.registry import method_of
+
+ALL_GATHER = "all_gather_matmul"
+ALL_REDUCE = "matmul_all_reduce"
+OPERATORS = (ALL_GATHER, "matmul_reduce_scatter", ALL_REDUCE)
+MOVERS = ("copy_engine", "copy_kernel")
+_SCATTER, _TWO_SHOT = "matmul_reduce_scatter.scatter", f"{ALL_REDUCE}.two_shot"
+LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
+    (f"{ALL_GATHER}.push", {"pieces": 2}),
+    (f"{ALL_GATHER}.push", {"pieces": 2, "mover": "copy_kernel"}),
+    (_SCATTER, {"pieces": 2}),
+    (_SCATTER, {"pieces": 2, "mover": "copy_kernel"}),
+    (_SCATTER, {"pieces": 2, "sums": "epilogue"}),
+    ("matmul_reduce_scatter.fused_ring", {"pieces": 2}),
+    ("matmul_reduce_scatter.remote_add", {"pieces": 2}),
+    ("matmul_reduce_scatter.scatter_stored", {"pieces": 2}),
+    ("matmul_reduce_scatter.ring_stored", {"pieces": 2}),
+    ("matmul_reduce_scatter.scatter_pull", {"pieces": 2}),
+    (_TWO_SHOT, {"pieces": 2}),
+    (f"{ALL_REDUCE}.one_shot_packed", {}),
+    (f"{ALL_REDUCE}.two_shot_packed", {}),
+    (f"{ALL_GATHER}.gather_packed", {}),
+    ("matmul_reduce_scatter.scatter_packed", {}),
+    (f"{ALL_REDUCE}.ring_stored", {"pieces": 2}),
+)
+# What options are drawn from, where a schedule has them.
+VARIED: dict[str, tuple[int | str, ...]] = {
+    "pieces": (1, 2, 3),
+    "mover": MOVERS,
+    "sums": ("kernel", "epilogue"),
+}
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
+WORLDS = (1, 2, 3, 4, 8)
+LARGEST: dict[Depth, int] = {"library": 512, "interpreter": 256}
+NON_ZEROS = 32
+ERROR_RATIO = 1.05
+JUDGED_ALONE = 4096
+LATE_UP_TO_S = 3e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem and the plan that solves it."""
+
+    schedule: str
+    problem: Problem
+    options: dict[str, int | str]
+    seed: int
+
+    def __str__(self) -> str:
+        p = self.problem
+        layout = "b^T" if p.b_is_transposed else "b"
+        return f"{self.schedule} W={p.world_size} {p.extents} {p.dtype} {layout} {self.options}"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A rank's tensors, and the exact product it should hold (fp64)."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    exact: torch.Tensor
+
+
+def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
+    """Any schedule, dtype and layout, one weight or several; every tenth m is smaller than the group."""
+    operator, dtype = chance.choice(OPERATORS), chance.choice(DTYPES)
+    schedule = chance.choice(catalog.names(operator))
+    largest = LARGEST[depth]
+    # Kernels load rows in bulk: they must start at multiples of 16 bytes.
+    step = 16 // ITEMSIZE_BYTES[dtype] if depth == "interpreter" else 1
+    n, k = (step * chance.randint(1, largest // step) for _ in range(2))
+    m = chance.randrange(world_size) if chance.random() < 0.1 else chance.randint(1, largest)
+    known = {option.name for option in method_of(schedule).options}
+    options = {name: chance.choice(values) for name, values in VARIED.items() if name in known}
+    if options.get("sums") == "epilogue" and "mover" in known:
+        options["mover"] = "copy_engine"
+    problem = Problem(
+        operator=operator,
+        m=m,
+        n=n,
+        k=k,
+        world_size=world_size,
+        dtype=dtype,
+        b_is_transposed=chance.random() < 0.5,
+        columns=_columns(chance, n, step) if operator == ALL_GATHER else (),
+    )
+    return Case(schedule, problem, options, chance.randrange(1 << 30))
+
+
+def _columns(chance: random.Random, n: int, step: int) -> tuple[int, ...]:
+    """In every other case, n as the columns of two or three weights, where it has so many steps."""
+    cuts = range(step, n, step)
+    if chance.random() < 0.5 or len(cuts) < MOST_WEIGHTS - 1:
+        return ()
+    ends = sorted(chance.sample(cuts, chance.randint(1, MOST_WEIGHTS - 1)))
+    return tuple(hi - lo for lo, hi in zip((0, *ends), (*ends, n), strict=True))
+
+
+def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
+    """The same on every rank for one seed and call: each makes all and keeps its own."""
+    problem, generator = case.problem, torch.Generator().manual_seed(case.seed + call)
+    gathers = problem.operator == ALL_GATHER
+    global_k = problem.k * (1 if gathers else problem.world_size)
+    width = (problem.world_size if gathers else 1) * problem.n
+    dtype = getattr(torch, problem.dtype)
+    if is_integer:
+        x = torch.zeros(problem.m, global_k)
+        where = torch.randint(0, global_k, (problem.m, NON_ZEROS), generator=generator)
+        x.scatter_(1, where, torch.randint(0, 2, where.shape, generator=generator).float() * 2 - 1)
+        w = torch.randint(-1, 2, (global_k, width), generator=generator).float()
+    else:
+        x = torch.randn(problem.m, global_k, generator=generator)
+        w = torch.randn(global_k, width, generator=generator)
+    x, w = x.to(dtype), w.to(dtype)
+    rows = slice(*shard_rows(problem.m, problem.world_size, rank))
+    extent = problem.n if gathers else problem.k
+    own = slice(rank * extent, (rank + 1) * extent)
+    if gathers:
+        own_x, own_w, exact = x[rows], w[:, own], x.double() @ w[:, own].double()
+    else:
+        summed = x if problem.operator == ALL_REDUCE else x[rows]
+        own_x, own_w, exact = x[:, own], w[own], summed.double() @ w.double()
+    own_w = own_w.t().contiguous().t() if problem.b_is_transposed else own_w.contiguous()
+    return Data(own_x.contiguous(), own_w, exact)
+
+
+def compute(case: Case, plan: Plan, group: Group, data: Data, depth: Depth) -> torch.Tensor:
+    """Our result, into outputs of NaN: one for each weight, side by side."""
+    inputs, outputs = {"x": data.x}, {}
+    for index, w in enumerate(data.w.split(case.problem.widths, dim=1)):
+        inputs[numbered("w", index)] = w.t().contiguous().t() if case.problem.b_is_transposed else w.contiguous()
+        shape = len(data.exact), w.shape[1]
+        outputs[numbered("y", index)] = torch.full(shape, torch.nan, dtype=data.x.dtype)
+    run_on_host(plan, group, inputs, outputs, depth=depth)
+    return torch.cat(list(outputs.values()), dim=1)
+
+
+def library_result(case: Case, group: Group, data: Data) -> torch.Tensor:
+    """torch + library collectives, in the same dtype; shards padded to equal rows."""
+    problem = case.problem
+    size = -(-problem.m // problem.world_size)
+    if problem.operator == ALL_GATHER:
+        padded = data.x.new_zeros((size, problem.k))
+        padded[: len(data.x)] = data.x
+        shards = [torch.empty_like(padded) for _ in range(problem.world_size)]
+        dist.all_gather(shards, padded, group=group.process_group)
+        return torch.cat(shards)[: problem.m] @ data.w
+    partial = data.x.new_zeros((size * problem.world_size, problem.n))
+    partial[: problem.m] = data.x @ data.w
+    dist.all_reduce(partial, group=group.process_group)
+    if problem.operator == ALL_REDUCE:
+        return partial[: problem.m]
+    return partial[slice(*shard_rows(problem.m, problem.world_size, group.rank))]
+
+
+def try_shapes(depth: Depth, count: int, seed: int) -> dict[str, Any]:
+    """One rank's part: random cases, first with integers, then with floats."""
+    group, chance = resolve(None), random.Random(seed)
+    wrong: list[str] = []
+    errors: dict[str, list[float]] = {dtype: [0.0, 0.0] for dtype in DTYPES}
+    for _ in range(count):
+        case = random_case(chance, group.world_size, depth)
+        plan = catalog.build(case.schedule, case.problem, case.options)
+        data = make_data(case, group.rank, is_integer=True)
+        if not torch.equal(compute(case, plan, group, data, depth), data.exact.to(data.x.dtype)):
+            wrong.append(f"{case}: rank {group.rank} is not bit-equal")
+        data = make_data(case, group.rank, is_integer=False)
+        ours, library = compute(case, plan, group, data, depth), library_result(case, group, data)
+        sums = torch.tensor(
+            [_squares(ours - data.exact), _squares(library - data.exact), _squares(data.exact), data.exact.numel()],
+            dtype=torch.float64,
+        )
+        dist.all_reduce(sums, group=group.process_group)
+        ours_squares, library_squares, squares, elements = sums.tolist()
+        if not ours_squares <= library_squares * ERROR_RATIO**2 and elements >= JUDGED_ALONE:
+            ratio = (ours_squares / max(library_squares, 1e-300)) ** 0.5
+            wrong.append(f"{case}: error {ratio:.3f} times that of the library")
+        # Every element counts once, relative to the size of its case's elements.
+        scale = elements / squares if squares else 0.0
+        errors[case.problem.dtype][0] += ours_squares * scale
+        errors[case.problem.dtype][1] += library_squares * scale
+    ratios = {dtype: (ours / library) ** 0.5 for dtype, (ours, library) in errors.items() if library}
+    wrong += [f"all {dtype}: error ratio {ratio:.3f}" for dtype, ratio in ratios.items() if not ratio <= ERROR_RATIO]
+    return {"wrong": wrong, "ratios": ratios}
+
+
+def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
+    """One rank's part: successive calls of several plans in turn, without anything between them, a random rank late."""
+    group, chance, own_chance = resolve(None), random.Random(seed), random.Random(seed + 1)
+    wrong: list[str] = []
+    cases = [_long_run_case(schedule, options, group.world_size, seed) for schedule, options in LONG_RUNS]
+    plans = [catalog.build(case.schedule, case.problem, case.options) for case in cases]
+    for call in range(count):
+        which = chance.randrange(len(cases))
+        data = make_data(cases[which], group.rank, is_integer=True, call=call)
+        if own_chance.randrange(group.world_size) == group.rank:
+            time.sleep(own_chance.uniform(0, LATE_UP_TO_S))
+        result = compute(cases[which], plans[which], group, data, depth)
+        if not torch.equal(result, data.exact.to(result.dtype)):
+            wrong.append(f"call {call}, {cases[which]}: rank {group.rank} is not bit-equal")
+    return {"wrong": wrong, "ratios": {}}
+
+
+def _long_run_case(schedule: str, options: dict[str, int | str], world_size: int, seed: int) -> Case:
+    operator = method_of(schedule).operator
+    problem = Problem(operator=operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
+    return Case(schedule, problem, options, seed)
+
+
+def _squares(difference: torch.Tensor) -> float:
+    """NaN, where a result is missing, counts as infinite."""
+    return float(difference.double().square().nan_to_num(nan=torch.inf).sum())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", choices=("library", "interpreter"), default="library")
+    parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
+    parser.add_argument("--shapes", type=int, default=200, help="random shapes, dealt to the worlds")
+    parser.add_argument("--calls", type=int, default=1000, help="successive calls, in each world")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.depth == "interpreter":
+        import_module("overweave.runtime.interpreter.interpreted")  # once, before the ranks fork
+    failed = 0
+    for index, world_size in enumerate(arguments.worlds):
+        share = arguments.shapes // len(arguments.worlds) + (index < arguments.shapes % len(arguments.worlds))
+        for trial, count in ((try_shapes, share), (try_calls, arguments.calls)):
+            failed += _report(trial, world_size, arguments.depth, count, arguments.seed + world_size)
+    return 1 if failed else 0
+
+
+def _report(trial: Callable[..., dict[str, Any]], world_size: int, depth: Depth, count: int, seed: int) -> int:
+    start_s = time.monotonic()
+    told = run_ranks(trial, world_size, depth, count, seed, timeout_s=3600, group_timeout_s=120)
+    took_s = time.monotonic() - start_s
+    wrong = [line for one in told for line in one["wrong"]]
+    ratios = ", ".join(f"{dtype} {ratio:.4f}" for dtype, ratio in told[0]["ratios"].items())
+    verdict = "all right" if not wrong else f"{len(wrong)} wrong: " + "; ".join(wrong[:5])
+    print(f"{depth} W={world_size} {trial.__name__} x {count}: {verdict} ({took_s:.1f} s) {ratios}", flush=True)
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

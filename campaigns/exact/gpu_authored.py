@@ -1,0 +1,213 @@
+"""Compiled kernels on GPUs: every annotated kernel of examples/kernels, every schedule, against torch.
+
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_authored [--only TEXT] [--calls 20] [--trials 20]
+
+Inputs are small whole numbers where a product is exact, and change at every call; outputs start as NaN. First what
+no schedule of a name does, then every kernel with every schedule: `--trials` bounds these. The ordinary
+kernels are followed by the time of the compiled all-gather + matmul beside that of `ow.all_gather_matmul`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import overweave as ow
+from campaigns.exact import authored_lists as lists
+from campaigns.exact import authored_runs as runs
+from campaigns.exact.authored_runs import BLOCKS, LAUNCH, ROWS, Run, matmul
+from campaigns.gpu_ranks import integers, join, report, shard, spread_over
+from campaigns.lint.authored_cases import (
+    AT_PEERS,
+    AUTHORS,
+    BY_KERNEL,
+    BY_TILES,
+    CHUNKED_SUMS,
+    GATHERS,
+    KERNELS,
+    PUSHED_BEHIND,
+    SCATTERS,
+    SPREADS,
+)
+from overweave.ops.author.compile import compile
+from overweave.schedules.communication import COPYING_KERNELS
+from overweave.schedules.weave.transports import Asked
+
+CHUNKED = (
+    "all_gather.mesh pieces=1 col_pieces=2 lanes=2",
+    "all_gather.ring",
+    "all_gather.double_ring",
+    "all_gather.islands",
+)
+REDUCED = ("all_reduce.two_shot pieces=2", "all_reduce.one_shot", "all_reduce.collective")
+EVERY = (*GATHERS, *BY_KERNEL, *BY_TILES)
+
+
+class Trial(NamedTuple):
+    """A kernel with the schedules of its tensors, and what calls it. shows: what the schedules' words do not say."""
+
+    name: str
+    schedule: Mapping[str, Asked]
+    run: Run
+    shows: str = ""
+
+    @property
+    def words(self) -> str:
+        """Kernel and schedules, or what they show."""
+        schedules = (f"{tensor}={how}" for tensor, how in self.schedule.items())
+        return " ".join([self.name, *([f"{'+'.join(self.schedule)}: {self.shows}"] if self.shows else schedules)])
+
+
+def particular(ranks: int) -> Iterator[Trial]:
+    """One of each kind that no name stands for: lists by hand, and tiles, shards and back ends that meet otherwise."""
+    yield from _by_hand(ranks)
+    yield Trial("matmul", {"B": GATHERS[0]}, matmul(False, "B"), "weights gathered whole")
+    yield Trial("matmul", {"B": BY_TILES[0]}, matmul(False, "B"), "weights gathered whole, carried by tiles")
+    yield Trial("matmul", {"A": "all_gather.push", "B": "all_gather.pull"}, matmul(False, "AB"))
+    lanes = {"A": "all_gather.double_ring", "B": "all_gather.islands"}
+    yield Trial("matmul", lanes, matmul(False, "AB"), "two tensors share lanes")
+    yield Trial("matmul", {"A": "all_gather.push"}, matmul(False, "A", 32 * ranks), "a tile waits for all peers")
+    halved, shows = runs.sent(320), "tiles over two blocks"  # of two tiles and a half
+    yield Trial("matmul", {"C": "all_to_all.send_collective"}, halved, f"{shows}, by the library")
+    if ranks == 2:  # of more ranks neither need be the own one, and a tile announces one chunk
+        yield Trial("matmul", {"C": "all_to_all.send pieces=1"}, halved, shows)
+    yield Trial("layer_norm", {"Y": AT_PEERS[2]}, runs.layer_norm("Y"), "a store at peers in a loop")
+
+
+def _by_hand(ranks: int) -> Iterator[Trial]:
+    rows, gathered, summed = ROWS, matmul(False, "A"), matmul(False, "C")
+    mixed = lists.carried_and_pulled(ranks, rows)
+    yield Trial("matmul", {"A": mixed}, gathered, "tiles carry beside pulls")
+    yield Trial("persistent", {"A": mixed}, matmul(True, "A"), "tiles carry beside pulls")
+    yield Trial("matmul", {"A": lists.carried_and_collected(ranks, rows)}, gathered, "tiles carry beside the library")
+    yield Trial("matmul", {"A": lists.each_its_own(ranks, rows)}, gathered, "each rank its own way")
+    yield Trial("persistent", {"A": lists.round_trip(ranks, rows, runs.DEPTH)}, matmul(True, "A"), "chunks by columns")
+    yield Trial("matmul", {"C": lists.chain_of_sums(ranks, rows)}, summed, "a chain of sums")
+    yield Trial("matmul", {"C": lists.each_its_own_sums(ranks, rows)}, summed, "each rank its own way")
+    for everywhere, run in ((False, summed), (True, runs.reduced)):
+        partly = lists.partly_summed_by_the_library(ranks, rows, everywhere)
+        yield Trial("matmul", {"C": partly}, run, f"a part is summed by the library, everywhere={everywhere}")
+    for both, shows in ((lists.blocks, "blocks in lanes"), (lists.partly_the_librarys, "a part is the library's")):
+        schedules = {"A": both(ranks, rows, False), "C": both(ranks, rows, True)}
+        yield Trial("matmul", schedules, runs.exchanged, shows)
+
+
+def ordinary() -> Iterator[Trial]:
+    """Every kernel with every schedule, by every back end."""
+    yield from _summed()
+    yield from _exchanged()
+    for name, is_persistent in (("matmul", False), ("persistent", True)):
+        yield from (Trial(name, {"A": how}, matmul(is_persistent, "A")) for how in (*EVERY, *CHUNKED))
+        yield from (Trial(name, {"C": how}, matmul(is_persistent, "C")) for how in SCATTERS)
+        yield Trial(name, {"A": GATHERS[0], "C": SCATTERS[0]}, matmul(is_persistent, "AC"))
+    yield from (Trial("gate_up", {"X": how}, runs.gate_up) for how in EVERY)
+    yield from (Trial("batched", {"A": how}, runs.batched) for how in EVERY)
+    yield from (Trial("norm", {"OUT": how}, runs.norm) for how in SPREADS)
+    yield from (Trial("layer_norm", {"X": how}, runs.layer_norm("X")) for how in EVERY)
+    yield from (Trial("layer_norm", {"Y": how}, runs.layer_norm("Y")) for how in SPREADS)
+    for is_causal in (False, True):
+        for how in EVERY:
+            values = GATHERS[0] if how in BY_KERNEL else how  # one kernel pushes, and it has one source
+            yield Trial("attention", {"K": how, "V": values}, runs.attention(is_causal))
+
+
+def _summed() -> Iterator[Trial]:
+    for how in (*CHUNKED_SUMS, *PUSHED_BEHIND):
+        yield Trial("matmul", {"C": how}, runs.reduced if how.startswith("all_reduce") else matmul(False, "C"))
+    yield Trial("matmul", {"A": "all_gather.collective", "C": "reduce_scatter.ring"}, matmul(False, "AC"))
+    yield Trial("persistent", {"A": "all_gather.ring", "C": "reduce_scatter.mesh"}, matmul(True, "AC"))
+    yield from (Trial("persistent", {"C": how}, matmul(True, "C")) for how in PUSHED_BEHIND if "_kernel" in how)
+    yield Trial("matmul", {"C": AT_PEERS[0]}, matmul(False, "C"))
+    yield Trial("matmul", {"A": BY_TILES[0], "C": AT_PEERS[0]}, matmul(False, "AC"))
+    yield from (Trial("matmul", {"C": how}, runs.reduced) for how in (*REDUCED, "all_reduce.two_shot mover=tiles"))
+    one_shot = (f"all_reduce.one_shot mover={mover}" for mover in ("copy_kernel", "bulk_kernel", "tiles"))
+    yield from (Trial("matmul", {"C": how}, runs.reduced) for how in one_shot)
+
+
+def _exchanged() -> Iterator[Trial]:
+    ranks = dist.get_world_size()
+    for mover in COPYING_KERNELS:
+        yield Trial("matmul", {"C": f"all_to_all.send mover={mover}"}, runs.sent(ROWS // ranks))
+    yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, runs.exchanged)
+    library = {"A": "all_to_all.receive_collective", "C": "all_to_all.send_collective"}
+    yield Trial("matmul", library, runs.exchanged)
+    yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, runs.exchanged)
+
+
+def check(trial: Trial, calls: int) -> None:
+    started = time.monotonic()
+    fused = compile(f"{KERNELS / trial.name}.py:{AUTHORS[trial.name].name}", trial.schedule)
+    failures: list[str] = []
+    for call in range(calls):
+        found, exact, tolerance = trial.run(fused, 17 * call)
+        error = (found.float() - exact).abs().max()
+        if not error <= tolerance * max(1.0, float(exact.abs().max()) / 256):
+            failures.append(f"call {call}: off by {float(error)}")
+    report.line(trial.words[:60], calls, failures, started)
+
+
+def compare(m: int, n: int, k: int) -> None:
+    """The compiled all-gather + matmul beside our own operator, milliseconds, the slowest rank's median."""
+    a, b, out = integers(m, k, seed=1), integers(k, n, seed=2), runs.empty(m, n)
+    mine, blocks = shard(a), {**BLOCKS, "BLOCK_N": 256, "GROUP_M": 8}
+    plain = compile(f"{KERNELS / 'matmul'}.py:matmul_kernel", GATHERS[0])
+    bulk = compile(f"{KERNELS / 'persistent'}.py:persistent_kernel", GATHERS[0])
+    sides = [(mine, [128, 64]), (b.t().contiguous(), [256, 64]), (out, [128, 256])]
+    described = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in sides]
+    methods: dict[str, Callable[[], object]] = {
+        "compiled matmul": lambda: plain(mine, b, out, m, n, k, k, 1, n, 1, n, 1, **blocks, **LAUNCH),
+        "compiled persistent": lambda: bulk(*described, m, n, k, **blocks, NUM_SMS=132, **LAUNCH),
+        "push pieces=2 kernel=portable": lambda: ow.all_gather_matmul(mine, b, plan="push pieces=2 kernel=portable"),
+        "push": lambda: ow.all_gather_matmul(mine, b, plan="push"),
+    }
+    for name, call in methods.items():
+        milliseconds = median_ms(call)
+        if dist.get_rank() == 0:
+            print(f"{m}x{n}x{k} {name}: {milliseconds:.3f} ms", flush=True)
+
+
+def median_ms(call: Callable[[], object], rounds: int = 15) -> float:
+    samples = []
+    for turn in range(rounds + 3):
+        dist.barrier()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(2_000_000)
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        if turn >= 3:
+            samples.append(begin.elapsed_time(end))
+    median = torch.tensor([sorted(samples)[rounds // 2]], device="cuda")
+    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    return float(median)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="campaigns.exact.gpu_authored", description=__doc__)
+    parser.add_argument("--only", default="", help="trials whose kernel and schedules contain this text")
+    parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument(
+        "--trials", type=int, default=0, help="of the ordinary, how many, spread; then nothing is timed"
+    )
+    arguments = parser.parse_args()
+    join(timedelta(seconds=20))
+    kinds = [list(particular(dist.get_world_size())), list(ordinary())]
+    first, others = ([one for one in kind if arguments.only in one.words] for kind in kinds)
+    for trial in (*first, *spread_over(others, arguments.trials or len(others))):
+        check(trial, arguments.calls)
+    if not arguments.only and not arguments.trials:
+        compare(8192, 14336 // dist.get_world_size(), 4096)
+    ow.check()
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

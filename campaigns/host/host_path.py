@@ -1,0 +1,156 @@
+"""What Python does for an eager call, counted without a GPU: from the public function to the launch, plan by plan.
+
+    python -m campaigns.host_path [--calls N] [--cold]
+
+calls: functions of Python that one call enters. C: built-in functions that it calls. us: how long it takes here, in the
+mean, with a driver that does nothing (campaigns/host/no_gpu.py); a GPU's driver comes on top of it, and so does the
+work of torch's allocator there. `replayed`: the tensors come back to the same places, so the call is one graph.
+`launched`: they do not. A library's plan is never replayed. --cold: the first call of a signature on CPU ranks
+(host_path_cold.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from campaigns.host import no_gpu
+from campaigns.host.host_cases import CASES, Case, Sizes, call_of
+from campaigns.host.host_path_cold import print_cold
+from campaigns.host.no_gpu import Graph, group_without_gpus
+from overweave.memory.board.records import ENTRIES
+from overweave.ops.call import dispatch
+
+SIZES = Sizes(ranks=4, m=512, n=256, k=128)
+
+
+class Count(NamedTuple):
+    """What a call enters: functions of Python, by name, and how many of C."""
+
+    python: Counter[str]
+    builtin: int
+
+    @property
+    def calls(self) -> int:
+        return self.python.total()
+
+
+def counted(call: Callable[[], object]) -> Count:
+    """The functions that a call enters; the least of three calls, as now and then one looks after its peers, too."""
+    return min((_counted_once(call) for _ in range(3)), key=lambda count: count.calls)
+
+
+def _counted_once(call: Callable[[], object]) -> Count:
+    python: Counter[str] = Counter()
+    builtin = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal builtin
+        code = frame.f_code
+        if event == "call" and code.co_filename not in (no_gpu.FILE, __file__):
+            python[f"{Path(code.co_filename).name}:{code.co_qualname}"] += 1
+        elif event == "c_call":
+            builtin += 1
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return Count(python, builtin - 1)  # setprofile itself
+
+
+def timed_us(call: Callable[[], object], calls: int) -> float:
+    """Of this thread, the mean of the quickest of several bursts: other processes are no part of it."""
+    if not calls:
+        return 0.0
+    best = float("inf")
+    for _ in range(5):
+        start = time.thread_time_ns()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.thread_time_ns() - start) / calls / 1e3)
+    return best
+
+
+class Cost(NamedTuple):
+    """What one call costs the host, in one of its ways."""
+
+    case: Case
+    way: str
+    entered: Count
+    us: float
+
+    def __str__(self) -> str:
+        numbers = f"{self.entered.calls:4d} calls {self.entered.builtin:4d} C {self.us:7.1f} us"
+        return f"{numbers}  {self.way:9s} {self.case}"
+
+
+MOST_WARM = 100  # calls until the tensors of one lie where others did, in both slots
+
+
+def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[Cost]:
+    """Every way of a call. calls: over how many its time is the mean; 0: it is not asked for."""
+    call = call_of(case, process_group, SIZES)
+    for _ in range(ENTRIES):  # until every entry of the board says what this call is
+        call()
+    bound: Any = dispatch._PREPARED[process_group].latest().bound
+    if getattr(bound, "_may_replay", False):
+        before, warm = Graph.replayed, 0
+        while Graph.replayed < before + 4 and warm < MOST_WARM:
+            call()
+            warm += 1
+        yield Cost(case, "replayed", counted(call), timed_us(call, calls))
+        bound._may_replay = False
+    call()
+    yield Cost(case, "launched", counted(call), timed_us(call, calls))
+
+
+@contextmanager
+def ready(ranks: int = SIZES.ranks) -> Iterator[dist.ProcessGroup]:
+    """A process group of this process alone that the operators take for one of several GPUs."""
+    with TemporaryDirectory() as folder:
+        store = dist.FileStore(f"{folder}/store", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            with group_without_gpus(ranks) as group:
+                dispatch._GROUPS[group.process_group] = group
+                yield group.process_group
+        finally:
+            dispatch._PREPARED.clear()
+            dispatch._GROUPS.clear()
+            dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=500, help="over how many calls a time is the mean")
+    parser.add_argument("--of", default="", help="only cases that contain this")
+    parser.add_argument("--functions", action="store_true", help="name every function that a call enters")
+    parser.add_argument("--cold", action="store_true", help="count the first call of a signature, on CPU ranks")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.cold:
+        print_cold()
+        return
+    with ready() as group, torch.no_grad():
+        for case in CASES:
+            if asked.of in str(case):
+                for cost in costs(case, group, asked.calls):
+                    print(cost)
+                    if asked.functions:
+                        print(*(f"      {n:3d} {name}" for name, n in cost.entered.python.most_common()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

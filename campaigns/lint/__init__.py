@@ -1,0 +1,1 @@
+"""Every kernel compiled ahead of time, and its PTX read."""

@@ -1,0 +1,1 @@
+"""The judges of verify: mutations, lost waits, and runs of every interleaving."""

@@ -1,0 +1,254 @@
+"""Ways to break what a schedule moves and computes, one small change each. None where there is nothing to change."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from msgspec.structs import replace
+
+from campaigns.oracle.changes import picked_from, put_in_place
+from campaigns.oracle.random.endings import adds
+from overweave.ir.schedule import Compute, Copy, Get, Operation, Put, Reduce, ReducePut, Region, Schedule
+
+MOVES = (Put, Get, Copy, ReducePut)
+
+
+def _moves_something(operation: Operation) -> bool:
+    return isinstance(operation, MOVES) and any(not part.is_empty for part in operation.sources)
+
+
+def drop_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
+    """The move is gone, or only its data: it still waits and signals."""
+    picked = picked_from(rng, schedule, _moves_something)
+    if picked is None:
+        return None
+    at, move = picked
+    silent = Copy(
+        name=move.name,
+        rank=move.rank,
+        queue=move.queue,
+        waits=move.waits,
+        notifies=move.notifies,
+        sources=(),
+        destinations=(),
+    )
+    return put_in_place(schedule, at, *((silent,) if rng.random() < 0.7 else ()))
+
+
+def duplicate_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
+    """The chunk moves twice, and signals once or twice."""
+    picked = picked_from(rng, schedule, _moves_something)
+    if picked is None:
+        return None
+    at, move = picked
+    again = replace(move, name=f"{move.name}.again", notifies=move.notifies if rng.random() < 0.3 else ())
+    return put_in_place(schedule, at, move, again)
+
+
+def _shifted(rng: Random, schedule: Schedule, region: Region) -> Region:
+    """Rows moved by one or by their number; within the buffer if that is possible, past it if not."""
+    height, rows = max(1, region.shape[0]), schedule.buffer(region.buffer).rows
+    shifts = [by for by in (-height, -1, 1, height) if region.rows[0] + by >= 0 and region.rows[1] + by <= rows]
+    by = rng.choice(shifts or [1])
+    return replace(region, rows=(region.rows[0] + by, region.rows[1] + by))
+
+
+def misdirect_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
+    """From or to other rows, or from or to another rank."""
+    picked = picked_from(rng, schedule, _moves_something)
+    if picked is None:
+        return None
+    at, move = picked
+    field = rng.choice(("sources", "destinations"))
+    regions = list(getattr(move, field))
+    index = rng.randrange(len(regions))
+    if rng.random() < 0.3:
+        regions[index] = replace(regions[index], rank=rng.randrange(schedule.world_size))
+    else:
+        regions[index] = _shifted(rng, schedule, regions[index])
+    return put_in_place(schedule, at, replace(move, **{field: tuple(regions)}))
+
+
+def misdirect_store(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A product or a sum is stored at another rank; or a sum at one rank less, or elsewhere there."""
+    picked = picked_from(rng, schedule, lambda one: isinstance(one, Compute) and one.stored_at != {one.rank})
+    if picked is None:
+        return None
+    at, compute = picked
+    assert isinstance(compute, Compute)
+    if not compute.copies or rng.random() < 0.2:
+        out = (replace(compute.out[0], rank=rng.randrange(schedule.world_size)), *compute.out[1:])
+        return put_in_place(schedule, at, replace(compute, out=out))
+    copies = list(compute.copies)
+    index = rng.randrange(len(copies))
+    if rng.random() < 0.4:
+        del copies[index]
+    elif rng.random() < 0.5:
+        copies[index] = replace(copies[index], rank=rng.randrange(schedule.world_size))
+    else:
+        copies[index] = _shifted(rng, schedule, copies[index])
+    return put_in_place(schedule, at, replace(compute, copies=tuple(copies)))
+
+
+def _is_tile_wise(operation: Operation) -> bool:
+    return isinstance(operation, Compute | Reduce) or (isinstance(operation, Put) and operation.tiles > 1)
+
+
+def drop_tile(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A Compute or Reduce is gone, does one tile less, or leaves out its last row."""
+    picked = picked_from(rng, schedule, _is_tile_wise)
+    if picked is None:
+        return None
+    at, operation = picked
+    if isinstance(operation, Put):
+        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles - 1))
+    kind = rng.random()
+    if kind < 0.35:
+        return put_in_place(schedule, at)
+    if kind < 0.6 and operation.instances > 1:
+        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles - 1))
+    if isinstance(operation, Compute):
+        a, out = operation.a[-1], operation.out[-1]
+        shorter = [replace(part, rows=(part.rows[0], max(part.rows[0], part.rows[1] - 1))) for part in (a, out)]
+        cut = replace(operation, a=(*operation.a[:-1], shorter[0]), out=(*operation.out[:-1], shorter[1]))
+        return put_in_place(schedule, at, cut)
+    parts = [
+        replace(part, rows=(part.rows[0], max(part.rows[0], part.rows[1] - 1)))
+        for part in (*operation.operands, operation.out)
+    ]
+    return put_in_place(schedule, at, replace(operation, operands=tuple(parts[:-1]), out=parts[-1]))
+
+
+def duplicate_tile(rng: Random, schedule: Schedule) -> Schedule | None:
+    picked = picked_from(rng, schedule, _is_tile_wise)
+    if picked is None:
+        return None
+    at, operation = picked
+    if isinstance(operation, Put):
+        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles + 1))
+    if isinstance(operation, Compute) and rng.random() < 0.4:
+        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles + 1))
+    return put_in_place(schedule, at, operation, replace(operation, name=f"{operation.name}.again", notifies=()))
+
+
+def misdirect_tile(rng: Random, schedule: Schedule) -> Schedule | None:
+    """It reads or writes other rows."""
+    picked = picked_from(rng, schedule, lambda operation: isinstance(operation, Compute | Reduce))
+    if picked is None:
+        return None
+    at, operation = picked
+    if isinstance(operation, Reduce):
+        if rng.random() < 0.5:
+            return put_in_place(schedule, at, replace(operation, out=_shifted(rng, schedule, operation.out)))
+        index = rng.randrange(len(operation.operands))
+        operands = list(operation.operands)
+        operands[index] = _shifted(rng, schedule, operands[index])
+        return put_in_place(schedule, at, replace(operation, operands=tuple(operands)))
+    field = rng.choice(("a", "out"))
+    return put_in_place(
+        schedule,
+        at,
+        replace(operation, **{field: tuple(_shifted(rng, schedule, part) for part in getattr(operation, field))}),
+    )
+
+
+def _grown(operation: Any, by: int, down: bool) -> Operation:
+    """Reaches over `by` more rows, at the bottom or at the top, of what it reads and of what it writes."""
+    fields = ("a", "out") if isinstance(operation, Compute) else ("sources", "destinations")
+    grown = {}
+    for field in fields:
+        first, *rest = getattr(operation, field)
+        lo, hi = first.rows
+        grown[field] = (replace(first, rows=(lo, hi + by) if down else (lo - by, hi)), *rest)
+    result: Operation = replace(operation, **grown)
+    return result
+
+
+def _is_within(schedule: Schedule, operation: Operation) -> bool:
+    return all(
+        region.rows[0] >= 0 and region.rows[1] <= schedule.buffer(region.buffer).rows
+        for region in (*operation.reads, *operation.writes)
+    )
+
+
+def overlap(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A chunk or a tile reaches one row into its neighbour."""
+    grown = [
+        (at, bigger)
+        for at, operation in enumerate(schedule.operations)
+        if _moves_something(operation) or isinstance(operation, Compute)
+        for bigger in (_grown(operation, 1, False), _grown(operation, 1, True))
+        if _is_within(schedule, bigger)
+    ]
+    return put_in_place(schedule, *rng.choice(grown)) if grown else None
+
+
+def out_of_bounds(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A chunk or a tile reaches past its buffer."""
+    picked = picked_from(rng, schedule, lambda operation: _moves_something(operation) or isinstance(operation, Compute))
+    if picked is None:
+        return None
+    at, operation = picked
+    rows = max(buffer.rows for buffer in schedule.buffers)
+    return put_in_place(schedule, at, _grown(operation, rows, rng.random() < 0.5))
+
+
+def contribution_order(rng: Random, schedule: Schedule) -> Schedule | None:
+    """Operands, addends or the terms of a goal are added in another order."""
+    summed = picked_from(rng, schedule, lambda operation: isinstance(operation, Compute) and bool(operation.addends))
+    if summed is not None and rng.random() < 0.6:
+        at, compute = summed
+        places = [place for place in range(len(compute.addends) + 2) if place != compute.place]
+        changed = replace(compute, place=rng.choice(places))
+        if rng.random() < 0.3:
+            changed = replace(compute, addends=compute.addends[::-1])
+        return put_in_place(schedule, at, changed)
+    picked = picked_from(rng, schedule, lambda operation: isinstance(operation, Reduce) and len(operation.operands) > 1)
+    if picked is not None and rng.random() < 0.7:
+        at, operation = picked
+        operands = list(operation.operands)
+        first, second = rng.sample(range(len(operands)), 2)
+        operands[first], operands[second] = operands[second], operands[first]
+        return put_in_place(schedule, at, replace(operation, operands=tuple(operands)))
+    goals = [at for at, goal in enumerate(schedule.goal) if len(goal.terms) > 1]
+    if not goals:
+        return None
+    at = rng.choice(goals)
+    goal = schedule.goal[at]
+    turned = replace(goal, terms=goal.terms[1:] + goal.terms[:1])
+    return replace(schedule, goal=(*schedule.goal[:at], turned, *schedule.goal[at + 1 :]))
+
+
+def wrong_slot(rng: Random, schedule: Schedule) -> Schedule | None:
+    """Something is read from the place of another chunk, of the same shape."""
+    regions = [region for operation in schedule.operations for region in operation.reads if not region.is_empty]
+    picked = picked_from(
+        rng, schedule, lambda operation: _moves_something(operation) or isinstance(operation, Compute | Reduce)
+    )
+    if picked is None:
+        return None
+    at, operation = picked
+    field = "a" if isinstance(operation, Compute) else "operands" if isinstance(operation, Reduce) else "sources"
+    if isinstance(operation, Compute) and operation.addends and rng.random() < 0.6:
+        field = "addends"
+    parts = list(getattr(operation, field))
+    index = rng.randrange(len(parts))
+    others = [
+        region
+        for region in regions
+        if region != parts[index] and (region.shape, region.rank) == (parts[index].shape, parts[index].rank)
+    ]
+    if not others:
+        return None
+    parts[index] = rng.choice(others)
+    return put_in_place(schedule, at, replace(operation, **{field: tuple(parts)}))
+
+
+def finished_otherwise(rng: Random, schedule: Schedule) -> Schedule | None:
+    """A sum is finished that was not, or is not that was: a part, the whole one again, or what is only moved."""
+    picked = picked_from(rng, schedule, adds)
+    if picked is None:
+        return None
+    at, operation = picked
+    return put_in_place(schedule, at, replace(operation, finishes=not operation.finishes))

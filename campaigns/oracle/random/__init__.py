@@ -1,0 +1,1 @@
+"""Random schedules that are right by construction."""

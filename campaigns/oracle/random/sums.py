@@ -1,0 +1,209 @@
+"""Random right schedules that sum products over ranks: into slots, round a ring, and by adding at the owner."""
+
+from __future__ import annotations
+
+from random import Random
+
+from campaigns.oracle.random.drafts import Draft, Place, Sharding, Waits, every_credit, one, rotation, tell
+from overweave.ir.schedule import Compute, Copy, Credit, Put, Reduce, ReducePut, Region, Schedule, Wait
+
+
+def scatter(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """Products are put into a slot per source at their owner, which sums the slots in rank order."""
+    deal = Sharding.draw(rng, ranks, pieces)
+    draft = Draft("scatter", ranks)
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    slots = draft.buffer("slots", ranks * deal.size, deal.n, "symmetric")
+    y = draft.buffer("y", deal.size, deal.n, "output")
+    draft.pad("computed", ranks * pieces)
+    draft.pad("arrived", ranks * pieces)
+    draft.queue("tiles", "issue")
+    draft.queue("copies")
+    draft.queue("sums", "issue", rng.choice(((), ("tiles",))))
+    for rank in range(ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        own_tiles = {}
+        for owner in [*rotation(rng, rank, ranks), rank]:
+            base = deal.shard(owner)[0] - rank * deal.size
+            for piece, rows in enumerate(deal.pieces(owner)):
+                if rows[0] == rows[1]:
+                    continue
+                tiles, signal = rng.randint(1, 3), owner * pieces + piece
+                parts = x(rank, rows), w(rank), partial(rank, rows)
+                draft.multiply((rank, "tiles"), parts, (), tell("computed", rank, signal), tiles)
+                if owner == rank:
+                    own_tiles[piece] = tiles
+                else:
+                    moved = partial(rank, rows), slots(owner, rows, base)
+                    notifies = tell("arrived", owner, piece * ranks + rank)
+                    draft.move(Put, (rank, "copies"), moved, one("computed", signal, tiles), notifies)
+        for piece, tiles in own_tiles.items():
+            _sum(draft, deal, (rank, piece, tiles), (partial, slots, y))
+        draft.want_shard(deal, rank, y, list(range(ranks)))
+    return draft.schedule(every_credit(ranks))
+
+
+def _sum(draft: Draft, deal: Sharding, which: tuple[int, int, int], places: tuple[Place, Place, Place]) -> None:
+    """The sum of one own piece. which: rank, piece, and its own tiles."""
+    rank, piece, tiles = which
+    partial, slots, y = places
+    rows, lo, ranks = deal.pieces(rank)[piece], deal.shard(rank)[0], deal.ranks
+    first, last = piece * ranks, (piece + 1) * ranks
+    ranges = [(first, first + rank), (first + rank + 1, last)]
+    arrived = tuple(Wait("arrived", signals, 1) for signals in ranges if signals[0] < signals[1])
+    operands = [
+        partial(rank, rows) if source == rank else slots(rank, rows, lo - source * deal.size) for source in range(ranks)
+    ]
+    draft.operations.append(
+        Reduce(
+            name=draft.named("sum", rank),
+            rank=rank,
+            queue="sums",
+            waits=(*one("computed", rank * deal.count + piece, tiles), *arrived),
+            operands=tuple(operands),
+            out=y(rank, rows, lo),
+        )
+    )
+
+
+def scatter_into_tiles(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """As `scatter`, but the owner's own tiles add what arrived to their products, at their own place in the order.
+
+    They read `x` in place, or a copy of it that they wait for before they start.
+    """
+    deal = Sharding.draw(rng, ranks, pieces)
+    draft = Draft("scatter_into_tiles", ranks)
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    slots = draft.buffer("slots", ranks * deal.size, deal.n, "symmetric")
+    y = draft.buffer("y", deal.size, deal.n, "output")
+    draft.pad("computed", ranks * pieces)
+    draft.pad("arrived", ranks * pieces)
+    draft.queue("tiles", rng.choice(("issue", "complete")))
+    draft.queue("copies")
+    staged = None
+    if rng.random() < 0.6:
+        draft.queue("main")
+        draft.pad("staged", pieces)
+        staged = draft.buffer("staged", deal.m, deal.k, "local")
+    for rank in range(ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        for owner in rotation(rng, rank, ranks):
+            base = deal.shard(owner)[0] - rank * deal.size
+            for piece, rows in enumerate(deal.pieces(owner)):
+                if rows[0] < rows[1]:
+                    tiles, signal = rng.randint(1, 2), owner * pieces + piece
+                    parts = x(rank, rows), w(rank), partial(rank, rows)
+                    draft.multiply((rank, "tiles"), parts, (), tell("computed", rank, signal), tiles)
+                    moved = partial(rank, rows), slots(owner, rows, base)
+                    notifies = tell("arrived", owner, piece * ranks + rank)
+                    draft.move(Put, (rank, "copies"), moved, one("computed", signal, tiles), notifies)
+        for piece, rows in enumerate(deal.pieces(rank)):
+            if rows[0] < rows[1]:
+                waits: Waits = ()
+                a = x(rank, rows)
+                if staged:
+                    draft.move(Copy, (rank, "main"), (a, staged(rank, rows)), (), tell("staged", rank, piece))
+                    a, waits = staged(rank, rows), one("staged", piece)
+                _add_own(draft, deal, (rank, piece, waits), (a, w(rank), slots, y))
+        draft.want_shard(deal, rank, y, list(range(ranks)))
+    return draft.schedule(every_credit(ranks))
+
+
+def _add_own(
+    draft: Draft, deal: Sharding, which: tuple[int, int, Waits], parts: tuple[Region, Region, Place, Place]
+) -> None:
+    """The own product of one piece, and the sum. which: rank and piece, and what the product waits for."""
+    (rank, piece, waits), (a, b, slots, y) = which, parts
+    rows, lo = deal.pieces(rank)[piece], deal.shard(rank)[0]
+    first = piece * deal.ranks
+    ranges = [(first, first + rank), (first + rank + 1, first + deal.ranks)]
+    sources = [source for source in range(deal.ranks) if source != rank]
+    draft.operations.append(
+        Compute(
+            name=draft.named("add", rank),
+            rank=rank,
+            queue="tiles",
+            waits=waits,
+            a=(a,),
+            b=b,
+            out=(y(rank, rows, lo),),
+            addends=tuple(slots(rank, rows, lo - source * deal.size) for source in sources),
+            place=rank,
+            late_waits=tuple(Wait("arrived", signals, 1) for signals in ranges if signals[0] < signals[1]),
+        )
+    )
+
+
+def ring(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """Each piece travels from its owner's successor round to the owner; every rank on the way adds its product.
+
+    Only neighbours share memory, so only neighbours give credit. Sums are kept apart, or where the piece arrived.
+    """
+    deal = Sharding.draw(rng, ranks, pieces, even=True)
+    draft = Draft("ring", ranks)
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    slots = draft.buffer("slots", deal.m, deal.n, "symmetric")
+    running = slots if rng.random() < 0.5 else draft.buffer("running", deal.m, deal.n, "local")
+    y = draft.buffer("y", deal.size, deal.n, "output")
+    draft.pad("arrived", ranks * pieces)
+    draft.pad("ready", ranks * pieces)
+    draft.queue("main")
+    draft.queue("copies")
+    for rank in range(ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        following = (rank + 1) % ranks
+        for step in range(1, ranks + 1):
+            owner = (rank - step) % ranks
+            for piece, rows in enumerate(deal.pieces(owner)):
+                signal, starts, ends = owner * pieces + piece, step == 1, owner == rank
+                ready = () if ends else tell("ready", rank, signal)
+                parts = x(rank, rows), w(rank), partial(rank, rows)
+                draft.multiply((rank, "main"), parts, (), ready if starts else ())
+                out = y(rank, rows, deal.shard(owner)[0]) if ends else running(rank, rows)
+                if not starts:
+                    operands, name = (slots(rank, rows), partial(rank, rows)), draft.named("sum", rank)
+                    waits = one("arrived", signal)
+                    draft.operations.append(
+                        Reduce(
+                            name=name, rank=rank, queue="main", waits=waits, notifies=ready, operands=operands, out=out
+                        )
+                    )
+                if not ends:
+                    moved = partial(rank, rows) if starts else out, slots(following, rows)
+                    notifies = tell("arrived", following, signal)
+                    draft.move(Put, (rank, "copies"), moved, one("ready", signal), notifies)
+        draft.want_shard(deal, rank, y, [(rank + step) % ranks for step in range(1, ranks + 1)])
+    return draft.schedule(tuple(Credit((rank + 1) % ranks, rank) for rank in range(ranks)))
+
+
+def add_in_turn(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """The owner of a piece computes its part; then one peer after the other adds its own from afar."""
+    deal = Sharding.draw(rng, ranks, pieces, even=True)
+    draft = Draft("add_in_turn", ranks)
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    total = draft.buffer("total", deal.size, deal.n, "symmetric")
+    y = draft.buffer("y", deal.size, deal.n, "output")
+    draft.pad("turn", ranks * pieces)
+    draft.queue("main")
+    for rank in range(ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        draft.want_shard(deal, rank, y, [(rank + turn) % ranks for turn in range(ranks)])
+    for turn in range(ranks + 1):
+        for rank in range(ranks):
+            owner, at = (rank - turn) % ranks, (rank, "main")
+            lo = deal.shard(owner)[0]
+            for piece, rows in enumerate(deal.pieces(owner)):
+                signal, at_owner = owner * pieces + piece, total(owner, rows, lo)
+                waits, notifies = one("turn", signal), tell("turn", (rank + 1) % ranks, signal)
+                if turn == 0:
+                    draft.multiply(at, (x(rank, rows), w(rank), at_owner), (), notifies)
+                elif turn < ranks:
+                    draft.multiply(at, (x(rank, rows), w(rank), partial(rank, rows)))
+                    draft.move(ReducePut, at, (partial(rank, rows), at_owner), waits, notifies)
+                else:
+                    draft.move(Copy, at, (at_owner, y(rank, rows, lo)), waits)
+    return draft.schedule(every_credit(ranks))

@@ -1,0 +1,84 @@
+"""Random right schedules after which every rank has the whole sum: by the library, and by reading all partials."""
+
+from __future__ import annotations
+
+from random import Random
+
+from campaigns.oracle.random.drafts import Draft, Place, Sharding, cut, every_credit, one, rotation, tell
+from overweave.ir.schedule import Collective, Copy, Notify, Reduce, Schedule
+from overweave.ir.tensors import product
+
+
+def all_reduces(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """A product and a library all-reduce of each piece, in place or from elsewhere."""
+    deal = Sharding.draw(rng, ranks, pieces)
+    draft = Draft("all_reduces", ranks)
+    x, w, y = operands(draft, deal)
+    partial = y if rng.random() < 0.5 else draft.buffer("partial", deal.m, deal.n, "local")
+    draft.queue("main")
+    draft.queue("library", "complete", rng.choice(((), ("main",))))
+    draft.pad("computed", pieces)
+    for rank in range(ranks):
+        for piece, rows in enumerate(cut((0, deal.m), pieces)):
+            parts = x(rank, rows), w(rank), partial(rank, rows)
+            draft.multiply((rank, "main"), parts, (), tell("computed", rank, piece))
+            draft.operations.append(
+                Collective(
+                    name=draft.named("all_reduce", rank),
+                    rank=rank,
+                    queue="library",
+                    function="all_reduce",
+                    label=f"piece.{piece}",
+                    ranks=tuple(range(ranks)),
+                    waits=one("computed", piece),
+                    sources=(partial(rank, rows),),
+                    destinations=(y(rank, rows),),
+                )
+            )
+    return draft.schedule(())
+
+
+def read_everywhere(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """Every rank adds all ranks' products where they lie, in tiles that announce their part of the total."""
+    deal = Sharding.draw(rng, ranks, pieces)
+    draft = Draft("read_everywhere", ranks)
+    x, w, y = operands(draft, deal)
+    partial = draft.buffer("partial", deal.m, deal.n, "symmetric")
+    total = draft.buffer("total", deal.m, deal.n, "local")
+    draft.pad("ready", pieces)
+    draft.pad("summed", pieces)
+    draft.queue("main")
+    draft.queue("sums", "issue")
+    draft.queue("moves")
+    for rank in range(ranks):
+        for piece, rows in enumerate(cut((0, deal.m), pieces)):
+            told = tuple(Notify("ready", peer, piece) for peer in [rank, *rotation(rng, rank, ranks)])
+            draft.multiply((rank, "main"), (x(rank, rows), w(rank), partial(rank, rows)), (), told)
+    for rank in range(ranks):
+        for piece, rows in enumerate(cut((0, deal.m), pieces)):
+            tiles = rng.randint(1, 3)
+            draft.operations.append(
+                Reduce(
+                    name=draft.named("sum", rank),
+                    rank=rank,
+                    queue="sums",
+                    waits=one("ready", piece, ranks),
+                    notifies=tell("summed", rank, piece),
+                    operands=tuple(partial(source, rows) for source in range(ranks)),
+                    out=total(rank, rows),
+                    tiles=tiles,
+                )
+            )
+            moved = total(rank, rows), y(rank, rows)
+            draft.move(Copy, (rank, "moves"), moved, one("summed", piece, tiles))
+    return draft.schedule(every_credit(ranks))
+
+
+def operands(draft: Draft, deal: Sharding) -> tuple[Place, Place, Place]:
+    """Every rank's part of the reduced axis, and the whole sum as everybody's goal."""
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    y = draft.buffer("y", deal.m, deal.n, "output")
+    for rank in range(deal.ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        draft.want(y(rank), product("a", "b"), 0, 0, deal.terms(list(range(deal.ranks))))
+    return x, w, y

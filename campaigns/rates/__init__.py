@@ -1,0 +1,1 @@
+"""How fast the parts are: kernels, copies, latencies, and what a call costs the host."""

@@ -1,0 +1,175 @@
+"""Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
+
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--plain]
+                                        [--times FILE]
+
+The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper
+kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
+result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout,
+of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or with
+--plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/rates/tile_fit.py draws the
+constants of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from math import exp, log
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from campaigns.gpu_ranks import need_gpus
+from campaigns.rates.gpu_rates import made, make_normal, medians_us, operands, product
+from campaigns.rates.tile_times import Candidate, Times, efficiencies
+from overweave.ir.plan import MatmulConfig, shares_obstacle
+from overweave.runtime.gpu.kernels.matmul import Matmul
+from overweave.schedules.tiles.along_k import MOST_SHARES
+from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
+from overweave.tuner.space.shapes import read_shapes
+
+SETS = ("mlp", "gpt3", "llm_layers")
+OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
+LEAST_ROWS, MOST_TFLOP = 512, 2.8  # beyond this waves are so many that every tile shape fills them
+MOST_TILES = 8192
+SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
+SAMPLES = 9
+WAYS = range(2, MOST_SHARES + 1)
+Shape = tuple[int, int, int]
+
+
+def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROWS, 1 << 30)) -> Iterator[Shape]:
+    """`(m, n, k)` of one rank, each once."""
+    seen = set[Shape]()
+    for name in sets:
+        for operator in OPERATORS:
+            for case in read_shapes(name, operator).cases:
+                problem = case.problem(operator, world_size, "bf16")
+                shape = problem.m, problem.n, problem.k
+                is_sized = problem.m in rows
+                is_sized &= 2e-12 * problem.m * problem.n * problem.k <= MOST_TFLOP
+                if is_sized and shape not in seen:
+                    seen.add(shape)
+                    yield shape
+
+
+def configs() -> list[MatmulConfig]:
+    """The catalog's tile shapes, and others to try: twice as many steps of half the length, in as much memory."""
+    known = [shape.config for shape in shapes("bfloat16", "hopper")]
+    halved = [replace(one, block_k=32, stages=min(2 * one.stages, 8)) for one in known if one in SHORTER_STEPS]
+    return [*known, *halved]
+
+
+def candidates(shape: Shape, sms: int) -> list[Candidate]:
+    """Every tile shape, and every different way to deal its last tiles out."""
+    m, n, k = shape
+    found = dict[Candidate, None]()
+    for config in configs():
+        tiles = count_tiles((m,), n, config).tiles
+        if tiles > MOST_TILES:
+            continue
+        found[Candidate(config)] = None
+        dealt = () if shares_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
+        found |= dict.fromkeys(Candidate(config, way) for way in dealt)
+    return list(found)
+
+
+def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split_k: int) -> None:
+    """Fills Triton's cache, from a process of its own. Kernels differ by whether 16 divides the number of rows."""
+    shape = tile_rows * config.block_m, config.block_n, 1024
+    a, b = operands(*shape, is_transposed)
+    made(config, a, b, product(a, b), split_k)
+
+
+def compile_all(is_transposed: bool) -> None:
+    """Every kernel, in processes beside each other."""
+    with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("spawn")) as pool:
+        ways = [(one, split_k) for one in configs() for split_k in (1, 3) if split_k == 1 or not shares_obstacle(one)]
+        jobs = [pool.submit(compile_one, config, is_transposed, rows, way) for config, way in ways for rows in (16, 15)]
+        for job in jobs:
+            job.result()
+
+
+def compare(shape: Shape, is_transposed: bool) -> Times:
+    """Every time in us. Raises AssertionError for a result that differs."""
+    m, n, k = shape
+    a, b = operands(m, n, k, is_transposed)
+    tried = candidates(shape, torch.cuda.get_device_properties(0).multi_processor_count)
+    exact = product(a, b)
+    matmuls = [made(one.config, a, b, exact, one.split_k) for one in tried]
+    other = b.contiguous() if is_transposed else b.t().contiguous().t()
+    make_normal(a, b)
+    other.copy_(b)
+    for one, matmul in zip(tried, matmuls, strict=True):
+        check_repeats(one, matmul)
+    out = torch.empty_like(exact)
+    library: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out), lambda: torch.mm(a, other, out=out)]
+    first, second, *times = medians_us([*library, *matmuls], SAMPLES)
+    return Times(m, n, k, min(first, second), dict(zip(tried, times, strict=True)))
+
+
+def check_repeats(one: Candidate, matmul: Matmul) -> None:
+    """What is dealt out gives the same bits, whoever comes last. Raises AssertionError."""
+    if one.split_k == 1:
+        return
+    matmul()
+    first = matmul.out.clone()
+    for _ in range(3):
+        matmul.out.fill_(float("nan"))
+        matmul()
+        assert torch.equal(matmul.out, first), f"{one.name}: other bits"
+    assert matmul.shares is None or not matmul.shares.arrivals.any(), f"{one.name}: counters are not at zero"
+
+
+def chosen(shape: Shape, sms: int, split_k: int | Literal["best"]) -> Candidate:
+    """What the model takes, with tiles dealt out or without."""
+    m, n, k = shape
+    found = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"), k if split_k == BEST else 0)
+    return Candidate(replace(found, split_tiles=0, split_k=0), found.split_k or 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m campaigns.gpu_tile_choice")
+    parser.add_argument("--sets", nargs="+", default=SETS)
+    parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
+    parser.add_argument("--most-rows", type=int, default=1 << 30)
+    parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
+    parser.add_argument("--times", type=Path, help="where to write every time")
+    asked = parser.parse_args()
+    need_gpus()
+    compile_all(not asked.plain)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
+    found = []
+    for shape in local_shapes(asked.sets, asked.world, range(asked.least_rows, asked.most_rows + 1)):
+        times = compare(shape, not asked.plain)
+        picked = {
+            "whole": chosen(shape, sms, 1),
+            "chosen": chosen(shape, sms, BEST),
+            "best": min(times.us, key=lambda one: times.us[one]),
+        }
+        said = ", ".join(f"{word} {times.said(one)}" for word, one in picked.items())
+        print(f"{times.shape}: cuBLAS {times.library_us:8.1f} us, {said}", flush=True)
+        for word, one in picked.items():
+            shares[word].append(times.library_us / times.us[one])
+        found.append(times)
+        if asked.times:
+            with asked.times.open("ab") as file:
+                file.write(msgspec.json.encode(times.record()) + b"\n")
+    for line in efficiencies(found, configs(), sms):
+        print(line)
+    for word, each in shares.items():
+        mean = exp(sum(map(log, each)) / len(each))
+        reached = sum(share >= 0.97 for share in each)
+        print(f"{word}: {mean:.3f} of cuBLAS over {len(each)}, {reached} at 0.97, the worst {min(each):.3f}")
+
+
+if __name__ == "__main__":
+    main()

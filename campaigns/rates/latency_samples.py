@@ -1,0 +1,185 @@
+"""One sample of each small step of a call: sequences of one-block kernels, copies and flags between two stamps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from campaigns.rates import latency_kernels as kernels
+from overweave.ir.tile_order import NO_SIGNAL
+from overweave.memory.cuda import driver
+from overweave.memory.cuda.copy_engine import CopyQueue
+from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.cuda.workspace import Workspace
+from overweave.memory.group import resolve
+from overweave.memory.layout import SIGNAL_CAPACITY, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
+from overweave.runtime.gpu.kernels.kernels import begin_launch, wait_launch
+
+ALIGNED, HEAD_START = 500_000, 100_000  # cycles that hide the host, and that let a side stream begin to wait
+LOOKS = ROUNDS = 64
+WRITES = 8
+FLAG, GO, OWN, OTHERS = range(4)  # words, a line each; further writes go to OTHERS and up
+OnStream = Callable[[int], None]
+COPY_BYTES = tuple(1 << power for power in (16, 18, 20, 22, 24, 25))
+
+
+class Bench:
+    """This rank's words, streams and stamps. peer: the rank it exchanges signals with."""
+
+    def __init__(self, device: torch.device) -> None:
+        group = resolve(None)
+        self.rank, self.world_size, self.peer = group.rank, group.world_size, group.rank ^ 1
+        self.workspace = Workspace.of(group, device)
+        self.heap = CudaHeap(group, device, (OTHERS + WRITES) * SIGNAL_STRIDE_BYTES)
+        self.landing = CudaHeap(group, device, COPY_BYTES[-1])
+        self.sent = torch.zeros(COPY_BYTES[-1], dtype=torch.uint8, device=device)
+        self.stamps = torch.zeros(4, dtype=torch.int64, device=device)
+        self.turns = torch.zeros(1, dtype=torch.int32, device=device)
+        self.peer_word = torch.tensor([self.word(OWN, self.peer % group.world_size)], device=device)
+        self.main, self.side = torch.cuda.current_stream(), torch.cuda.Stream(device, priority=-1)
+        words = self.workspace.words
+        self.limits = (words.view(0, (words.tensor.numel() // 4,), torch.int32), self.workspace.limits)
+        self._one, self._forked, self._joined = torch.ones(1, device=device), torch.cuda.Event(), torch.cuda.Event()
+        self.begins = self._begin_launches()
+        numbers = [0, 1, 1, NO_SIGNAL, 0, 0, 1, group.world_size]
+        self.wait_by_kernel: OnStream = wait_launch([self.own(GO), *self.limits], numbers)
+
+    def wait_by_stream(self, stream: int) -> None:
+        driver.wait_value(stream, self.word(GO), 1)
+
+    def word(self, place: int, rank: int | None = None) -> int:
+        """The address of a word on a rank, or here."""
+        return self.heap.addresses[self.rank if rank is None else rank] + place * SIGNAL_STRIDE_BYTES
+
+    def own(self, place: int) -> torch.Tensor:
+        return self.heap.view(place * SIGNAL_STRIDE_BYTES, (1,), torch.int32)
+
+    def align(self) -> None:
+        """Hides the host behind a sleep, then lets all ranks go together."""
+        torch.cuda.synchronize()
+        torch.cuda._sleep(ALIGNED)
+        dist.all_reduce(self._one, dist.ReduceOp.MAX)
+
+    def fork(self) -> None:
+        self._forked.record(self.main)
+        self.side.wait_event(self._forked)
+
+    def rejoin(self) -> None:
+        self._joined.record(self.side)
+        self.main.wait_event(self._joined)
+
+    def stamp(self, place: int, stream: torch.cuda.Stream | None = None) -> None:
+        with torch.cuda.stream(stream or self.main):
+            kernels.stamp_kernel[(1,)](self.stamps, place, num_warps=1)
+
+    def watch(self, place: int, word: int) -> None:
+        kernels.watch_kernel[(1,)](self.stamps, place, self.own(word), *self.limits, num_warps=1)
+
+    def reset(self) -> None:
+        for place in (FLAG, GO):
+            driver.write_value(self.main.cuda_stream, self.word(place), 0)
+
+    def _begin_launches(self) -> list[Callable[[int], None]]:
+        layout = SlotLayout(signals=16, pads={}, buffers={}, size_bytes=SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES)
+        workspace = self.workspace
+        launches: list[Callable[[int], None]] = []
+        for slot in workspace.lease(layout):
+            signals = slot.view(0, (16 * SIGNAL_STRIDE_WORDS,), torch.int32)
+            words = [workspace.state, signals, workspace.claims, self.limits[0], workspace.limits]
+            launches.append(begin_launch(words, [16, self.rank, self.world_size]))
+        return launches
+
+
+class Queues:
+    """The copy queues whose times are told apart."""
+
+    def __init__(self, bench: Bench) -> None:
+        flag = WriteStep(bench.word(FLAG), 1)
+        more = tuple(WriteStep(bench.word(OTHERS + place), 1) for place in range(WRITES))
+        self.write = CopyQueue((flag,))
+        self.writes = CopyQueue((*more, flag))
+        self.wait = CopyQueue((WaitStep(bench.word(GO), 1), flag))
+        self.copies = {size: CopyQueue((_push(bench, size), flag)) for size in COPY_BYTES}
+
+
+def _push(bench: Bench, size: int) -> Step:
+    target = bench.landing.addresses[bench.peer % bench.world_size]
+    return CopyStep(Place(None, bench.sent.data_ptr(), size), Place(None, target, size), size, 1)
+
+
+# Each of these enqueues one sample, which leaves its begin and end in the stamps 0 and 1.
+
+
+def pair(bench: Bench) -> None:
+    bench.stamp(0)
+    bench.stamp(1)
+
+
+def begin(bench: Bench, turn: int) -> None:
+    bench.stamp(0)
+    bench.begins[turn % len(bench.begins)](bench.main.cuda_stream)
+    bench.stamp(1)
+
+
+def behind(bench: Bench, queue: CopyQueue) -> None:
+    """From a kernel to the flag that a queue on the side stream writes behind it."""
+    bench.reset()
+    queue.prepare(bench.side.cuda_stream, {})
+    bench.stamp(0)
+    bench.fork()
+    queue.launch(bench.side.cuda_stream, {})
+    bench.watch(1, FLAG)
+    bench.rejoin()
+
+
+def signalled(bench: Bench, queue: CopyQueue) -> None:
+    """From a kernel's signal to the flag of a queue that has waited for it."""
+    bench.reset()
+    queue.prepare(bench.side.cuda_stream, {})
+    bench.fork()
+    torch.cuda._sleep(HEAD_START)
+    kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
+    queue.launch(bench.side.cuda_stream, {})
+    bench.watch(1, FLAG)
+    bench.rejoin()
+
+
+def launched(bench: Bench, wait: OnStream) -> None:
+    """From a kernel's signal to the start of a kernel whose stream has waited for it, by itself or by a kernel."""
+    bench.reset()
+    bench.fork()
+    torch.cuda._sleep(HEAD_START)
+    kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
+    wait(bench.side.cuda_stream)
+    bench.stamp(1, bench.side)
+    bench.rejoin()
+
+
+def passed(bench: Bench, wait: OnStream) -> None:
+    """The same between two kernels of one stream, where the signal has been there for long."""
+    driver.write_value(bench.main.cuda_stream, bench.word(GO), 1)
+    bench.stamp(0)
+    wait(bench.main.cuda_stream)
+    bench.stamp(1)
+
+
+def join(bench: Bench) -> None:
+    """From a kernel on the side stream to one on the caller's that follows it."""
+    bench.fork()
+    bench.stamp(0, bench.side)
+    bench.rejoin()
+    bench.stamp(1)
+
+
+def looks(bench: Bench) -> None:
+    driver.write_value(bench.main.cuda_stream, bench.word(GO), 1)
+    kernels.look_kernel[(1,)](bench.stamps, 0, bench.own(GO), *bench.limits, LOOKS=LOOKS, num_warps=1)
+
+
+def exchange(bench: Bench) -> None:
+    words = (bench.own(OWN), bench.peer_word, bench.turns, *bench.limits)
+    leads = 1 - bench.rank % 2
+    kernels.exchange_kernel[(1,)](bench.stamps, 0, *words, leads, ROUNDS=ROUNDS, num_warps=1)

@@ -1,0 +1,155 @@
+"""The constants by which tile shapes are chosen, drawn from measured times. No GPU is needed.
+
+    python -m campaigns.tile_fit FILE [--sms 132]
+
+FILE: what `python -m campaigns.gpu_tile_choice --times FILE` wrote. Prints for each tile shape what
+a wave of whole tiles takes, a step of k and beside its steps (least squares of the relative errors), and from the first
+shape's steps the efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the
+median; LEAVE_US, COUNT_US and READ_US of sim/shares.py, by least squares.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
+from overweave.ir.plan import MatmulConfig
+from overweave.schedules.tiles.along_k import steps_of
+from overweave.schedules.tiles.shape import along_k, count_tiles, tiles_to_cut
+from overweave.sim.shares import scale_of
+
+LEAST_ROWS = 6  # of an equation with three unknowns
+
+
+class Wave(NamedTuple):
+    """What a call of one tile shape takes: call_us + waves x (tile_us + step_us x steps of k)."""
+
+    call_us: float
+    tile_us: float
+    step_us: float
+
+    def us(self, waves: float, steps: int) -> float:
+        """Of so many waves."""
+        return self.call_us + waves * self.of_one(steps)
+
+    def of_one(self, steps: int) -> float:
+        """A wave."""
+        return self.tile_us + self.step_us * steps
+
+
+def read_times(path: Path) -> list[Times]:
+    """What gpu_tile_choice wrote."""
+    return [msgspec.json.decode(line, type=Record).times for line in path.read_bytes().splitlines()]
+
+
+def least_squares(rows: list[list[float]], values: list[float]) -> list[float]:
+    """The unknowns for which rows @ unknowns is nearest to the values, each row's error relative to its value."""
+    scale = 1 / torch.tensor(values, dtype=torch.float64)
+    left = torch.tensor(rows, dtype=torch.float64) * scale[:, None]
+    found = torch.linalg.lstsq(left, torch.ones(len(values), 1, dtype=torch.float64)).solution
+    return [float(one) for one in found[:, 0]]
+
+
+def waves_of(times: Times, config: MatmulConfig, sms: int) -> int:
+    """Of whole tiles alone; 0 if some are narrow or cut."""
+    count = count_tiles((times.m,), times.n, config)
+    return 0 if count.narrow or tiles_to_cut(count, sms, config) else -(-count.tiles // sms)
+
+
+def fitted(found: list[Times], config: MatmulConfig, sms: int) -> Wave | None:
+    """From the matmuls whose tiles are all whole; None if they are too few."""
+    whole = Candidate(config)
+    rows, values = [], []
+    for times in found:
+        waves = waves_of(times, config, sms)
+        if waves and whole in times.us:
+            rows.append([1.0, waves, waves * steps_of(times.k, config)])
+            values.append(times.us[whole])
+    return Wave(*least_squares(rows, values)) if len(rows) >= LEAST_ROWS else None
+
+
+def rectangle_times(found: list[Times], config: MatmulConfig, wave: Wave, sms: int) -> list[float]:
+    """Of one round of a cut last wave, in times of a whole wave, for each matmul that has one."""
+    shares = []
+    for times in found:
+        count = count_tiles((times.m,), times.n, config)
+        cut = tiles_to_cut(count, sms, config)
+        if not cut or count.narrow or Candidate(config) not in times.us:
+            continue
+        rounds, steps = -(-cut * config.split_n // sms), steps_of(times.k, config)
+        left_us = times.us[Candidate(config)] - wave.us((count.tiles - cut) // sms, steps)
+        shares.append(left_us / rounds / wave.of_one(steps))
+    return shares
+
+
+class Dealt(NamedTuple):
+    """A measured time of tiles that were dealt out: what shares cost in it, and how much there is of each."""
+
+    us: float
+    cost_us: float
+    leave: float
+    counts: float
+    read: float
+
+
+def dealt(found: list[Times], waves: dict[MatmulConfig, Wave], sms: int) -> Iterator[Dealt]:
+    """All of them: what they took beyond their waves and steps."""
+    for times in found:
+        for one, us in times.us.items():
+            if one.split_k == 1 or one.config not in waves:
+                continue
+            tiles = count_tiles((times.m,), times.n, one.config).tiles
+            deal = along_k(one.config, tiles, sms, times.k, one.split_k)
+            rounds, steps = -(-deal.split_tiles * deal.split_k // sms), steps_of(times.k, one.config)
+            wave, share = waves[one.config], -(-steps // deal.split_k) / steps
+            alone_us = wave.us(tiles // sms + rounds * share, steps)
+            scale = scale_of(one.config)
+            yield Dealt(us, us - alone_us, scale * rounds, rounds, scale * (1 if deal.split_k == 2 else deal.split_k))
+
+
+def shares_fitted(costs: list[Dealt]) -> list[float]:
+    """LEAVE_US, COUNT_US, READ_US by least squares of the errors relative to the whole time."""
+    scale = 1 / torch.tensor([[one.us] for one in costs], dtype=torch.float64)
+    left = torch.tensor([[one.leave, one.counts, one.read] for one in costs], dtype=torch.float64)
+    right = torch.tensor([[one.cost_us] for one in costs], dtype=torch.float64)
+    return [float(one) for one in torch.linalg.lstsq(left * scale, right * scale).solution[:, 0]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m campaigns.tile_fit")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--sms", type=int, default=132)
+    asked = parser.parse_args()
+    found, sms = read_times(asked.file), asked.sms
+    configs = list(dict.fromkeys(one.config for times in found for one in times.us))
+    waves = {config: wave for config in configs if (wave := fitted(found, config, sms)) is not None}
+    first = next(iter(waves), None)
+    for config, wave in waves.items():
+        per_area = wave.step_us / (config.block_m * config.block_n * config.block_k)
+        best = waves[first].step_us / (first.block_m * first.block_n * first.block_k) if first else per_area
+        said = f"call {wave.call_us:6.2f} us, wave {wave.tile_us:6.2f} us and {wave.step_us:7.4f} us a step"
+        print(f"{Candidate(config).name:10s} {said}, efficiency of steps {best / per_area:6.3f}")
+    for line in efficiencies(found, configs, sms):
+        print(line)
+    for config, wave in waves.items():
+        shares = rectangle_times(found, config, wave, sms) if config.split_n > 1 else []
+        if shares:
+            key = config.block_n, config.split_n
+            print(f"RECTANGLE_TIMES[{key}] = {median(shares):.2f}  # of {len(shares)}, block_m={config.block_m}")
+    costs = list(dealt(found, waves, sms))
+    if len(costs) >= LEAST_ROWS:
+        leave, count, read = shares_fitted(costs)
+        print(f"LEAVE_US, COUNT_US, READ_US = {leave:.2f}, {count:.2f}, {read:.2f}  # of {len(costs)}")
+        errors = [abs(one.cost_us - leave * one.leave - count * one.counts - read * one.read) for one in costs]
+        print(f"off by {median(errors):.2f} us in the median, at most {max(errors):.2f} us")
+
+
+if __name__ == "__main__":
+    main()

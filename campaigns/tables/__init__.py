@@ -1,0 +1,1 @@
+"""Compiled kernels measured, and the tables that a tuner chooses from."""

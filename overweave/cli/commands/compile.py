@@ -1,0 +1,32 @@
+"""`overweave compile FILE.py:KERNEL --schedule NAME`: the fused kernel's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from overweave.cli.destination import write_file
+from overweave.cli.of_kernel import schedules_of
+from overweave.errors import InputError
+from overweave.ops.author.compile import compile as fuse
+from overweave.ops.author.compile import where_of
+
+
+def compile(
+    kernel: Annotated[str, typer.Argument(metavar="FILE.py:KERNEL", help="An annotated @triton.jit function.")],
+    schedule: Annotated[
+        list[str], typer.Option(help="`all_gather.push pieces=2`, or `TENSOR:SCHEDULE`, once for each tensor.")
+    ],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write it; else it is printed.")] = None,
+) -> None:
+    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
+    text = fuse(kernel, schedules_of(schedule)).source()
+    if out is not None and out.resolve() == where_of(kernel)[0].resolve():
+        raise InputError(f"write {out}", "it holds the kernel that was compiled", "Name another file")
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_file(out, text.encode())
+    typer.echo(f"{out}: {len(text.splitlines())} lines")

@@ -1,0 +1,77 @@
+"""`overweave doctor`: what this machine can do, with a cure beside whatever fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from overweave.runtime.diagnosis import CHECKS, Check, Finding, applicable, installed
+from overweave.tuner.store.caches import cache_folders
+
+SIGNS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "failed": "[red]failed[/red]"}
+PACKAGES = ("overweave", "msgspec", "typer", "rich", "platformdirs", "numpy", "matplotlib")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One check and what it found, as `--json` prints it."""
+
+    name: str
+    status: str
+    found: str
+    cure: str
+
+
+def _packages() -> Finding:
+    return Finding("ok", ", ".join(f"{name} {installed(name) or 'missing'}" for name in PACKAGES))
+
+
+def cache_finding(folders: dict[str, Path]) -> Finding:
+    """Whether every cache is ours to write, and nobody else's: what lies in it is executed."""
+    for name, folder in folders.items():
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if not os.access(nearest, os.W_OK):
+            return Finding("failed", f"{name}: {nearest} cannot be written", f"chmod u+w {nearest}, or set HOME")
+        if folder.exists() and folder.stat().st_mode & 0o022:
+            return Finding("failed", f"{name}: others may write {folder}", f"chmod go-w {folder}")
+    return Finding("ok", ", ".join(map(str, folders.values())))
+
+
+def _caches() -> Finding:
+    return cache_finding(cache_folders())
+
+
+ALL_CHECKS = (Check("packages", _packages), *CHECKS, Check("caches", _caches))
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False) -> None:
+    """Check versions, devices, links, symmetric memory, shared memory and caches. Exits with 1 if a check failed."""
+    lines = examine(ALL_CHECKS)
+    failed = any(line.status == "failed" for line in lines)
+    if as_json:
+        typer.echo(msgspec.json.encode({"healthy": not failed, "checks": lines}).decode())
+    else:
+        _print(lines)
+    raise typer.Exit(int(failed))
+
+
+def examine(checks: tuple[Check, ...]) -> list[Line]:
+    """Runs every check that applies here."""
+    findings = [(check.name, check.run()) for check in applicable(checks)]
+    return [Line(name, finding.status, finding.found, finding.cure) for name, finding in findings]
+
+
+def _print(lines: list[Line]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("check", "", "found"):
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        table.add_row(line.name, SIGNS[line.status], line.found)
+        if line.cure:
+            table.add_row("", "cure", line.cure, style="bold")
+    Console().print(table)

@@ -1,0 +1,55 @@
+"""`overweave show`: the schedules there are, and what each of them says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+
+from overweave.cli.destination import write_file
+from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
+from overweave.errors import InputError
+from overweave.ir.text.files import to_json
+from overweave.ir.text.printed import to_text
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.registry import METHODS
+
+
+def show(
+    name: Annotated[str | None, typer.Argument(help="A schedule; without one, all are listed.")] = None,
+    world: Annotated[int, typer.Option("--world", "-w", help="How many ranks.")] = 4,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help=f"key=value, also {', '.join(PROBLEM_OPTIONS)}.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the plan there instead; - is stdout.")] = None,
+) -> None:
+    """List the schedules, or print one in the text form (or its plan as JSON)."""
+    if name is None:
+        if json or option:
+            raise InputError("show", "options without a schedule", "Name one; `overweave show` lists them")
+        typer.echo(listing())
+        return
+    problem, options = problem_of(name, world, options_of(option or []))
+    plan = build(name, problem, options, rank=0)
+    if json is None:
+        typer.echo(to_text(plan.schedule), nl=False)
+        return
+    # Tile tables follow from the rest; whoever loads the file makes them anew.
+    data = to_json(replace(plan, tile_orders=()))
+    if str(json) == "-":
+        typer.echo(data.decode(), nl=False)
+        return
+    write_file(json, data)
+    typer.echo(f"{name}: {len(plan.schedule.operations)} operations on {world} ranks -> {json}")
+
+
+def listing() -> str:
+    """One line per schedule: its name, what it does and the options it takes."""
+    width = max(map(len, METHODS))
+    lines = []
+    for name, method in METHODS.items():
+        options = " ".join(option.name for option in method.options)
+        lines.append(f"{name:{width}}  {method.summary}{f' [{options}]' if options else ''}")
+    return "\n".join(lines)

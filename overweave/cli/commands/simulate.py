@@ -1,0 +1,168 @@
+"""`overweave simulate`: how long a schedule takes on a described machine, and when what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from overweave.cli.destination import write_file
+from overweave.cli.pictures import print_gantt, print_table
+from overweave.cli.plans import load as load_plan
+from overweave.cli.plans import options_of, problem_of, prove
+from overweave.cli.shape import local_shape, tell_of_rounding
+from overweave.errors import InputError
+from overweave.hardware.machine import Machine, load
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Compute, Schedule
+from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
+from overweave.ir.timeline.trace import to_chrome
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.registry import METHODS
+from overweave.sim.cost import library_matmul_us, matmul_shape
+from overweave.sim.realize import realize
+from overweave.sim.simulate import simulate as run
+
+_COLUMNS = ("rank", "compute", "copy", "collective", "reduce", "wait", "exposed", "overlap")
+
+
+class RankReport(Struct, frozen=True):
+    rank: int
+    compute_us: float
+    copy_us: float
+    collective_us: float
+    reduce_us: float
+    wait_us: float
+    exposed_us: float
+    overlap_ratio: float
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What `--json` prints. effective_communication_us: the call less the fastest un-split matmul (Flux, 5.1)."""
+
+    plan: str
+    machine: str
+    world_size: int
+    total_us: float
+    matmul_us: float
+    effective_communication_us: float
+    exposed_us: float
+    overlap_ratio: float
+    ranks: tuple[RankReport, ...]
+
+
+def simulate(
+    schedule: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A schedule, or a file of `overweave show`")],
+    shape: Annotated[str | None, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")] = None,
+    world: Annotated[int | None, typer.Option("--world", "-w", help="How many ranks; 4 unless a file says")] = None,
+    machine: Annotated[str, typer.Option(help="A described machine")] = "h200x4",
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace of every tile for ui.perfetto.dev there")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
+) -> None:
+    """Predict how long a schedule takes on a described machine, and draw it."""
+    where = load(machine)
+    if schedule in METHODS:
+        plan = named_plan(schedule, shape, 4 if world is None else world, options_of(option or []))
+    else:
+        plan = plan_of_file(schedule, (shape, world, option), where)
+    timeline = run(plan, where)
+    if trace is not None:
+        write_file(trace, to_chrome(run(plan, where, with_tiles=True)))
+    report = report_of(plan, where, timeline)
+    if json:
+        typer.echo(msgspec.json.encode(report).decode())
+        return
+    console = Console()
+    print_table(console, _table(report, where))
+    print_gantt(console, timeline)
+
+
+def named_plan(name: str, shape: str | None, world_size: int, options: dict[str, str]) -> Plan:
+    """The catalog's plan for a global shape, proven. Raises InputError and ScheduleRefused."""
+    if shape is None:
+        raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
+    sizes = local_shape(METHODS[name].operator, shape, world_size)
+    twice = [key for key in sizes if key in options]
+    if twice:
+        raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
+    problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
+    plan = build(name, problem, rest)
+    tell_of_rounding(problem.operator, shape, world_size)
+    prove(plan).raise_if_refused()  # no time is told of what cannot run, as where rows start at no multiple of 16 bytes
+    return plan
+
+
+def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:
+    """A file's plan, or its schedule realized for the machine; proven. Raises InputError and ScheduleError."""
+    if not Path(name).is_file():
+        raise InputError(f"simulate {name[:200]}", "neither a schedule nor a file", f"Schedules: {', '.join(METHODS)}")
+    if any(each not in (None, []) for each in asked):
+        raise InputError(f"simulate {name}", "--shape, --world or -o for a file", "A file says all of that itself")
+    value = load_plan(Path(name))
+    return realize(value, machine) if isinstance(value, Schedule) else value
+
+
+def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> Report:
+    """The numbers of a simulated call."""
+    matmul_us = matmul_alone_us(plan, machine)
+    return Report(
+        plan=plan.name,
+        machine=machine.name,
+        world_size=timeline.world_size,
+        total_us=timeline.total_us,
+        matmul_us=round(matmul_us, 3),
+        effective_communication_us=round(timeline.total_us - matmul_us, 3),
+        exposed_us=round(timeline.exposed_us(), 3),
+        overlap_ratio=round(timeline.overlap_ratio(), 4),
+        ranks=tuple(_rank_report(timeline, rank) for rank in range(timeline.world_size)),
+    )
+
+
+def matmul_alone_us(plan: Plan, machine: Machine) -> float:
+    """The slowest rank's whole matmul as one library call."""
+    slowest = 0.0
+    for rank in range(plan.schedule.world_size):
+        shapes = [matmul_shape(part) for part in plan.schedule.of_rank(rank) if isinstance(part, Compute)]
+        if shapes:
+            whole = sum(rows for rows, _, _ in shapes), shapes[0][1], shapes[0][2]
+            slowest = max(slowest, library_matmul_us(machine, whole, plan.realization.dtype))
+    return slowest
+
+
+def _rank_report(timeline: Timeline, rank: int) -> RankReport:
+    def busy_us(kind: Kind) -> float:
+        return round(timeline.busy_us(rank, (kind,)), 3)
+
+    return RankReport(
+        rank=rank,
+        compute_us=busy_us(COMPUTE),
+        copy_us=busy_us(COPY),
+        collective_us=busy_us(COLLECTIVE),
+        reduce_us=busy_us(REDUCE),
+        wait_us=busy_us(WAIT),
+        exposed_us=round(timeline.exposed_us(rank), 3),
+        overlap_ratio=round(timeline.overlap_ratio(rank), 4),
+    )
+
+
+def _table(report: Report, machine: Machine) -> Table:
+    caption = (
+        "us in which a rank did each; exposed: did any of it but computing; overlap: hidden share of communication\n"
+        f"whole call {report.total_us:.1f} us, matmul alone {report.matmul_us:.1f} us, "
+        f"effective communication {report.effective_communication_us:.1f} us"
+    )
+    table = Table(title=f"{report.plan} on {machine.title}", title_justify="left", title_style="bold")
+    table.caption, table.caption_justify = caption, "left"
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for rank in report.ranks:
+        number, *times, ratio = msgspec.structs.astuple(rank)
+        moves = rank.copy_us or rank.collective_us or rank.reduce_us  # by itself: tiles that store at peers compute
+        table.add_row(str(number), *(f"{time:.1f}" for time in times), f"{ratio:.2f}" if moves else "")
+    return table

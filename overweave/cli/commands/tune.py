@@ -1,0 +1,136 @@
+"""`overweave tune`: measures the candidates for a set of shapes and keeps the quickest, as every later call finds them.
+
+Without torchrun's variables in the environment it starts its own ranks through torchrun; with them it is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from overweave.cli.commands.explain import AFTER_HELP
+from overweave.cli.destination import check_file, write_file
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
+from overweave.cli.shape import SHAPE_HELP, shapes_of, three_numbers
+from overweave.errors import InputError
+from overweave.ir.epilogue import SCALE_W, SCALE_X
+from overweave.ir.operators.registry import OPERATORS, operator_of
+from overweave.ir.problem import Problem
+from overweave.ops.tune import device_named, tune_and_learn
+from overweave.tuner.measure.bench import joined_world
+from overweave.tuner.measure.search import Tuned
+from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes
+from overweave.tuner.space.space import library_path
+from overweave.tuner.space.target import target_of
+from overweave.tuner.store.cache import encode, fingerprint, load, path_of
+from overweave.tuner.store.table import Fingerprint, Table, bucketed
+
+
+def tune(
+    operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
+    shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as mlp")] = "mlp",
+    shape: Annotated[str | None, typer.Option(help=f"{SHAPE_HELP}; in place of a set")] = None,
+    after: Annotated[str, typer.Option(help=f"With --shape. {AFTER_HELP}")] = "",
+    world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
+    json: Annotated[Path | None, typer.Option(help="Add what was measured to this table, beside the cache")] = None,
+) -> None:
+    """Measure the candidates for a set of shapes, keep the quickest, and print it as code."""
+    cases = _cases(operator, shapes, shape, after)
+    place = where(device)
+    ranks = how_many(place, world)
+    for case in cases:
+        case.problem(operator, ranks, dtype)  # what cannot be is refused before any rank is started
+    if json is not None:
+        check_file(json)
+    warn_of_hours(place, cases)
+    if not is_one_of_the_ranks():
+        words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
+        words += [f"--shapes={shapes}"] if shape is None else [f"--shape={shape}", f"--after={after}"]
+        start_ranks(words + ([f"--json={json}"] if json else []), ranks)
+        return
+    with joined_world(place) as group:
+        own = device_named("cpu" if place == "cpu" else None)
+        problems = {bucketed(case.problem(operator, group.world_size, dtype)): case for case in cases}
+        results = _tuned(problems, partial(tune_and_learn, group=group, device=own), group.rank == 0)
+        if group.rank == 0:
+            _tell(results, fingerprint(target_of(own), group.world_size), json)
+
+
+def _tuned(problems: dict[Problem, Case], measure: Callable[..., Tuned], is_first: bool) -> dict[str, Tuned]:
+    """What came out, by the name of the case; the first rank draws the progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total}"))
+    results: dict[str, Tuned] = {}
+    with Progress(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=not is_first
+    ) as progress:
+        task = progress.add_task("tune", total=len(problems))
+        for done, (problem, case) in enumerate(problems.items()):
+
+            def on_round(part: float, done: int = done, name: str = case.name) -> None:
+                progress.update(task, completed=done + part, description=f"tune {name}")
+
+            results[case.name] = measure(problem, on_round=on_round)
+    return results
+
+
+def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> None:
+    for name, tuned in results.items():
+        typer.echo(_line(name, tuned))
+        typer.echo(f"    {code(tuned.entry.problem, str(tuned.winner))}")
+        for text, why in tuned.left_out.items():
+            typer.echo(f"    left out: {text}: {why}")
+    entries = tuple(tuned.entry for tuned in results.values())
+    kept = load(path_of(own), own)
+    is_kept = kept is not None and all(entry in kept.entries for entry in entries)
+    typer.echo(f"kept in {path_of(own)}" if is_kept else f"not kept: {path_of(own)} could not be written")
+    if json is not None:
+        table = load(json, own) or Table(fingerprint=own)
+        write_file(json, encode(table.with_entries(entries)))
+        typer.echo(f"added to {json}")
+
+
+def code(problem: Problem, plan: str) -> str:
+    """The winner as code to paste."""
+    weights = f"[{', '.join(f'w{index}' for index in range(len(problem.columns)))}]" if problem.columns else "w"
+    epilogue, norm, named = problem.epilogue, "", {}
+    if epilogue.scaling:
+        named = {SCALE_X: "sx", SCALE_W: "sw"}
+    named |= {name: name for name in epilogue.inputs if name not in named}
+    if epilogue.activation:
+        named["activation"] = f'"{epilogue.activation}"'
+    extras = f"extras=ow.Extras({', '.join(f'{name}={value}' for name, value in named.items())}), " if named else ""
+    if problem.norm is not None:
+        norm = f"norm=ow.RmsNorm(weight{', residual' if problem.norm.residual else ''}), "
+    return f'ow.{problem.operator}(x, {weights}, group, {extras}{norm}plan="{plan}")'
+
+
+def _line(name: str, tuned: Tuned) -> str:
+    entry = tuned.entry
+    problem, best_us = entry.problem, entry.times[0].us
+    line = f"{name}: {problem.extents} a rank, {best_us:.1f} us"
+    library = next((time.us for time in entry.times if time.candidate == library_path(problem.operator)), None)
+    if library is not None:
+        line += f", library {library:.1f} us, {library / best_us:.2f} times"
+    share = tuned.cold_share
+    return line if share is None else f"{line}; the model's choice has {share:.2f} of its speed"
+
+
+def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[Case, ...]:
+    """Raises InputError."""
+    operator_of(operator, "tune")
+    if shape is None and after:
+        raise InputError(f"tune after {after[:60]!r}", "no shape is given", "Give --shape, or a set that says it")
+    if shape is None:
+        return read_shapes(shapes, operator).cases
+    extents = [three_numbers(each, least=1) for each in shapes_of(shape)]
+    (m, _, k), columns = extents[0], tuple(cols for _, cols, _ in extents)
+    name = f"{m}x{'+'.join(map(str, columns))}x{k}{f' {after}' if after else ''}"
+    return (Case(name, m, sum(columns), k, columns if len(columns) > 1 else (), after),)

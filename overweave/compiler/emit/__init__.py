@@ -1,0 +1,1 @@
+"""The fused kernel as written: readable Triton source, and the module that holds it."""

@@ -1,0 +1,273 @@
+"""What the directives of a kernel say together: its axes, where its tiles begin, what each tile reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import libcst as cst
+from msgspec import Struct
+
+from overweave.compiler.frontend.author import Marked, Source, Statement
+from overweave.compiler.frontend.directives import (
+    AccessDirective,
+    AxisDirective,
+    DispatchDirective,
+    PidMapDirective,
+    Place,
+    StreamDirective,
+    TileIdDirective,
+)
+from overweave.compiler.frontend.expressions import ExpressionError, Polynomial
+from overweave.compiler.frontend.language import Language
+from overweave.compiler.frontend.names import assigned_names, called
+from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
+
+
+class Access(Struct, frozen=True):
+    """An annotated load or store. index: of its statement, or the one around it, in the body of a tile."""
+
+    directive: AccessDirective
+    statement: Statement
+    index: int
+
+
+class Stream(Struct, frozen=True):
+    """The loop that walks a streamed axis. index: as in Access; it stands in the body of a tile itself."""
+
+    directive: StreamDirective
+    loop: cst.For
+    index: int
+
+
+class Kernel(Struct, frozen=True, kw_only=True):
+    """A source whose directives fit together.
+
+    loop: index of the loop over tiles; None for one tile per program. body: the statements of a tile. number: the
+    variable that holds the tile's number, if the author has one. first: index of the statement that a program's number
+    comes from. dispatch: the statements `[lo, hi)` of the body that turn it into blocks. blocks: axis -> variable.
+    """
+
+    source: Source
+    axes: tuple[AxisDirective, ...]
+    loop: int | None
+    number: str | None
+    first: int
+    dispatch: tuple[int, int] | None
+    blocks: Mapping[str, str]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    streams: tuple[Stream, ...]
+
+    @property
+    def body(self) -> Sequence[Statement]:
+        return _body(self.source, () if self.loop is None else (self.loop,))
+
+    @property
+    def grid(self) -> tuple[AxisDirective, ...]:
+        return tuple(axis for axis in self.axes if not axis.is_streamed)
+
+    def space(self, numbers: Mapping[str, int]) -> TileSpace:
+        """The tiles of a call. numbers: the kernel's integer arguments by name; defaults stand for those it lacks.
+
+        Raises DirectiveError for an argument that is missing and for a dimension that is not affine in one axis.
+        """
+        numbers = {**self.source.default_numbers, **numbers}
+        axes = tuple(
+            Axis(a.name, _value(a.place, a.extent, numbers), _value(a.place, a.block, numbers, 1), a.is_streamed)
+            for a in self.axes
+        )
+        return TileSpace(
+            kernel=self.source.name,
+            axes=axes,
+            loads=_operands(self.loads, axes, numbers),
+            stores=_operands(self.stores, axes, numbers),
+        )
+
+
+def _operands(accesses: tuple[Access, ...], axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> tuple[Operand, ...]:
+    found: dict[str, Operand] = {}
+    for access in accesses:
+        said = access.directive
+        dims = tuple(_dim(said.place, dim, axes, numbers) for dim in said.dims)
+        found.setdefault(said.tensor, Operand(said.tensor, said.parameter, dims))
+    return tuple(found.values())
+
+
+def _dim(place: Place, said: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+    by_name = {axis.name: axis for axis in axes}
+    name, scale, shift = _affine(place, said, by_name)
+    if name is None:
+        return Dim(_value(place, said, numbers))
+    return Dim(by_name[name].extent, name, scale, shift)
+
+
+def _affine(place: Place, said: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
+    try:
+        return said.affine_in(axes)
+    except ExpressionError as error:
+        raise place.error(
+            str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
+        ) from None
+
+
+def _value(place: Place, said: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
+    missing = sorted(said.names - numbers.keys())
+    if missing:
+        raise place.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
+    value = said.value(numbers)
+    if not least <= value < 2**31:
+        raise place.error(f"{said} is {value}", f"It must be at least {least} and fit 31 bits")
+    return value
+
+
+def read_kernel(source: Source) -> Kernel:
+    """What the directives of a source say. Raises DirectiveError where they do not fit together."""
+    axes = _axes(source)
+    loop, number, first = _tile(source)
+    path = () if loop is None else (loop,)
+    dispatch, blocks = _dispatch(source, path, axes, number)
+    marks = source.of_kind(AccessDirective)
+    accesses = [Access(mark.directive, mark.statement, _index(mark, path)) for mark in marks]
+    return Kernel(
+        source=source,
+        axes=axes,
+        loop=loop,
+        number=number,
+        first=first,
+        dispatch=dispatch,
+        blocks=blocks,
+        loads=tuple(access for access in accesses if not access.directive.is_store),
+        stores=tuple(access for access in accesses if access.directive.is_store),
+        streams=_streams(source, path, axes),
+    )
+
+
+def _axes(source: Source) -> tuple[AxisDirective, ...]:
+    axes = [mark.directive for mark in source.of_kind(AxisDirective)]
+    names: set[str] = set()
+    for axis in axes:
+        if axis.name in names:
+            raise axis.place.error(f"axis {axis.name} stands twice", "Name every axis once")
+        names.add(axis.name)
+        for said in (axis.extent, axis.block):
+            check_names(axis.place, said, source)
+    if all(axis.is_streamed for axis in axes):
+        raise source.place().error("it names no axis that tells tiles apart", "Add `# @overweave.axis M block=BLOCK_M`")
+    return tuple(axes)
+
+
+def check_names(place: Place, said: Polynomial, source: Source, others: frozenset[str] = frozenset()) -> None:
+    """Raises DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
+    unknown = sorted(said.names - set(source.parameters) - others)
+    if unknown:
+        known = ", ".join(sorted({*source.parameters, *others}))
+        raise place.error(f"{unknown[0]} is unknown", f"Use parameters of the kernel or axes: {known[:160]}")
+
+
+def _tile(source: Source) -> tuple[int | None, str | None, int]:
+    """(index of the loop over tiles, variable of the tile's number, index of the statement it comes from)."""
+    marks = source.of_kind(TileIdDirective)
+    begins = [mark for mark in source.of_kind(DispatchDirective) if mark.directive.begins]
+    if not marks and len(begins) == 1 and len(begins[0].path) == 1:
+        return None, None, begins[0].path[0]
+    if len(marks) != 1:
+        place = marks[1].directive.place if marks else source.place()
+        raise place.error(f"{len(marks)} tile ids", "Put one `# @overweave.tile_id` above the statement that makes it")
+    mark = marks[0]
+    directive = mark.directive
+    if len(mark.path) != 1:
+        raise directive.place.error("it stands inside another block", "Put the tile id at the top level of the kernel")
+    if directive.is_persistent:
+        return mark.path[0], _loop_variable(directive.place, mark.statement), mark.path[0]
+    return None, _program_variable(directive.place, mark.statement, source.language), mark.path[0]
+
+
+def _loop_variable(place: Place, statement: Statement) -> str:
+    if isinstance(statement, cst.For) and isinstance(statement.iter, cst.Call) and statement.orelse is None:
+        target, is_block = statement.target, isinstance(statement.body, cst.IndentedBlock)
+        if called(statement.iter) == "range" and is_block and isinstance(target, cst.Name):
+            return str(target.value)
+    raise place.error("no loop over a range follows it", "Put it above `for NAME in tl.range(...):`")
+
+
+def _program_variable(place: Place, statement: Statement, language: Language) -> str:
+    parts = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
+    part = parts[0] if len(parts) == 1 else None
+    if isinstance(part, cst.Assign) and len(part.targets) == 1 and isinstance(part.targets[0].target, cst.Name):
+        if isinstance(part.value, cst.Call) and language.word(part.value) == "program_id":
+            return part.targets[0].target.value
+    raise place.error(
+        "no `pid = tl.program_id(0)` follows it", "Put it above that statement, or above the loop over tiles"
+    )
+
+
+def _dispatch(
+    source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, ...], number: str | None
+) -> tuple[tuple[int, int] | None, dict[str, str]]:
+    marks = source.of_kind(DispatchDirective)
+    maps = source.of_kind(PidMapDirective)
+    grid = [axis.name for axis in axes if not axis.is_streamed]
+    if not marks and not maps and len(grid) == 1 and number is not None:
+        return None, {grid[0]: number}
+    turns = [mark.directive.begins for mark in marks]
+    if turns != [True, False] or len(maps) != 1:
+        places = [*(mark.directive.place for mark in marks), *(mark.directive.place for mark in maps)]
+        place = places[0] if places else source.place()
+        found = f"{turns.count(True)} `dispatch begin`, {turns.count(False)} `dispatch end`, {len(maps)} `pid_map`"
+        raise place.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
+    begin, end = marks
+    directive = maps[0].directive
+    for mark in (begin, end):
+        if mark.path[:-1] != path:
+            raise mark.directive.place.error("it is not in the body of the tile", "Put it beside the tile id")
+    lo, hi = begin.path[-1], end.path[-1]
+    if maps[0].path[: len(path)] != path or not lo <= maps[0].path[len(path)] < hi:
+        raise directive.place.error(
+            "it is outside of the dispatch region", "Put it between `dispatch begin` and `dispatch end`"
+        )
+    blocks = dict(directive.variables)
+    if set(blocks) != set(grid):
+        raise directive.place.error(f"it maps {', '.join(blocks)}", f"Map every axis: {', '.join(grid)}")
+    statements = _body(source, path)[lo:hi]
+    for axis, variable in blocks.items():
+        if variable not in assigned_names(statements):
+            found = f"{variable}, the block of {axis}, is not assigned in the dispatch region"
+            raise directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
+    return (lo, hi), blocks
+
+
+def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, ...]) -> tuple[Stream, ...]:
+    streamed = {axis.name: axis for axis in axes if axis.is_streamed}
+    streams: list[Stream] = []
+    for mark in source.of_kind(StreamDirective):
+        directive = mark.directive
+        if directive.axis not in streamed:
+            known = ", ".join(streamed) or "none"
+            raise directive.place.error(f"no streamed axis is called {directive.axis}", f"Streamed axes: {known}")
+        _loop_variable(directive.place, mark.statement)
+        if mark.path[:-1] != path:
+            raise directive.place.error(
+                "its loop stands inside another block", "Put the loop into the body of the tile"
+            )
+        assert isinstance(mark.statement, cst.For)
+        streams.append(Stream(directive, mark.statement, mark.path[-1]))
+    missing = set(streamed) - {stream.directive.axis for stream in streams}
+    if streamed and (missing or len(streams) != 1):
+        place = streamed[min(missing, default=next(iter(streamed)))].place
+        raise place.error("no loop, or more than one, walks it", "Put `# @overweave.stream` above its one loop")
+    return tuple(streams)
+
+
+def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
+    if mark.path[: len(path)] != path or len(mark.path) <= len(path):
+        raise mark.directive.place.error(
+            "it is outside of the loop over tiles", "Put it where each tile loads or stores"
+        )
+    return mark.path[len(path)]
+
+
+def _body(source: Source, path: tuple[int, ...]) -> Sequence[Statement]:
+    statements = source.function.body.body
+    for index in path:
+        statements = statements[index].body.body  # type: ignore[union-attr]
+    return statements  # type: ignore[return-value]

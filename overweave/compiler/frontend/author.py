@@ -1,0 +1,180 @@
+"""An author's kernel as the compiler knows it: its source tree, its directives, and which statement each speaks of.
+
+The kernel is read from its file with LibCST, so that all the author wrote survives. Nothing of it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+import libcst as cst
+from libcst.metadata import CodePosition, MetadataWrapper, PositionProvider
+from msgspec import Struct
+
+from overweave.compiler.frontend.directives import Directive, Place, is_directive, parse_directive
+from overweave.compiler.frontend.language import Language, language_of
+from overweave.errors import InputError
+
+Statement = cst.BaseStatement
+Kind = TypeVar("Kind", bound=Directive)
+MOST_BYTES = 1 << 20
+
+
+class Marked(Struct, Generic[Kind], frozen=True):
+    """A directive, the statement below it, and its path: indices from block to block, from the function's body on."""
+
+    directive: Kind
+    statement: Statement
+    path: tuple[int, ...]
+
+
+class Source(Struct, frozen=True):
+    """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`."""
+
+    path: Path
+    module: cst.Module
+    function: cst.FunctionDef
+    marks: tuple[Marked[Directive], ...]
+    line: int
+    language: Language
+
+    @property
+    def name(self) -> str:
+        return self.function.name.value
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return parameter_names(self.function)
+
+    @property
+    def defaults(self) -> frozenset[str]:
+        """The parameters that have a default."""
+        return frozenset(one.name.value for one in listed(self.function) if one.default is not None)
+
+    @property
+    def default_numbers(self) -> dict[str, int]:
+        """The defaults that are whole numbers, by parameter."""
+        numbers = ((one.name.value, one.default) for one in listed(self.function))
+        return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
+
+    def of_kind(self, kind: type[Kind]) -> list[Marked[Kind]]:
+        return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
+
+    def place(self) -> Place:
+        """The function itself, for what is wrong with all of it."""
+        return Place(self.path.name, self.line, f"def {self.name}")
+
+
+def listed(function: cst.FunctionDef) -> tuple[cst.Param, ...]:
+    """The parameters of a function, in their order."""
+    params = function.params
+    return (*params.posonly_params, *params.params, *params.kwonly_params)
+
+
+def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(one.name.value for one in listed(function))
+
+
+def read_source(path: Path, name: str, line: int | None = None) -> Source:
+    """The kernel `name` of a file, with its directives. line: where Python saw the function that is meant begin.
+
+    Raises InputError for a file that cannot be read or parsed or has no such function, DirectiveError for a directive
+    that cannot be read or stands where it speaks of nothing.
+    """
+    asked = f"read kernel {name[:80]} of {path.name}"
+    try:
+        data = path.read_bytes()
+        if len(data) > MOST_BYTES:
+            raise InputError(asked, f"{len(data)} bytes", f"Put the kernel into a file of at most {MOST_BYTES} bytes")
+        wrapper = MetadataWrapper(cst.parse_module(data.decode()))
+    except (OSError, cst.ParserSyntaxError, ValueError, RecursionError) as error:
+        raise InputError(asked, str(error).splitlines()[0][:200], "Give a Python file that can be parsed") from None
+    functions = [node for node in wrapper.module.body if isinstance(node, cst.FunctionDef) and node.name.value == name]
+    if len(functions) != 1:
+        found = f"it has {len(functions)} functions of that name at its top level"
+        raise InputError(asked, found, "Define the kernel once, at the top level of a file")
+    if not isinstance(functions[0].body, cst.IndentedBlock):
+        raise InputError(asked, "its body stands on one line", "Give each statement a line")
+    lines = wrapper.resolve(PositionProvider)
+    function, body = functions[0], functions[0].body
+    first = min(lines[one].start.line for one in (function, *function.decorators))
+    if line is not None and not first <= line <= lines[function].end.line:
+        found = f"the one that is meant began in line {line}, and this one in line {first}"
+        raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
+    reader = _Reader(path.name, lines)
+    marks = tuple(reader.block(body, ()))
+    reader.refuse_strays(function)
+    return Source(path, wrapper.module, function, marks, lines[function].start.line, language_of(wrapper.module))
+
+
+class _Reader:
+    """Walks the blocks of a function."""
+
+    def __init__(self, file: str, lines: object) -> None:
+        self.file, self.lines = file, lines
+        self.read: list[cst.Comment] = []
+
+    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked[Directive]]:
+        for index, statement in enumerate(block.body):
+            here = (*path, index)
+            for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
+                if line.comment and is_directive(line.comment.value):
+                    yield Marked(self.parsed(line.comment), statement, here)
+            self.refuse(_trailing(statement), "it stands behind a statement", "Give it a line of its own, above it")
+            for inner in _blocks(statement):
+                yield from self.block(inner, here)
+        footer = [line.comment for line in block.footer if line.comment]
+        self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
+
+    def parsed(self, comment: cst.Comment) -> Directive:
+        self.read.append(comment)
+        return parse_directive(comment.value, self.file, self._line(comment))
+
+    def refuse(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
+        for comment in comments:
+            if is_directive(comment.value):
+                raise Place(self.file, self._line(comment), comment.value).error(found, cure)
+
+    def refuse_strays(self, function: cst.FunctionDef) -> None:
+        """Nothing that is meant for us goes unread: inside brackets, above the function, in one defined inside."""
+        found = _Comments()
+        function.visit(found)
+        strays = [one for one in found.comments if not any(one is read for read in self.read)]
+        self.refuse(strays, "it stands above no statement of the kernel", "Put it right above the whole statement")
+
+    def _line(self, comment: cst.Comment) -> int:
+        start: CodePosition = self.lines[comment].start  # type: ignore[index]
+        return int(start.line)
+
+
+class _Comments(cst.CSTVisitor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.comments: list[cst.Comment] = []
+
+    def visit_Comment(self, node: cst.Comment) -> None:
+        self.comments.append(node)
+
+
+def _blocks(statement: Statement) -> Iterator[cst.IndentedBlock]:
+    """The blocks inside a statement, in the order of the text; not those of functions defined inside."""
+    if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+        return
+    part: object = statement
+    while part is not None:
+        body = getattr(part, "body", None)
+        if isinstance(body, cst.IndentedBlock):
+            yield body
+        part = getattr(part, "orelse", None)
+
+
+def _trailing(statement: Statement) -> list[cst.Comment]:
+    comments: list[cst.Comment | None] = []
+    if isinstance(statement, cst.SimpleStatementLine):
+        comments.append(statement.trailing_whitespace.comment)
+    for block in _blocks(statement):
+        comments.append(block.header.comment)
+    return [comment for comment in comments if comment is not None]

@@ -1,0 +1,1 @@
+"""The lint of compiled kernels: what their PTX must promise about order, waits and signals."""

@@ -1,0 +1,1 @@
+"""Forms of Schedules and Plans outside the process: printed, parsed, and read from files."""

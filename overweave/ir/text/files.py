@@ -1,0 +1,115 @@
+"""The JSON form of Schedules and Plans, and the reading of files that nobody vouches for.
+
+An envelope `{"version": 1, "schedule": {...}}` or `{"version": 1, "plan": {...}}`; keys are the fields of the types.
+A file is refused before anything much larger than itself is allocated: by its size, then its depth, then while its
+values are read straight into the types (which knows no other keys), then for keys that stand twice.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from overweave.errors import ScheduleFileError
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import LIMIT, Schedule
+from overweave.ir.text.parse import MAX_BYTES, VERSION, from_text
+
+MAX_DEPTH = 16
+_ASKED = "read a schedule file"
+_CURE = "Write it with `overweave show NAME --world W --json FILE`"
+_ALL_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NEITHER_QUOTES_NOR_BRACKETS = bytes(byte for byte in range(256) if byte not in b'"[]{}')
+
+
+class _Envelope(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    version: Annotated[int, Meta(ge=VERSION, le=VERSION)]
+    schedule: Schedule | None = None
+    plan: Plan | None = None
+
+
+def to_json(value: Schedule | Plan) -> bytes:
+    """The JSON form, indented; `from_json` returns an equal value."""
+    envelope = _Envelope(VERSION, schedule=value) if isinstance(value, Schedule) else _Envelope(VERSION, plan=value)
+    return msgspec.json.format(msgspec.json.encode(envelope), indent=1) + b"\n"
+
+
+def from_json(data: bytes) -> Schedule | Plan:
+    """What `to_json` wrote. Raises ScheduleFileError. What it returns is well-formed, not proven: verify it."""
+    if len(data) > MAX_BYTES:
+        raise _error(f"{len(data)} bytes, more than {MAX_BYTES}")
+    if not _is_shallow(data):
+        raise _error(f"brackets that do not match, stand in strings or nest more than {MAX_DEPTH} deep")
+    try:
+        data.decode("utf-8")
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        json.loads(data, object_pairs_hook=_refuse_twins)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _error(str(error)) from None
+    value = envelope.schedule or envelope.plan
+    if value is None or (envelope.schedule and envelope.plan):
+        raise _error("not exactly one of `schedule` and `plan`")
+    if isinstance(value, Plan):
+        _check_tables(value)
+    return value
+
+
+def read_file(path: Path) -> Schedule | Plan:
+    """A JSON or text file's schedule or plan. Raises ScheduleFileError, also when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ScheduleFileError(f"open {str(path)[:200]}", str(error)[:200], "Give a file that can be read") from None
+    try:
+        return _value(data)
+    except ScheduleFileError as error:
+        raise ScheduleFileError(f"{error.asked} {str(path)[:200]}", error.found, error.cure) from None
+
+
+def _value(data: bytes) -> Schedule | Plan:
+    """What the bytes of a JSON or text file hold. Raises ScheduleFileError."""
+    if data.lstrip()[:1] in (b"{", b"[", b""):
+        return from_json(data)
+    if len(data) > MAX_BYTES:
+        raise _error(f"more than {MAX_BYTES} bytes")
+    try:
+        return from_text(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _error(str(error)) from None
+
+
+def _error(found: str) -> ScheduleFileError:
+    return ScheduleFileError(_ASKED, found[:300], _CURE)
+
+
+def _is_shallow(data: bytes) -> bool:
+    """Whether brackets match and nest no deeper than MAX_DEPTH: passes over bytes, without recursion or a tree.
+
+    Escapes go first, then all but quotes and brackets, so that strings become pairs of quotes and go too: none of ours
+    holds a bracket. Then each pass peels one layer of innermost brackets.
+    """
+    brackets = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ALL_SQUARE, _NEITHER_QUOTES_NOR_BRACKETS)
+    brackets = brackets.replace(b'""', b"")
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")
+    return not brackets
+
+
+def _refuse_twins(pairs: list[tuple[str, object]]) -> None:
+    """Called for each object, innermost first; what it keeps of one is nothing."""
+    if len({key for key, _ in pairs}) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twin = next(key for position, key in enumerate(keys) if key in keys[:position])
+        raise ValueError(f"key `{twin[:40]}` stands twice in one object")
+
+
+def _check_tables(plan: Plan) -> None:
+    for order in plan.tile_orders:
+        for row in order.rows:
+            if min(row) < -1 or max(row) > LIMIT:
+                raise _error(f"tile order of rank {order.rank}: a number out of range")

@@ -1,0 +1,1 @@
+"""What ran when: timelines of all ranks, and their export as traces."""

@@ -1,0 +1,171 @@
+"""Timelines as trace files for Perfetto (ui.perfetto.dev) and chrome://tracing, and back without loss.
+
+One process per rank and timeline, one thread per track (more where spans of a track overlap, which these viewers cannot
+draw in one), flow arrows from what signalled to what waited. Measured and simulated runs share the form, so both can
+stand in one file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from overweave.errors import InputError, ScheduleFileError
+from overweave.ir.timeline.timeline import COMPUTE, DECIMALS, KINDS, Arrow, Kind, Source, Span, Timeline, make_timeline
+
+SCHEMA = "overweave.timeline/1"
+LIMIT_BYTES = 256 * 2**20
+_CURE = "Write it with `overweave simulate --trace FILE` or `overweave trace`"
+
+
+class _Header(Struct, frozen=True):
+    name: str
+    source: Source
+    world_size: int
+
+
+class _Other(Struct, frozen=True):
+    schema: str
+    timelines: tuple[_Header, ...]
+
+
+class _SpanArguments(Struct, frozen=True):
+    timeline: int
+    rank: int
+    track: str
+
+
+class _Event(Struct, frozen=True):
+    ph: str
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _ArrowArguments(Struct, frozen=True):
+    timeline: int
+    source: int
+    target: int
+
+
+class _Trace(Struct, frozen=True):
+    traceEvents: tuple[_Event, ...]  # noqa: N815  (the format's own name)
+    otherData: _Other  # noqa: N815
+
+
+def to_chrome(*timelines: Timeline) -> bytes:
+    """A trace file that holds the timelines, in the given order."""
+    events: list[dict[str, Any]] = []
+    process = 0
+    for number, timeline in enumerate(timelines):
+        threads = _threads(timeline)
+        for rank in range(timeline.world_size):
+            own = {thread for span, thread in zip(timeline.spans, threads, strict=True) if span.rank == rank}
+            events += _names(process + rank, f"{timeline.source} rank {rank}", own)
+        for span, thread in zip(timeline.spans, threads, strict=True):
+            events.append(_complete(span, number, process, thread[1]))
+        for identifier, arrow in enumerate(timeline.arrows):
+            events += _flow(timeline, arrow, (number, process, identifier), threads)
+        process += timeline.world_size
+    headers = [{"name": each.name, "source": each.source, "world_size": each.world_size} for each in timelines]
+    other = {"schema": SCHEMA, "timelines": headers}
+    return msgspec.json.encode({"displayTimeUnit": "ns", "otherData": other, "traceEvents": events})
+
+
+def from_chrome(data: bytes) -> tuple[Timeline, ...]:
+    """The timelines that `to_chrome` wrote. Raises ScheduleFileError."""
+    if len(data) > LIMIT_BYTES:
+        raise ScheduleFileError("trace file", f"{len(data)} bytes", f"At most {LIMIT_BYTES} are read")
+    try:
+        trace = msgspec.json.decode(data, type=_Trace)
+        if trace.otherData.schema != SCHEMA:
+            raise ScheduleFileError("trace file", f"schema {trace.otherData.schema!r}", f"Only {SCHEMA} is read")
+        return tuple(_timeline(trace, number) for number in range(len(trace.otherData.timelines)))
+    except (msgspec.MsgspecError, InputError, RecursionError, UnicodeDecodeError) as error:
+        raise ScheduleFileError("trace file", str(error) or type(error).__name__, _CURE) from None
+
+
+def _timeline(trace: _Trace, number: int) -> Timeline:
+    spans: list[Span] = []
+    arrows: list[Arrow] = []
+    for event in trace.traceEvents:
+        if event.ph == "X":
+            place = msgspec.json.decode(event.args, type=_SpanArguments)
+            if place.timeline == number:
+                end = round(event.ts + event.dur, DECIMALS)
+                spans.append(Span(place.rank, place.track, event.name, _kind(event.cat), event.ts, end))
+        elif event.ph == "s":
+            pair = msgspec.json.decode(event.args, type=_ArrowArguments)
+            if pair.timeline == number:
+                arrows.append(Arrow(pair.source, pair.target))
+    header = trace.otherData.timelines[number]
+    return make_timeline(header.name, header.source, header.world_size, spans, arrows)
+
+
+def _kind(text: str) -> Kind:
+    for kind in KINDS:
+        if kind == text:
+            return kind
+    raise InputError("span", f"kind {text!r}", f"Use one of {', '.join(KINDS)}")
+
+
+def _threads(timeline: Timeline) -> list[tuple[str, int]]:
+    """(label, number) of the thread that draws each span: the first lane of its track that is free by then."""
+    lanes: dict[tuple[int, str], list[tuple[float, str, int]]] = {}
+    count: dict[int, int] = {}
+    threads: list[tuple[str, int]] = []
+    for span in timeline.spans:
+        known = lanes.setdefault((span.rank, span.track), [])
+        free = next((lane for lane, (end, _, _) in enumerate(known) if end <= span.begin_us), None)
+        if free is None:
+            free = len(known)
+            number = count[span.rank] = count.get(span.rank, 0) + 1
+            known.append((0.0, span.track if free == 0 else f"{span.track} ({free + 1})", number))
+        _, label, number = known[free]
+        known[free] = (span.end_us, label, number)
+        threads.append((label, number))
+    return threads
+
+
+def _names(process: int, title: str, threads: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    def metadata(name: str, thread: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
+
+    events = [metadata("process_name", 0, {"name": title}), metadata("process_sort_index", 0, {"sort_index": process})]
+    for label, number in sorted(threads, key=lambda thread: thread[1]):
+        events.append(metadata("thread_name", number, {"name": label}))
+        events.append(metadata("thread_sort_index", number, {"sort_index": number}))
+    return events
+
+
+def _complete(span: Span, number: int, process: int, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": process + span.rank,
+        "tid": thread,
+        "ts": span.begin_us,
+        "dur": round(span.end_us - span.begin_us, DECIMALS),
+        "args": {"timeline": number, "rank": span.rank, "track": span.track},
+    }
+
+
+def _flow(
+    timeline: Timeline, arrow: Arrow, place: tuple[int, int, int], threads: list[tuple[str, int]]
+) -> list[dict[str, Any]]:
+    number, process, identifier = place
+    source, target = timeline.spans[arrow.source], timeline.spans[arrow.target]
+    common = {"name": "signal", "cat": "signal", "id": f"{number}.{identifier}"}
+    pair = {"timeline": number, "source": arrow.source, "target": arrow.target}
+    # An arrow starts at the slice its time lies in, and a slice does not hold its own end.
+    leaves = max(source.begin_us, round(source.end_us - 10**-DECIMALS, DECIMALS))
+    start = {"ph": "s", "pid": process + source.rank, "tid": threads[arrow.source][1], "ts": leaves}
+    # A span of compute begins with its first tile, which may not be the one that waited: the arrow ends inside it.
+    at = max(target.begin_us, min(source.end_us, target.end_us)) if target.kind == COMPUTE else target.begin_us
+    finish = {"ph": "f", "bp": "e", "pid": process + target.rank, "tid": threads[arrow.target][1], "ts": at}
+    return [common | start | {"args": pair}, common | finish]

@@ -1,0 +1,1 @@
+"""What a Plan must satisfy for each engine that runs one of its queues."""

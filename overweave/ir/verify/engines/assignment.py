@@ -1,0 +1,119 @@
+"""Whether each queue's engine can run what stands in the queue."""
+
+from __future__ import annotations
+
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    KERNELS,
+    LIBRARY,
+    PACKED_KERNEL,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    Plan,
+)
+from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce, ReducePut
+from overweave.ir.verify.rules.graphs import Graph
+from overweave.ir.verify.verdict import Findings
+
+RUNS: dict[str, tuple[type[Operation], ...]] = {
+    COPY_ENGINE: (Put, Get, Copy),
+    LIBRARY: (Compute, Copy, Clear, Reduce, Collective),
+    TILE_KERNEL: (Compute,),
+    REDUCE_KERNEL: (Reduce,),
+    COPY_KERNEL: (Put, ReducePut, Copy),
+    AUTHOR_KERNEL: (Apply, Put),
+    PACKED_KERNEL: (Put, Reduce, Copy),
+}
+ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys((*KERNELS, PACKED_KERNEL), "issue")}
+
+
+def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
+    """One engine for each queue, of the queue's kind of order, that can run each of its operations."""
+    realization = plan.realization
+    queues = {queue.name: queue for queue in plan.schedule.queues}
+    engines: dict[str, str] = {}
+    for assignment in realization.engines:
+        if assignment.queue in engines or assignment.queue not in queues:
+            findings.add("engine", None, f"queue {assignment.queue} has two engines, or does not exist")
+        engines[assignment.queue] = assignment.engine
+    for kernel in (*KERNELS, PACKED_KERNEL):
+        if list(engines.values()).count(kernel) > 1:
+            findings.add("engine", None, f"two queues are a {kernel}; a plan launches one of each kind")
+    for queue in queues.values():
+        _check_queue(plan, queue, engines.get(queue.name), findings)
+    for position, operation in enumerate(plan.schedule.operations):
+        engine = engines.get(operation.queue)
+        if engine is not None:
+            _check_operation(operation, engine, findings)
+            if engine in (COPY_ENGINE, LIBRARY):
+                _check_announcement(graph, position, engine, findings)
+    for positions in graph.of_rank:
+        _check_boundaries(graph, positions, engines, findings)
+
+
+def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Findings) -> None:
+    if engine is None:
+        findings.add("engine", None, f"queue {queue.name} has no engine")
+        return
+    if queue.order != ORDER[engine]:
+        findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
+    if engine == COPY_ENGINE and queue.after:
+        said = f"queue {queue.name} is after {', '.join(queue.after)}, but a {engine} starts by signals alone"
+        findings.add("engine", None, said)
+    realization = plan.realization
+    configs = {
+        TILE_KERNEL: realization.matmul,
+        REDUCE_KERNEL: realization.reduction,
+        COPY_KERNEL: realization.copy,
+        PACKED_KERNEL: realization.packed,
+    }
+    if engine in configs and configs[engine] is None:
+        findings.add("engine", None, f"queue {queue.name} is a {engine}, which has no configuration")
+
+
+def _check_operation(operation: Operation, engine: str, findings: Findings) -> None:
+    if type(operation) not in RUNS[engine]:
+        findings.add("engine", operation, f"a {type(operation).__name__} cannot run on a {engine}")
+    elif engine == COPY_ENGINE and isinstance(operation, Copy) and operation.sources:
+        # A local copy is a kernel: behind one that fills every SM and waits for it, it never starts.
+        findings.add("engine", operation, "a copy within a rank needs SMs, which the copy engine has not")
+    elif engine == COPY_KERNEL and isinstance(operation, Copy) and (operation.sources or operation.delay_us):
+        findings.add("engine", operation, "the kernel copies to peers, at once")
+    elif engine == AUTHOR_KERNEL and isinstance(operation, Put) and operation.waits:
+        findings.add("engine", operation, "what tiles carry must be there when their kernel starts")
+    elif engine == COPY_ENGINE and operation.instances != 1:
+        findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
+    elif engine == LIBRARY and operation.instances != 1:
+        findings.add("engine", operation, f"a library call is one instance, not {operation.instances}")
+    elif engine == LIBRARY and any(region.rank != operation.rank for region in (*operation.reads, *operation.writes)):
+        findings.add("engine", operation, "a library call touches its own rank's memory only")
+
+
+def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str], findings: Findings) -> None:
+    """A kernel starts with its first operation: what it is after must have been launched by then, or be without it.
+
+    positions: of a rank's operations."""
+    after = {queue.name: queue.after for queue in graph.schedule.queues}
+    of_queue: dict[str, list[int]] = {}
+    for at in positions:
+        of_queue.setdefault(graph.operations[at].queue, []).append(at)
+    for queue, members in of_queue.items():
+        if engines.get(queue) not in (*KERNELS, PACKED_KERNEL):
+            continue
+        for name in after[queue]:
+            launched = of_queue.get(name, [])[: 1 if engines.get(name) in KERNELS else None]
+            within = [at for at in launched if members[0] < at < members[-1]]
+            if within:
+                late, first = graph.operations[within[0]], graph.operations[members[0]]
+                said = f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
+                findings.add("engine", late, said)
+
+
+def _check_announcement(graph: Graph, position: int, engine: str, findings: Findings) -> None:
+    """A stream can only set a word: it must be the signal's only contributor."""
+    for key in graph.notified[position]:
+        if graph.full[key] != 1:
+            said = f"a {engine} sets {graph.signal_name(key)} to 1; in a call the signal counts to {graph.full[key]}"
+            findings.add("engine", graph.operations[position], said)

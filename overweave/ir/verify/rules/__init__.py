@@ -1,0 +1,1 @@
+"""What every Schedule must satisfy: form, order, coverage, races, deadlock, reuse."""

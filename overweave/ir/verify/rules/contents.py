@@ -1,0 +1,151 @@
+"""What one rank's instance of a buffer holds while operations are followed: disjoint fragments and their writers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+
+from overweave.ir.schedule import Region
+from overweave.ir.verify.rules.values import Piece, Value, joined
+
+MOST_STEPS = 10_000_000  # bands and fragments looked at, in one instance of a buffer
+
+
+class TooMuchWork(Exception):
+    """Regions overlap so often that following them would take minutes."""
+
+
+class Fragment:
+    """Rows `[r0, r1)`, columns `[c0, c1)`, and the value of its first element.
+
+    writer: position of the operation that wrote it last, None if it was given.     readers: who read that, as bits.
+    adders: who added to it in any order, and start: who must have been done before any of them, as bits.
+    """
+
+    __slots__ = ("adders", "c0", "c1", "piece", "r0", "r1", "readers", "start", "writer")
+
+    def __init__(self, rows: tuple[int, int], cols: tuple[int, int], piece: Piece, writer: int | None) -> None:
+        self.r0, self.r1 = rows
+        self.c0, self.c1 = cols
+        self.piece = piece
+        self.writer = writer
+        self.readers = self.adders = self.start = 0
+
+    def part(self, rows: tuple[int, int], cols: tuple[int, int]) -> Fragment:
+        """A rectangle of it, with its writer and readers."""
+        whole = self.piece
+        row, col = whole.row + rows[0] - self.r0, whole.col + cols[0] - self.c0
+        part = Fragment(rows, cols, Piece(*whole[:5], row, col, whole.terms), self.writer)
+        part.readers, part.adders, part.start = self.readers, self.adders, self.start
+        return part
+
+
+class _Band:
+    """Fragments with the same rows, by column."""
+
+    __slots__ = ("fragments", "lefts")
+
+    def __init__(self) -> None:
+        self.lefts: list[int] = []
+        self.fragments: list[Fragment] = []
+
+
+class Contents:
+    """Fragments in bands, by row: whole-row chunks are found by bisection, and so are column chunks within a band."""
+
+    def __init__(self) -> None:
+        self._tops: list[tuple[int, int]] = []  # (top, bottom) of each band
+        self._bands: dict[tuple[int, int], _Band] = {}
+        self._tallest = 0
+        self._steps = 0
+
+    def overlapping(self, region: Region) -> list[Fragment]:
+        """The fragments that share an element with the region."""
+        (top, bottom), (left, right) = region.rows, region.cols
+        tops = self._tops
+        first = bisect_left(tops, (top - self._tallest + 1,)) if self._tallest else 0
+        last = bisect_left(tops, (bottom,))
+        found: list[Fragment] = []
+        for rows in tops[first:last]:
+            if rows[1] > top:
+                band = self._bands[rows]
+                at = bisect_right(band.lefts, left) - 1
+                if at < 0 or band.fragments[at].c1 <= left:
+                    at += 1
+                end = bisect_left(band.lefts, right)
+                found += band.fragments[at:end]
+        self._steps += last - first + len(found)
+        if self._steps > MOST_STEPS:
+            raise TooMuchWork
+        return found
+
+    def insert(self, fragment: Fragment) -> None:
+        """Adds a fragment that overlaps no other."""
+        rows = (fragment.r0, fragment.r1)
+        band = self._bands.get(rows)
+        if band is None:
+            band = self._bands[rows] = _Band()
+            insort(self._tops, rows)
+            self._tallest = max(self._tallest, fragment.r1 - fragment.r0)
+        at = bisect_left(band.lefts, fragment.c0)
+        band.lefts.insert(at, fragment.c0)
+        band.fragments.insert(at, fragment)
+
+    def remove(self, fragment: Fragment) -> None:
+        band = self._bands[fragment.r0, fragment.r1]
+        at = bisect_left(band.lefts, fragment.c0)
+        del band.lefts[at], band.fragments[at]
+
+    def write(self, region: Region, value: Value, writer: int | None) -> None:
+        """Writes a value to a region that nobody wrote."""
+        r0, c0 = region.rows[0], region.cols[0]
+        for piece in value:
+            rows, cols = (r0 + piece.lo_i, r0 + piece.hi_i), (c0 + piece.lo_j, c0 + piece.hi_j)
+            self.insert(Fragment(rows, cols, piece, writer))
+
+    def carve(self, region: Region) -> list[Fragment]:
+        """The fragments inside the region, after cutting those that reach across its border."""
+        (top, bottom), (left, right) = region.rows, region.cols
+        inside = []
+        for fragment in self.overlapping(region):
+            rows = max(fragment.r0, top), min(fragment.r1, bottom)
+            cols = max(fragment.c0, left), min(fragment.c1, right)
+            if rows == (fragment.r0, fragment.r1) and cols == (fragment.c0, fragment.c1):
+                inside.append(fragment)
+                continue
+            self.remove(fragment)
+            for part in _cut(fragment, rows, cols):
+                self.insert(part)
+                if part.r0 == rows[0] and part.c0 == cols[0]:
+                    inside.append(part)
+        return inside
+
+
+def _cut(fragment: Fragment, rows: tuple[int, int], cols: tuple[int, int]) -> Iterator[Fragment]:
+    """The fragment's part in `rows` x `cols` and up to four around it."""
+    whole = (fragment.c0, fragment.c1)
+    for band, sides in (
+        ((fragment.r0, rows[0]), (whole,)),
+        (rows, ((fragment.c0, cols[0]), cols, (cols[1], fragment.c1))),
+        ((rows[1], fragment.r1), (whole,)),
+    ):
+        for side in sides:
+            if band[0] < band[1] and side[0] < side[1]:
+                yield fragment.part(band, side)
+
+
+def value_of(fragments: list[Fragment], region: Region) -> Value | None:
+    """What the region holds, from the fragments that overlap it. None if they do not cover it."""
+    (top, bottom), (left, right) = region.rows, region.cols
+    pieces = []
+    area = 0
+    for fragment in fragments:
+        i0, i1 = max(fragment.r0, top), min(fragment.r1, bottom)
+        j0, j1 = max(fragment.c0, left), min(fragment.c1, right)
+        area += (i1 - i0) * (j1 - j0)
+        piece = fragment.piece
+        row, col = piece.row + i0 - fragment.r0, piece.col + j0 - fragment.c0
+        pieces.append(Piece(i0 - top, i1 - top, j0 - left, j1 - left, piece.tensor, row, col, piece.terms))
+    if area < (bottom - top) * (right - left):
+        return None
+    return joined(pieces, (bottom - top, right - left)) if pieces else ()

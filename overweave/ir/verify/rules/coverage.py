@@ -1,0 +1,386 @@
+"""Follows every value from the given inputs to the goals, and every access to the accesses it conflicts with.
+
+One pass in launch order. Each element is written once, so a region's value is known once it is covered, and a read is
+sound if every writer of the region is in the reader's past: that it is covered, in time and without a race is one test.
+Where operations accumulate, a fragment remembers its last writer and the readers since, and each next writer must have
+all of them in its past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from overweave.ir.schedule import (
+    Apply,
+    Clear,
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Given,
+    Goal,
+    Put,
+    Reduce,
+    ReducePut,
+    Region,
+    Schedule,
+)
+from overweave.ir.verify.engines.scales import mismatch
+from overweave.ir.verify.rules.contents import Contents, Fragment, value_of
+from overweave.ir.verify.rules.goals import check_goal
+from overweave.ir.verify.rules.graphs import Graph
+from overweave.ir.verify.rules.happens_before import Past
+from overweave.ir.verify.rules.races import report_read, report_update, report_write
+from overweave.ir.verify.rules.values import (
+    ZERO,
+    Mismatch,
+    Piece,
+    Value,
+    added,
+    clipped,
+    ended,
+    in_any_order,
+    is_unknown,
+    multiplied,
+    stacked,
+    summed,
+    unknown,
+)
+from overweave.ir.verify.verdict import Findings
+
+GIVEN_BY = -1  # stands for the writer of what is given
+
+
+def check_coverage(graph: Graph, order: list[int], past: Past, findings: Findings) -> None:
+    """Adds refusals for races, gaps, double writes, values that do not fit, and goals that are not met."""
+    follower = Follower(graph, past, findings)
+    follower.take_given(graph.schedule)
+    met: set[str] = set()
+    for position in order:
+        operation = graph.operations[position]
+        if type(operation) is Collective:
+            if operation.label not in met:
+                met.add(operation.label)
+                follower.follow_collective(graph.members[operation.label])
+        else:
+            FOLLOW[type(operation)](follower, position, operation)
+    for goal in graph.schedule.goal:
+        if not goal.region.is_empty:
+            value = follower.read_at_end(goal.region)
+            check_goal(goal, value, findings)
+
+
+class Follower:
+    """The contents of all buffers, and what is known of regions that are written once."""
+
+    def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
+        self.graph, self.past, self.findings = graph, past, findings
+        self.contents: dict[tuple[str, int], Contents] = {}
+        # Region to its writers, as bits, and its value.
+        self.known: dict[Region, tuple[int, Value]] = {}
+        self.accumulated = _accumulated(graph)
+
+    def take_given(self, schedule: Schedule) -> None:
+        for given in schedule.given:
+            if not given.region.is_empty:
+                shape = given.region.shape
+                piece = unknown(shape)[0]._replace(tensor=given.tensor, row=given.row, col=given.col)
+                self.write(GIVEN_BY, given.region, (piece,))
+
+    def of(self, region: Region) -> Contents:
+        instance = (region.buffer, region.rank)
+        found = self.contents.get(instance)
+        if found is None:
+            found = self.contents[instance] = Contents()
+        return found
+
+    def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> Value:
+        """What the operation finds there; unknown, and a refusal, if that is not certain.
+
+        is_replaced: the operation itself updates the region next, which is no race with its own read.
+        is_late: it reads there once its late waits are over.
+        """
+        before = self.past.before[position]
+        if is_late:
+            before = self.past.late.get(position, before)
+        entry = self.known.get(region)
+        if entry is None:
+            entry = self._look_up(region, 0 if is_replaced else self.past.bit[position])
+        if entry is not None and not entry[0] & ~before:
+            return entry[1]
+        report_read(self.graph, self.past, position, region, self.findings)
+        return unknown(region.shape)
+
+    def read_at_end(self, region: Region) -> Value:
+        """What the region holds when the calls of its rank end."""
+        end = self.past.ends[region.rank]
+        entry = self.known.get(region) or self._look_up(region, 0)
+        if entry is not None and not entry[0] & ~end:
+            return entry[1]
+        report_read(self.graph, self.past, None, region, self.findings)
+        return unknown(region.shape)
+
+    def _look_up(self, region: Region, reader: int) -> tuple[int, Value] | None:
+        """(writers, value) of a region, or None if it is not covered. Remembers it where nothing accumulates."""
+        if region.is_empty:
+            entry: tuple[int, Value] = (0, ())
+        else:
+            accumulates = (region.buffer, region.rank) in self.accumulated
+            contents = self.of(region)
+            fragments = contents.carve(region) if accumulates else contents.overlapping(region)
+            value = value_of(fragments, region)
+            if value is None:
+                return None
+            entry = (self._writers(fragments), value)
+            if accumulates:
+                for fragment in fragments:
+                    fragment.readers |= reader
+                return entry
+        self.known[region] = entry
+        return entry
+
+    def _writers(self, fragments: list[Fragment]) -> int:
+        bit = self.past.bit
+        writers = 0
+        for fragment in fragments:
+            writers |= fragment.adders | fragment.start
+            if fragment.writer is not None:
+                writers |= bit[fragment.writer]
+        return writers
+
+    def write(self, position: int, region: Region, value: Value) -> None:
+        """The first and only write to a region, or the first before others add to it."""
+        if not value:
+            return
+        contents = self.of(region)
+        others = contents.overlapping(region)
+        if others:
+            report_write(self.graph, position, region, others[0].writer, self.findings)
+            return
+        contents.write(region, value, None if position == GIVEN_BY else position)
+        if (region.buffer, region.rank) not in self.accumulated:
+            self.known[region] = (0 if position == GIVEN_BY else self.past.bit[position], value)
+
+    def update(self, position: int, region: Region, change: Callable[[Value], Value]) -> None:
+        """Replaces what the region holds by `change` of it. All who touched it before must be in the past."""
+        if region.is_empty:
+            return
+        contents = self.of(region)
+        fragments = contents.carve(region)
+        old = value_of(fragments, region)
+        if old is None:
+            report_read(self.graph, self.past, position, region, self.findings)
+            return
+        touched = self._writers(fragments)
+        for fragment in fragments:
+            touched |= fragment.readers
+        if touched & ~self.past.before[position]:
+            report_update(self.graph, self.past, position, region, touched, self.findings)
+        new = self.attempt(position, region, lambda: change(old))
+        for fragment in fragments:
+            contents.remove(fragment)
+        contents.write(region, new, position)
+
+    def add(self, position: int, region: Region, value: Value) -> None:
+        """Adds to what the region holds, beside others that do so in any order: all but these must be in the past."""
+        if region.is_empty:
+            return
+        contents, bit = self.of(region), self.past.bit
+        fragments = contents.carve(region)
+        old = value_of(fragments, region)
+        if old is None:
+            report_read(self.graph, self.past, position, region, self.findings)
+            return
+        start, adders = 0, bit[position]
+        for fragment in fragments:
+            start |= fragment.readers | (fragment.start if fragment.adders else self._writers([fragment]))
+            adders |= fragment.adders
+        if start & ~self.past.before[position]:
+            report_update(self.graph, self.past, position, region, start, self.findings)
+        new = self.attempt(position, region, lambda: in_any_order(added(old, value)))
+        for fragment in fragments:
+            contents.remove(fragment)
+        contents.write(region, new, position)
+        for fragment in contents.carve(region):
+            fragment.start, fragment.adders = start, adders
+
+    def attempt(self, position: int, region: Region, compute: Callable[[], Value]) -> Value:
+        """The value computed, or unknown and a refusal if operands do not fit."""
+        try:
+            return compute()
+        except Mismatch as mismatch:
+            self.findings.add("value", self.graph.operations[position], str(mismatch), region)
+            return unknown(region.shape)
+
+    def follow_collective(self, members: list[int]) -> None:
+        """Every part reads its own sources; then every part writes its own destinations."""
+        parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
+        sources = [
+            [self.read(at, one, _is_in_place(part)) for one in part.sources]
+            for at, part in zip(members, parts, strict=True)
+        ]
+        for index, (position, part) in enumerate(zip(members, parts, strict=True)):
+            if part.function in ("all_gather", "all_to_all"):
+                sent = 0 if part.function == "all_gather" else index
+                for source, destination in zip(sources, part.destinations, strict=True):
+                    self.write(position, destination, source[sent])
+                continue
+            out = part.destinations[0]
+            operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
+            total = partial(self.sum, part, out, operands)
+            if _is_in_place(part):
+                self.update(position, out, _replacing(total))
+            else:
+                self.write(position, out, self.attempt(position, out, total))
+
+    def sum(self, operation: Compute | Reduce | Collective, out: Region, values: list[Value]) -> Value:
+        """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
+
+        What finishes reads the epilogue's tensors at the rows and columns of `out`, as they lie in the rank's result.
+        """
+        total = summed(values)
+        if not operation.finishes or out.is_empty:
+            return total
+        goal = next((goal for goal in self.graph.schedule.goal if _has_place_for(goal, out)), None)
+        if goal is None:
+            raise Mismatch("it finishes sums that have no place in the result of its rank")
+        row, col = goal.row - goal.region.rows[0], goal.col - goal.region.cols[0]
+        return ended(total, (row + out.rows[0], col + out.cols[0]))
+
+
+def _accumulated(graph: Graph) -> set[tuple[str, int]]:
+    """The instances of buffers that some operation adds to."""
+    added_to: list[Region] = []
+    for operation in graph.operations:
+        if isinstance(operation, ReducePut):
+            added_to += operation.destinations
+        elif isinstance(operation, Compute) and operation.accumulate:
+            added_to += operation.out
+        elif isinstance(operation, Reduce) and operation.out in operation.operands:
+            added_to.append(operation.out)
+        elif isinstance(operation, Collective) and _is_in_place(operation):
+            added_to += operation.destinations
+    return {(region.buffer, region.rank) for region in added_to}
+
+
+def _has_place_for(goal: Goal, out: Region) -> bool:
+    """Whether a result has the rows and columns of a region of its rank."""
+    (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
+    is_inside = whole.rows[0] <= r0 and r1 <= whole.rows[1] and whole.cols[0] <= c0 and c1 <= whole.cols[1]
+    return whole.rank == out.rank and is_inside
+
+
+def _is_in_place(part: Collective) -> bool:
+    return part.function == "all_reduce" and part.sources == part.destinations
+
+
+def _appending(value: Value) -> Callable[[Value], Value]:
+    return lambda old: added(old, value)
+
+
+def _replacing(total: Callable[[], Value]) -> Callable[[Value], Value]:
+    """For an update whose operands hold what was there before."""
+    return lambda old: total()
+
+
+def _follow_move(follower: Follower, position: int, move: Put | Get | Copy) -> None:
+    for source, destination in zip(move.sources, move.destinations, strict=True):
+        follower.write(position, destination, follower.read(position, source))
+
+
+def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
+    for region in clear.destinations:
+        rows, cols = region.shape
+        follower.write(position, region, () if region.is_empty else (Piece(0, rows, 0, cols, ZERO, 0, 0, ()),))
+
+
+def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
+    for source, destination in zip(move.sources, move.destinations, strict=True):
+        value = follower.read(position, source)
+        if move.unordered:
+            follower.add(position, destination, value)
+        else:
+            follower.update(position, destination, _appending(value))
+
+
+def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
+    depth, width = compute.b.shape
+    b = follower.read(position, compute.b)
+    if len(compute.a) == 1:
+        height, a = compute.a[0].shape[0], follower.read(position, compute.a[0])
+    else:
+        parts = [(part.shape[0], follower.read(position, part)) for part in compute.a]
+        height, a = sum(rows for rows, _ in parts), stacked(parts, depth)
+    if compute.scales:
+        columns = stacked([(part.shape[0], follower.read(position, part)) for part in compute.scales], 1)
+        if said := mismatch(a, columns):
+            follower.findings.add("value", compute, said, compute.scales[0])
+    result = follower.attempt(position, compute.out[0], lambda: multiplied(a, b, (height, depth, width)))
+    if is_unknown(result):
+        result = unknown((height, width))
+    if compute.addends:
+        values = [follower.read(position, addend, is_late=True) for addend in compute.addends]
+        values.insert(compute.place, result)
+        result = follower.attempt(position, compute.out[0], lambda: follower.sum(compute, compute.out[0], values))
+    top = 0
+    for out in compute.out:
+        rows = out.shape[0]
+        part = result if len(compute.out) == 1 else clipped(result, (top, top + rows), (0, width))
+        top += rows
+        if compute.accumulate:
+            follower.update(position, out, _appending(part))
+        else:
+            follower.write(position, out, part)
+    for copy in compute.copies:
+        follower.write(position, copy, result)
+
+
+def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
+    out = reduce.out
+    if out.is_empty:
+        return
+    values = [None if operand == out else follower.read(position, operand) for operand in reduce.operands]
+    if None in values:
+        follower.update(
+            position, out, lambda old: follower.sum(reduce, out, [old if each is None else each for each in values])
+        )
+    else:
+        known = [value for value in values if value is not None]
+        follower.write(position, out, follower.attempt(position, out, lambda: follower.sum(reduce, out, known)))
+
+
+def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:
+    """What it needs must be there; then what it makes is taken on its word."""
+    for need in apply.needs:
+        _expect(follower, position, need, follower.read(position, need.region))
+    for need in apply.late_needs:
+        _expect(follower, position, need, follower.read(position, need.region, is_late=True))
+    for made in apply.makes:
+        if not made.region.is_empty:
+            piece = unknown(made.region.shape)[0]
+            made_piece = piece._replace(tensor=made.tensor, row=made.row, col=made.col, terms=made.terms)
+            follower.write(position, made.region, (made_piece,))
+
+
+def _expect(follower: Follower, position: int, need: Given, value: Value) -> None:
+    for piece in () if is_unknown(value) else value:
+        wanted = (need.tensor, need.row + piece.lo_i, need.col + piece.lo_j, ())
+        if (piece.tensor, piece.row, piece.col, piece.terms) != wanted:
+            found = f"{'a sum of ' if piece.terms else ''}{piece.tensor}[{piece.row},{piece.col}]"
+            said = f"finds {found} where it needs {wanted[0]}[{wanted[1]},{wanted[2]}]"
+            follower.findings.add("value", follower.graph.operations[position], said, need.region)
+            return
+
+
+FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {
+    Put: _follow_move,
+    Get: _follow_move,
+    Copy: _follow_move,
+    ReducePut: _follow_reduce_put,
+    Clear: _follow_clear,
+    Compute: _follow_compute,
+    Reduce: _follow_reduce,
+    Apply: _follow_apply,
+}

@@ -1,0 +1,91 @@
+"""Words for two accesses that conflict: which operations, where, and the path that is missing between them."""
+
+from __future__ import annotations
+
+from overweave.ir.schedule import Apply, Compute, Operation, Region
+from overweave.ir.verify.rules.graphs import Graph
+from overweave.ir.verify.rules.happens_before import Past
+from overweave.ir.verify.verdict import Findings
+
+
+def report_read(graph: Graph, past: Past, position: int | None, region: Region, findings: Findings) -> None:
+    """Says why a read of `region` by the operation, or by the caller at the end, is not certain of what it finds."""
+    reader = None if position is None else graph.operations[position]
+    who = "the caller" if reader is None else reader.name
+    before = past.ends[region.rank] if position is None else _past_of_read(graph, past, position, region)
+    writers = [at for at in _writers(graph, region) if at != position]
+    concurrent = [at for at in writers if not before & past.bit[at]]
+    if not concurrent:
+        what = "is given or written only in part" if writers else "nobody gives or writes it"
+        findings.add("unwritten", reader, f"{who} needs {region}, but {what}", region)
+        return
+    writer = graph.operations[concurrent[0]]
+    if position is not None and past.before[concurrent[0]] & past.bit[position]:
+        said = f"reads what {writer.name} on rank {writer.rank} writes only after it"
+        findings.add("stale_read", reader, said, region)
+        return
+    said = f"{who} reads what {writer.name} on rank {writer.rank} writes, and no path leads from one to the other"
+    findings.add("race", reader, f"{said}: {_missing_path(writer, reader)}", region)
+
+
+def _past_of_read(graph: Graph, past: Past, position: int, region: Region) -> int:
+    """What has completed when the operation reads the region: an addend is read late."""
+    operation = graph.operations[position]
+    is_late = isinstance(operation, Compute) and region in operation.addends
+    is_late |= isinstance(operation, Apply) and any(region == need.region for need in operation.late_needs)
+    return past.late.get(position, past.before[position]) if is_late else past.before[position]
+
+
+def report_write(graph: Graph, position: int, region: Region, other: int | None, findings: Findings) -> None:
+    """Says which write or gift an operation writes over. A position below zero: something given, over another gift."""
+    operation = graph.operations[position] if position >= 0 else None
+    if other is None:
+        findings.add("double_write", operation, "it is given already", region)
+        return
+    writer = graph.operations[other]
+    said = f"{writer.name} on rank {writer.rank} writes there in the same call"
+    findings.add("double_write", operation, said, region)
+
+
+def report_update(graph: Graph, past: Past, position: int, region: Region, touched: int, findings: Findings) -> None:
+    """Says which earlier access to `region` an accumulation is not ordered behind. `touched`: all of them, as bits."""
+    operation = graph.operations[position]
+    concurrent = touched & ~past.before[position]
+    other = next(at for at, bit in enumerate(past.bit) if bit & concurrent)
+    if other == position:
+        findings.add("race", operation, "its own tiles read what others of its tiles add to", region)
+        return
+    toucher = graph.operations[other]
+    said = f"adds to what {toucher.name} on rank {toucher.rank} reads or writes"
+    said += ", and no path leads from one to the other"
+    findings.add("race", operation, f"{said}: {_missing_path(toucher, operation)}", region)
+
+
+def _writers(graph: Graph, region: Region) -> list[int]:
+    return [
+        at
+        for at, operation in enumerate(graph.operations)
+        if any(overlap(region, written) for written in operation.writes)
+    ]
+
+
+def overlap(one: Region, other: Region) -> bool:
+    """Whether two regions share an element."""
+    return (
+        one.buffer == other.buffer
+        and one.rank == other.rank
+        and max(one.rows[0], other.rows[0]) < min(one.rows[1], other.rows[1])
+        and max(one.cols[0], other.cols[0]) < min(one.cols[1], other.cols[1])
+    )
+
+
+def _missing_path(first: Operation, second: Operation | None) -> str:
+    """What the first announces, what the second waits for, and the order in queues that does not help."""
+    notifies = ", ".join(str(notify) for notify in first.notifies[:4]) or "nothing"
+    if second is None:
+        return f"{first.name} announces {notifies}, and no operation of the caller's rank waits for that"
+    waits = ", ".join(f"{wait.pad}@{second.rank}[{wait.signals[0]}:{wait.signals[1]}]" for wait in second.all_waits[:4])
+    said = f"{first.name} announces {notifies}, {second.name} waits for {waits or 'nothing'}"
+    if first.rank == second.rank and first.queue == second.queue:
+        return f"{said}, and queue {first.queue} orders by issue, not by completion"
+    return said

@@ -1,0 +1,132 @@
+"""The boundary contract: may the next call on the same slot, and the callers, take their memory back when they do?
+
+A call's `begin` on a rank runs after all of its own operations of the slot's last use, and after those of every giver
+whose credit it takes. Operations behind that begin, on any rank, are behind all of these too. So for each rank the
+ranks whose last use is surely over can be collected along an operation's past, and compared with the ranks that touch
+what it overwrites. Two slots make the wait for credits short; they do not replace it.
+
+A schedule that reuses by echoes takes no credits and has two halves of memory, which calls use by turns. Its contract:
+a rank's call is over only behind some operation of every other rank in the same call. A rank's calls follow each other
+in its stream, so when call e begins anywhere, call e - 1 is over there; that was behind an operation of every peer in
+e - 1, and this behind all of the peer's call e - 2, the last one in the same half. All plans of that memory keep the
+contract, so it does not matter which of them the calls are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from overweave.ir.schedule import ECHOES, LOCAL, SYMMETRIC, Operation, Region, Schedule
+from overweave.ir.verify.rules.graphs import Graph
+from overweave.ir.verify.rules.happens_before import Past
+from overweave.ir.verify.rules.races import overlap
+from overweave.ir.verify.verdict import Findings
+
+
+def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:
+    """Adds refusals where the next use may overtake this one, or a peer may miss a caller's call."""
+    schedule = graph.schedule
+    homes = {buffer.name: buffer.home for buffer in schedule.buffers}
+    for position, operation in enumerate(graph.operations):
+        for region in (*operation.reads, *operation.writes):
+            if region.rank != operation.rank and homes[region.buffer] not in (SYMMETRIC, LOCAL):
+                _check_callers_memory(graph, past, position, region, findings)
+    if schedule.reuse == ECHOES:
+        _check_echoes(schedule, past, findings)
+        return
+    over_with = _last_uses_over(schedule)
+    everyone = (1 << schedule.world_size) - 1
+    if all(over_with(1 << rank) == everyone for rank in range(schedule.world_size)):
+        return
+    users = _Users(graph.operations, homes)
+    for position, operation in enumerate(graph.operations):
+        over = over_with(past.ranks_before(position) | 1 << operation.rank)
+        if over != everyone:
+            _check_next_use(operation, over, users, findings)
+
+
+def _check_echoes(schedule: Schedule, past: Past, findings: Findings) -> None:
+    if schedule.credits:
+        findings.add("reuse", None, "it takes credits, but says that it reuses by echoes, without a head of the call")
+    for rank, heard in enumerate(past.ends if schedule.operations else ()):
+        silent = [peer for peer in range(schedule.world_size) if peer != rank and not heard >> peer & 1]
+        if silent:
+            said = f"the call ends on rank {rank} without an operation of rank {silent[0]} before that"
+            findings.add("reuse", None, f"{said}, so the next call but one may overwrite what that rank still reads")
+
+
+def _last_uses_over(schedule: Schedule) -> Callable[[int], int]:
+    """For a set of ranks whose begins have passed: the ranks whose last use of the slot is over. Sets are bits."""
+    over = [1 << rank for rank in range(schedule.world_size)]
+    for credit in schedule.credits:
+        over[credit.taker] |= 1 << credit.giver
+
+    @cache
+    def over_with(ranks: int) -> int:
+        result = 0
+        for rank, its in enumerate(over):
+            if ranks >> rank & 1:
+                result |= its
+        return result
+
+    return over_with
+
+
+class _Users:
+    """Which ranks touch each instance of a workspace buffer, as a whole and region by region."""
+
+    def __init__(self, operations: tuple[Operation, ...], homes: Mapping[str, str]) -> None:
+        self.homes = homes
+        self.of_instance: dict[tuple[str, int], int] = {}
+        self.of_region: dict[tuple[str, int], dict[Region, int]] = {}
+        for operation in operations:
+            bit = 1 << operation.rank
+            for region in (*operation.reads, *operation.writes):
+                if homes[region.buffer] in (SYMMETRIC, LOCAL):
+                    instance = (region.buffer, region.rank)
+                    self.of_instance[instance] = self.of_instance.get(instance, 0) | bit
+                    regions = self.of_region.setdefault(instance, {})
+                    regions[region] = regions.get(region, 0) | bit
+
+    def of(self, region: Region, over: int) -> tuple[int, Region] | None:
+        """A rank outside of `over` that touches the region, and where."""
+        instance = (region.buffer, region.rank)
+        if not self.of_instance.get(instance, 0) & ~over:
+            return None
+        for other, ranks in self.of_region[instance].items():
+            if ranks & ~over and overlap(region, other):
+                late = ranks & ~over
+                return (late & -late).bit_length() - 1, other
+        return None
+
+
+def _check_next_use(operation: Operation, over: int, users: _Users, findings: Findings) -> None:
+    """Its writes, and its notifies, in the next call on the slot. `over`: ranks whose last use is over by then."""
+    rank = operation.rank
+    for region in operation.writes:
+        found = users.of(region, over)
+        if found:
+            late, where = found
+            said = f"in the slot's next use it overwrites what rank {late} may still use in this one ({where})"
+            findings.add("reuse", operation, f"{said}: {_no_credit(late, rank)}", region)
+            return
+    for notify in operation.notifies:
+        if not over >> notify.rank & 1:
+            said = f"in the slot's next use it may notify {notify} before rank {notify.rank} has zeroed it"
+            findings.add("reuse", operation, f"{said}: {_no_credit(notify.rank, rank)}")
+            return
+
+
+def _no_credit(giver: int, taker: int) -> str:
+    return f"no credit from rank {giver} to rank {taker}, nor to a rank with an operation before it"
+
+
+def _check_callers_memory(graph: Graph, past: Past, position: int, region: Region, findings: Findings) -> None:
+    operation, owner = graph.operations[position], region.rank
+    if not past.ranks_before(position) >> owner & 1:
+        said = f"no operation of rank {owner} comes before it, so the call there may not have begun"
+        findings.add("caller_memory", operation, said, region)
+    elif not past.ends[owner] & past.bit[position]:
+        said = f"no operation of rank {owner} comes after it, so the call there may have returned"
+        findings.add("caller_memory", operation, said, region)

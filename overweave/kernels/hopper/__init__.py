@@ -1,0 +1,1 @@
+"""The warp-specialised kernels for sm_90, in Gluon."""

@@ -1,0 +1,88 @@
+"""What partitions of one warp do with rows of the tile table (lang/tile_table.py in Gluon): read, wait, time."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from overweave.kernels.weights import weight_of
+from overweave.lang.tile_table import (
+    ALSO,
+    ALSO_COUNT,
+    COL,
+    COLUMNS,
+    LATE_COUNT,
+    LATE_HI,
+    LATE_LO,
+    OPERATION,
+    ROW,
+    ROW_END,
+    TRACE_COLUMNS,
+    WAIT_COUNT,
+    WAIT_HI,
+    WAIT_LO,
+)
+from overweave.memory.device.ptx import WAIT_UNTIL_AT_LEAST_IN_WARP
+from overweave.memory.device.signals import CLOCK_ASSEMBLY, STRIDE, TIMEOUT_NS, sound_alarm
+
+WAIT_ASSEMBLY = gl.constexpr(WAIT_UNTIL_AT_LEAST_IN_WARP)
+
+
+@gluon.jit
+def read_column(table, tile, COLUMN: gl.constexpr):
+    return gl.load(table + tile * COLUMNS + COLUMN)
+
+
+@gluon.jit
+def place_of(table, tile, BELOW: gl.constexpr, BESIDE: gl.constexpr, WEIGHTS: gl.constexpr):
+    """A consumer's first row, the end of the tile's rows, the consumer's first column, and whose they are."""
+    row, row_end = read_column(table, tile, ROW), read_column(table, tile, ROW_END)
+    col = read_column(table, tile, COL)
+    return row + BELOW, row_end, col + BESIDE, weight_of(table, tile, WEIGHTS)
+
+
+@gluon.jit
+def record_time(trace, tile, COLUMN: gl.constexpr, TRACED: gl.constexpr):
+    if TRACED:
+        now = gl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+        gl.store(trace + tile * TRACE_COLUMNS + COLUMN, now)
+
+
+@gluon.jit
+def wait_for_signal(signal, count, table, tile, signals, words, limits, world_size):
+    """1 once a signal has reached its count, or 0 if the wait is void, after sounding the alarm."""
+    word = signals + signal * STRIDE
+    verdict = gl.inline_asm_elementwise(
+        WAIT_ASSEMBLY,
+        "=r,l,r,l,l",
+        [word, count, words, gl.load(limits + TIMEOUT_NS)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    if verdict == 0:
+        sound_alarm(word, count, read_column(table, tile, OPERATION), signal, words, limits, world_size)
+    return verdict
+
+
+@gluon.jit
+def wait_for_tile(table, tile, signals, words, limits, world_size):
+    """As `lang.wait_for_tile`."""
+    verdict = 1
+    high = read_column(table, tile, WAIT_HI)
+    also = read_column(table, tile, ALSO)
+    for place in range(read_column(table, tile, WAIT_LO), high + (also >= 0).to(gl.int32)):
+        if verdict == 1:
+            signal = gl.where(place < high, place, also)
+            count = gl.where(place < high, read_column(table, tile, WAIT_COUNT), read_column(table, tile, ALSO_COUNT))
+            verdict = wait_for_signal(signal, count, table, tile, signals, words, limits, world_size)
+    return verdict
+
+
+@gluon.jit
+def wait_for_addends(table, tile, signals, words, limits, world_size):
+    """As `kernels.received.wait_for_addends`."""
+    verdict = 1
+    count = read_column(table, tile, LATE_COUNT)
+    for signal in range(read_column(table, tile, LATE_LO), read_column(table, tile, LATE_HI)):
+        if verdict == 1:
+            verdict = wait_for_signal(signal, count, table, tile, signals, words, limits, world_size)
+    return verdict

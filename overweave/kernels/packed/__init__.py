@@ -1,0 +1,1 @@
+"""The kernels of packed messages: each message carries its flag."""

@@ -1,0 +1,165 @@
+"""What the kernels of packed messages share: how a call begins, a message's numbers, their sum, the alarm.
+
+A program's part is a stretch of `span` words of what a rank sends to another: as many messages as it has under way at a
+time, or a whole row, which takes it several turns of BLOCK messages each. All ranks deal stretches alike to programs.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.kernels.epilogue import BIAS, RESIDUAL, activated
+from overweave.memory.device.packed import DATA_WORDS, MESSAGE_BYTES, PACKED_OPERATION, push_message, take_ticket
+from overweave.memory.device.signals import TIMEOUT_NS, claim_alarm, report_alarm
+
+
+@triton.jit
+def open_call(spaces, state, limits, rank, stride, half, SENDERS):
+    """How a packed kernel begins: (epoch, part, here, mine, timeout_ns).
+
+    part: of this program, in the order of arrival. here: where what rank 0 sends to this rank lies in this call's half;
+    of each further rank, `stride` bytes behind it. mine: where this rank's own lies at each peer, the next rank first.
+    """
+    # What no ticket is needed for comes first: its loads are under way together with the ticket.
+    timeout_ns = tl.load(limits + TIMEOUT_NS)
+    here = tl.load(spaces + rank)
+    peers = ()
+    for step in tl.static_range(SENDERS):
+        peers += (tl.load(spaces + (rank + step + 1) % (SENDERS + 1)),)
+    epoch, part = take_ticket(state, tl.num_programs(0))
+    begin = (epoch & 1).to(tl.int64) * half
+    mine = ()
+    for step in tl.static_range(SENDERS):
+        mine += (peers[step] + begin + rank.to(tl.int64) * stride,)
+    return epoch, part, here + begin, mine, timeout_ns
+
+
+@triton.jit
+def stretch_of(part, turn, span, BLOCK: tl.constexpr):
+    """The messages of a program's turn: (where each lies, its first word, how many words of the stretch are left)."""
+    messages = turn * BLOCK + tl.arange(0, BLOCK)
+    within = messages * DATA_WORDS
+    at = (part * ((span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
+    return at, part * span + within, span - within
+
+
+@triton.jit
+def words_of(owner, shard, count):
+    """How many words an owner has of `count`, dealt in shards; none or fewer where it has no rows."""
+    return tl.minimum(count - owner.to(tl.int64) * shard, shard).to(tl.int32)
+
+
+@triton.jit
+def load_words(data, left):
+    """The words of each message: up to three of those that are left."""
+    return (
+        tl.load(data, mask=left > 0, other=0),
+        tl.load(data + 1, mask=left > 1, other=0),
+        tl.load(data + 2, mask=left > 2, other=0),
+    )
+
+
+@triton.jit
+def store_words(target, words, left):
+    """Stores the words of each message, up to three of those that are left."""
+    for index in tl.static_range(3):
+        tl.store(target + index, words[index], mask=left > index)
+
+
+@triton.jit
+def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
+    """The same messages to every peer."""
+    for step in tl.static_range(SENDERS):
+        push_message(mine[step] + at, words[0], words[1], words[2], epoch, inside)
+
+
+@triton.jit
+def sums_of(own, found, rank, is_void, bias, residual, start, first, left, n, dtype, SENDERS, EPILOGUE):
+    """The words of each message of the sum of all ranks, finished as EPILOGUE says (kernels/epilogue.py), rounded once.
+
+    They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins. bias
+    `[n]`, residual, of the shape of the result: None where EPILOGUE has none.
+    """
+    sums = ()
+    for index in tl.static_range(DATA_WORDS):
+        low, high = _added(own[index], found, index, rank, is_void, dtype, SENDERS)
+        if EPILOGUE:
+            at, inside = first + index, left > index
+            low, high = _ended(low, high, bias, residual, start, at, inside, n, dtype, EPILOGUE)
+        sums += (word_of(low, high, dtype),)
+    return sums
+
+
+@triton.jit
+def _ended(low, high, bias, residual, start, word, inside, n, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
+    """`activation(sum + bias) + residual` of both numbers of words of the result, in fp32."""
+    NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
+    if BIAS & EPILOGUE:
+        low += tl.load(bias + word * NUMBERS % n, mask=inside, other=0.0).to(tl.float32)
+        if NUMBERS == 2:
+            high += tl.load(bias + (word * NUMBERS + 1) % n, mask=inside, other=0.0).to(tl.float32)
+    low, high = activated(low, EPILOGUE), activated(high, EPILOGUE)
+    if RESIDUAL & EPILOGUE:
+        beside = tl.load(residual.to(tl.pointer_type(tl.int32)) + start + word, mask=inside, other=0)
+        numbers = numbers_of(beside, dtype)
+        low += numbers[0]
+        high += numbers[1]
+    return low, high
+
+
+@triton.jit
+def _added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
+    """The sum of one word of all ranks, in rank order: two numbers of 16 bits, or one of 32. NaN where it is void."""
+    low = tl.zeros(own.shape, tl.float32)
+    high = tl.zeros(own.shape, tl.float32)
+    for source in tl.static_range(SENDERS + 1):
+        # Senders leave no gap where the own rank stands.
+        behind = found[3 * (source if source < SENDERS else source - 1) + index]
+        before = found[3 * (source - 1 if source > 0 else 0) + index]
+        word = tl.where(source == rank, own, tl.where(source < rank, behind, before))
+        numbers = numbers_of(word, dtype)
+        low += numbers[0]
+        high += numbers[1]
+    low = tl.where(is_void, float("nan"), low)
+    high = tl.where(is_void, float("nan"), high)
+    return low, high
+
+
+@triton.jit
+def told_by(found, sender: tl.constexpr, is_void):
+    """The words of each message of a sender as they came; where they are void, all bits, which is NaN in any dtype."""
+    return (
+        tl.where(is_void, -1, found[3 * sender]),
+        tl.where(is_void, -1, found[3 * sender + 1]),
+        tl.where(is_void, -1, found[3 * sender + 2]),
+    )
+
+
+@triton.jit
+def numbers_of(word, dtype: tl.constexpr):
+    """The two numbers of 16 bits in a word, the lower first, or the one of 32, and nought beside it."""
+    if dtype.primitive_bitwidth == 32:
+        return word.to(tl.float32, bitcast=True), tl.zeros(word.shape, tl.float32)
+    else:
+        low = word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        return low, (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def word_of(low, high, dtype: tl.constexpr):
+    """Two numbers rounded to 16 bits, or one of 32, as a word."""
+    if dtype.primitive_bitwidth == 32:
+        return low.to(tl.int32, bitcast=True)
+    else:
+        lower = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        upper = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
+        return upper | lower
+
+
+@triton.jit
+def alarm_if_missing(missing, rank, epoch, words, limits, world_size):
+    """Reports the peer whose message some element of `missing` did not get, if there is one."""
+    late = tl.max(missing, 0)
+    if late > 0:
+        if claim_alarm(words, limits):
+            sender = tl.where(late - 1 >= rank, late, late - 1)
+            report_alarm(PACKED_OPERATION, sender, epoch, 0, words, limits, world_size)

@@ -1,0 +1,120 @@
+"""The copy engine: a queue of peer copies, flags and waits, run beside kernels without taking an SM.
+
+A flag is the constant 1, written in stream order after its copy, to a word that its reader zeroes before the next use
+(memory/device/protocol.py): nothing depends on a value that a captured graph would repeat. Only peer copies belong
+here: a copy within one GPU is a kernel and would wait for an SM that the waiting kernel may hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from overweave.errors import MachineError
+from overweave.memory.cuda import driver
+from overweave.memory.steps import CopyStep, Place, Step, WaitStep
+
+MOST_GRAPHS = 8  # a caller's tensors come back to few places: each has its graph, and a new place takes the oldest one
+
+Addresses = tuple[int, ...]
+
+
+class CopyQueue:
+    """One queue of one (plan, slot), replayed as one internal graph, or captured raw into the caller's.
+
+    settle: comes before a graph is made (memory/cuda/workspace.py), where calls in flight may wait for peers.
+    """
+
+    def __init__(self, steps: tuple[Step, ...], settle: Callable[[], None] | None = None) -> None:
+        self._steps, self._settle = steps, settle
+        places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
+        self._named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
+        self._graphs: dict[Addresses, _Graph] = {}
+
+    def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
+        """Makes the graph for tensors at these addresses, unless it is there. `launch` expects it,
+        but on a stream that is being captured.
+
+        To be called before a call begins, and a new graph is made when those in flight have ended: the driver may wait
+        for running kernels before it has memory for one, and peers may be waiting for the copies that the graph makes.
+        """
+        addresses = self._addresses(tensors)
+        if self._steps and addresses not in self._graphs:
+            graph = self._graphs[addresses] = self._graph_for(tensors)
+            graph.upload(stream)
+
+    def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
+        """Runs the queue in stream order. `tensors`: the address of each tensor that a step names."""
+        if torch.cuda.is_current_stream_capturing():
+            self.issue(stream, tensors)
+        elif self._steps:
+            self._graphs[self._addresses(tensors)].launch(stream)
+
+    def issue(self, stream: int, tensors: Mapping[str, int]) -> None:
+        """The same operations one by one, as a stream that is being captured needs them."""
+        for step in self._steps:
+            if isinstance(step, CopyStep):
+                source, target = _address(step.source, tensors), _address(step.target, tensors)
+                pitches = (step.source.pitch_bytes, step.target.pitch_bytes)
+                driver.copy(stream, source, target, step.row_bytes, step.rows, pitches)
+            elif isinstance(step, WaitStep):
+                driver.wait_value(stream, step.address, step.value)
+            else:
+                driver.write_value(stream, step.address, step.value)
+
+    def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
+        return tuple(map(tensors.__getitem__, self._named))
+
+    def _graph_for(self, tensors: Mapping[str, int]) -> _Graph:
+        """A new graph, or the oldest one pointed here. A graph refuses memory of another kind: then a new one, too."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            oldest = self._graphs.pop(next(iter(self._graphs)))
+            with suppress(MachineError):
+                oldest.point(tensors)
+                return oldest
+        if self._settle is not None:
+            self._settle()
+        return _Graph(self._steps, tensors)
+
+
+class _Graph:
+    """The steps as one executable graph, for tensors at given addresses."""
+
+    def __init__(self, steps: tuple[Step, ...], tensors: Mapping[str, int]) -> None:
+        graph = self._graph = driver.LinearGraph()
+        self._moving: list[tuple[Any, Any, CopyStep]] = []
+        for step in steps:
+            if isinstance(step, CopyStep):
+                description = _describe(step, tensors)
+                node = graph.add_copy(description)
+                if step.source.tensor or step.target.tensor:
+                    self._moving.append((node, description, step))
+            elif isinstance(step, WaitStep):
+                graph.add_wait(step.address, step.value)
+            else:
+                graph.add_write(step.address, step.value)
+        graph.instantiate()
+        self.launch, self.upload = graph.launch, graph.upload
+
+    def point(self, tensors: Mapping[str, int]) -> None:
+        """From the next launch on the tensors lie elsewhere. Raises MachineError."""
+        for node, description, step in self._moving:
+            description.srcDevice = _address(step.source, tensors)
+            description.dstDevice = _address(step.target, tensors)
+            self._graph.point_copy(node, description)
+
+
+def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
+    pitches = (step.source.pitch_bytes, step.target.pitch_bytes)
+    row_bytes, rows = step.row_bytes, step.rows
+    if pitches == (row_bytes, row_bytes):
+        row_bytes, rows, pitches = row_bytes * rows, 1, (row_bytes * rows, row_bytes * rows)
+    source, target = _address(step.source, tensors), _address(step.target, tensors)
+    return driver.copy_description(source, target, row_bytes, rows, pitches)
+
+
+def _address(place: Place, tensors: Mapping[str, int]) -> int:
+    return place.address + tensors[place.tensor] if place.tensor else place.address

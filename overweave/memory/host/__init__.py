@@ -1,0 +1,1 @@
+"""The memory of CPU ranks: a heap in shared memory, its workspace and its locks."""

@@ -1,0 +1,91 @@
+"""What calls and questions of a compiled kernel accept: one typed error, with the cure, for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from overweave.compiler.frontend.author import Source
+from overweave.errors import InputError
+from overweave.ir.dtype import Dtype
+from overweave.ir.footprint import Operand
+from overweave.ops.call.arguments import DTYPES, check_plain
+from overweave.runtime.authored import tensor_of
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments
+MOST_RANKS = 1024
+POWERS_OF_TWO = ("num_warps",)
+
+
+def check_asked(kernel: str, asked: Collection[str]) -> None:
+    """Some tensor has a schedule. Raises InputError."""
+    if not asked:
+        raise InputError(f"fuse {kernel}", "no tensor has a schedule", "Name one that it reads or writes, and its way")
+
+
+def check_options(kernel: str, options: Mapping[str, object]) -> None:
+    """What a launch is asked for beside the kernel's arguments. Raises InputError."""
+    for name, value in options.items():
+        is_number = type(value) is int and value > 0
+        if not is_number or (name in POWERS_OF_TWO and value & (value - 1)):  # type: ignore[operator]
+            cure = "Pass a power of two" if name in POWERS_OF_TWO else "Pass an int of at least 1"
+            raise InputError(f"call {kernel} with {name}", f"got {value!r}"[:60], cure)
+
+
+def unusable(kernel: str, given: Mapping[str, Any]) -> InputError:
+    """The error for arguments among which one is neither a tensor nor a constant."""
+    for name, value in given.items():
+        try:
+            hash(value)
+        except TypeError:
+            return InputError(f"call {kernel}: {name}", f"got {type(value).__name__}", "Pass a tensor, or a constant")
+    return InputError(f"call {kernel}", "an argument is no constant", "Pass tensors, numbers and constants")
+
+
+def check_memory(kernel: str, given: Mapping[str, Any]) -> None:
+    """Every tensor among the arguments lies where it says, all on one device. Raises InputError."""
+    tensors = {name: tensor for name, value in given.items() if (tensor := tensor_of(value)) is not None}
+    for name, tensor in tensors.items():
+        asked, first = f"call {kernel}: {name}", next(iter(tensors))
+        check_plain(asked, tensor)
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise InputError(asked, f"it is on {tensor.device}", "Pass tensors on a CPU or a CUDA GPU")
+        if tensor.device != tensors[first].device:
+            raise InputError(
+                asked, f"it is on {tensor.device}, and {first} on {tensors[first].device}", "Move it there"
+            )
+
+
+def check_on_paper(source: Source, numbers: object, world_size: object, dtype: Dtype) -> None:
+    """What is planned or predicted of a kernel without tensors. Raises InputError."""
+    kernel, known = source.name, (*source.parameters, *LAUNCH_OPTIONS)
+    if not isinstance(numbers, Mapping) or not all(isinstance(name, str) for name in numbers):
+        cure = "Pass the kernel's integer arguments by name, as a mapping"
+        raise InputError(f"plan {kernel}: numbers", f"got {type(numbers).__name__}", cure)
+    for name, value in numbers.items():
+        if type(value) is not int:
+            raise InputError(f"plan {kernel}: {name[:40]}", f"got {type(value).__name__}", "Pass an int")
+        if name not in known:
+            cure = f"Name its parameters: {', '.join(source.parameters)}"
+            raise InputError(f"plan {kernel}: {name[:40]}", "it has no such parameter", cure)
+    if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
+        raise InputError(f"plan {kernel}", f"world_size {world_size}"[:60], f"Use 1 to {MOST_RANKS} ranks")
+    if dtype not in DTYPES.values():
+        found = f"dtype {dtype}"[:60]
+        raise InputError(f"plan {kernel}", found, f"Use one of {', '.join(DTYPES.values())}, as a string")
+
+
+def check_others(kernel: str, operands: Sequence[Operand], given: Mapping[str, Any]) -> None:
+    """Annotated tensors that stay where they are have the elements that their dimensions say. Raises InputError.
+
+    Their strides are the kernel's affair; but a tensor that is too small would be read, or written, past its end.
+    """
+    for operand in operands:
+        value, elements = given.get(operand.parameter), operand.rows * operand.cols
+        tensor = tensor_of(value)
+        if tensor is None:
+            asked = f"{kernel}: {operand.parameter}, which holds {operand.tensor}"
+            raise InputError(asked, f"got {type(value).__name__}", "Pass a tensor")
+        if tensor.numel() < elements:
+            asked = f"{kernel}: {operand.parameter}, the {[dim.extent for dim in operand.dims]} of {operand.tensor}"
+            raise InputError(asked, f"got {list(tensor.shape)}", f"Pass a tensor of at least {elements} elements")

@@ -1,0 +1,398 @@
+"""`compile`: an annotated single-GPU Triton kernel and a schedule -> the fused distributed kernel, ready to call."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from overweave.compiler.emit.emit import Weaving, can_choose, can_store_away, emit
+from overweave.compiler.emit.fuse import kernel_of, weaving_of
+from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.emit.kernel import Kernel
+from overweave.compiler.frontend.soundness import check_exchanged
+from overweave.errors import InputError, OverweaveError
+from overweave.ir.dtype import Dtype
+from overweave.ir.footprint import Operand, TileSpace
+from overweave.ir.plan import Plan
+from overweave.ir.shards import shard_rows
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.memory.board.board import Board
+from overweave.memory.group import LIVING, Group
+from overweave.memory.outside_inference_mode import lasting
+from overweave.ops.author import arguments as asked_arguments
+from overweave.ops.call.arguments import DTYPES
+from overweave.ops.call.devices import is_away, run_on
+from overweave.ops.call.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
+from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
+from overweave.runtime.backends import load
+from overweave.schedules.communication import CARRYING_TILES
+from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan
+from overweave.schedules.weave.transports import (
+    GATHER,
+    SPREAD,
+    Asked,
+    movers_of,
+    path_of_slices,
+    transport_of,
+    wanted_of,
+)
+from overweave.tuner.store.caches import cache_folders
+
+OPTIONS = (*asked_arguments.LAUNCH_OPTIONS, "tile_group")
+MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
+Schedules = Asked | Mapping[str, Asked]
+
+
+def compile(kernel: Any, schedule: Schedules) -> Fused:
+    """Fuses an annotated Triton kernel with the communication of its tensors.
+
+    kernel: a `@triton.jit` function whose file holds directives (docs/directives.md), or `"FILE.py:NAME"`.
+    schedule: how tensors are exchanged, `{"A": "all_gather.push pieces=2", "C": "reduce_scatter.ring"}`; one schedule
+    alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension. In place of
+    a name, a `Gather` lists the moves of a tensor's chunks by hand, a `Reduction` or `AllToAll` those of others.
+
+    Returns a callable with the kernel's own parameters, and `group`.
+    A call takes Triton's options of a launch by name, and `tile_group`: how many blocks of rows run together, column by
+    column (by default 8); the order of tiles in the kernel's own text is not kept.
+    Its numbers are those of the whole problem; an exchanged tensor is this rank's shard of rows, as torch.chunk deals
+    them. Every rank calls it. Calls whose tensors come back are launched as one graph each. A tile waits for the rows
+    that it reads, and for nobody else; a call raises RankMismatch where ranks differ, and PeerError.
+    Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
+    SOURCE: AutoOverlap, sections 4 and 5.
+    """
+    return Fused(kernel_of(*where_of(kernel)), schedule)
+
+
+class Fused:
+    """A kernel with its schedule. A call plans, proves, writes and binds once for each combination of numbers."""
+
+    def __init__(self, kernel: Kernel, schedule: Schedules) -> None:
+        self.kernel = kernel
+        loads = [load.directive.tensor for load in kernel.loads]
+        self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
+        asked_arguments.check_asked(kernel.source.name, self.wanted)
+        sides = {tensor: transport_of(words).side for tensor, words in self.wanted.items()}
+        read = {tensor for tensor, side in sides.items() if side == GATHER}
+        check_exchanged(kernel, read, sides.keys() - read)
+        path_of_slices(self.wanted.values())
+        self._away  # noqa: B018 - refuses what cannot be
+        self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
+        _FUSED.add(self)
+
+    def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
+        """Runs the fused kernel on this rank.
+
+        Raises RankMismatch where ranks call differently, ScheduleError for tiles that no table can tell, PeerError.
+        """
+        tensors = map(tensor_of, (*arguments, *named.values()))
+        first = next((tensor for tensor in tensors if tensor is not None), None)
+        if is_away(first):
+            run_on(first.device, self, *arguments, group=group, **named)
+            return
+        resolved = group_of(group)
+        with resolved.turn:
+            self._call(resolved, arguments, named)
+
+    def _call(self, resolved: Group, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        try:
+            given, options = by_name(self.kernel, arguments, named)
+        except InputError as error:
+            raise refuse(resolved, error) from None
+        try:
+            key = (*(_signature_of(value) for value in given.values()), *options.items())
+        except RuntimeError:  # a tensor that lies nowhere
+            _Call(self, resolved, given, options)  # says which
+            raise
+        calls = self._calls_of(resolved)
+        try:
+            call = calls.get(key)
+        except TypeError:
+            raise refuse(resolved, asked_arguments.unusable(self.kernel.source.name, given)) from None
+        if call is None:
+            call = calls[key] = _Call(self, resolved, given, options)
+            if len(calls) > MOST_CALLS and _device(given).type == "cuda":
+                torch.cuda.synchronize()  # what is forgotten must not be under way
+            while len(calls) > MOST_CALLS:
+                calls.popitem(last=False)
+        else:
+            calls.move_to_end(key)
+            Board.of(resolved).post(call.signature)
+        try:
+            call.run(given)
+        except BaseException as error:
+            Board.of(resolved).give_up(error, self.kernel.source.name)
+            raise
+
+    def _calls_of(self, group: Group) -> OrderedDict[Any, _Call]:
+        """Those of a group; what was kept for groups that have been destroyed goes where a new one comes."""
+        calls = self._calls.get(group.process_group)
+        if calls is None:
+            for known in [known for known in self._calls if known not in LIVING]:
+                del self._calls[known]
+            calls = self._calls[group.process_group] = OrderedDict()
+        return calls
+
+    def __getitem__(self, grid: object) -> None:
+        """Raises InputError: how many programs run is for the schedule to say."""
+        raise InputError(f"launch {self.kernel.source.name}[...]", "a grid", "Call it as a function, without a grid")
+
+    def plan(
+        self,
+        numbers: Mapping[str, int],
+        world_size: int,
+        dtype: Dtype = "bfloat16",
+        rank: int | None = None,
+        tile_group: int = TILE_GROUP,
+    ) -> Plan:
+        """The proven plan of a call. numbers: the kernel's integer arguments by name.
+
+        Raises InputError for what is no call, and ScheduleError.
+        """
+        asked_arguments.check_on_paper(self.kernel.source, numbers, world_size, dtype)
+        space = self.kernel.space(numbers)
+        plan = author_plan(space, self.wanted, world_size, dtype, rank, self.chosen, tile_group)
+        verify_plan(plan, MachineLimits(), rank=rank).raise_if_refused()
+        return plan
+
+    @property
+    def chosen(self) -> str | None:
+        """The tensor whose own shard tiles can read where the caller has it; what lies elsewhere is copied first.
+
+        A tile reads rows of one block of it, which are one rank's: not all of them, nor part by part.
+        """
+        cut = {axis.name for axis in self.kernel.axes if not axis.is_streamed}
+        for said in (access.directive for access in self.kernel.loads):
+            is_woven = said.tensor in self.wanted and transport_of(self.wanted[said.tensor]).is_woven
+            if is_woven and said.dims[0].names & cut and can_choose(self.kernel, said.tensor):
+                return said.tensor
+        return None
+
+    @property
+    def _away(self) -> str | None:
+        """The tensor that tiles store at peers. Raises InputError where the kernel's stores cannot."""
+        found = [
+            tensor
+            for tensor, words in self.wanted.items()
+            if transport_of(words).side != GATHER and movers_of(words).intersection(CARRYING_TILES)
+        ]
+        if len(found) > 1:
+            raise InputError(f"store {' and '.join(found)} at peers", "a tile tells one place", "Let tiles store one")
+        if found and not can_store_away(self.kernel, found[0]):
+            reason = "it is stored through a descriptor, or in several statements: no pointer leads to a peer"
+            raise InputError(f"store {found[0]} at peers", reason, "Use mover=copy_engine")
+        return found[0] if found else None
+
+    def source(self) -> str:
+        """The text of the fused kernel's module, as `weaving` says. It imports and runs by itself."""
+        return emit(self.kernel, self.weaving())
+
+    def weaving(self) -> Weaving:
+        """What tiles wait for and announce, for two ranks or more whose shards are whole tiles."""
+        streamed = {axis.name for axis in self.kernel.axes if axis.is_streamed}
+        woven = {tensor for tensor, words in self.wanted.items() if transport_of(words).is_woven}
+        loads = [load.directive for load in self.kernel.loads if load.directive.tensor in woven]
+        late = {load.tensor for load in loads if load.dims[0].names & streamed}
+        return Weaving(
+            waits=frozenset(load.tensor for load in loads) - late,
+            chosen=self.chosen,
+            streams=bool(late),
+            signals=any(store.directive.tensor in woven for store in self.kernel.stores),
+            carries=path_of_slices(self.wanted.values()),
+            away=self._away,
+            exchanges=tuple((tensor, str(how)) for tensor, how in self.wanted.items()),
+        )
+
+
+_FUSED: WeakSet[Fused] = WeakSet()
+
+
+@atexit.register
+def _forget_calls() -> None:
+    """A process group must not outlive the interpreter, and calls hold theirs."""
+    for fused in list(_FUSED):
+        fused._calls.clear()
+
+
+class _Call:
+    """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
+
+    @lasting()
+    def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
+        self.group = group
+        try:
+            asked_arguments.check_options(fused.kernel.source.name, options)
+            asked_arguments.check_memory(fused.kernel.source.name, given)
+            numbers = {name: value for name, value in given.items() if type(value) is int}
+            space = fused.kernel.space(numbers)
+            wanted = fused.wanted
+            self.operands = _exchanged(space, wanted)
+            rows = {one.tensor: _own_rows(one, wanted, group) for one, _ in self.operands}
+            dtype = _check_tensors(fused.kernel, self.operands, given, rows)
+            others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
+            asked_arguments.check_others(fused.kernel.source.name, others, given)
+            self.plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
+            weaving = weaving_of(self.plan, space, wanted)
+            text = emit(fused.kernel, weaving)
+            folder = cache_folders()["overweave"] / "kernels"
+            function = load_generated(folder, fused.kernel.source.name, text)
+        except OverweaveError as error:
+            raise refuse(group, error) from None
+        self.signature = _shared(self.plan, space, wanted, text)
+        Board.of(group).agree(self.signature)
+        places = places_of(self.plan, space, wanted)
+        chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
+        away = next((store for store in space.stores if store.tensor == weaving.away), None)
+        launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}
+        kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, launch)
+        device = _device(given)
+        make = load("gpu author") if device.type == "cuda" else load("host author")
+        try:
+            self._bound = make.bind(self.plan, group, kernel, given)
+        except BaseException as error:
+            Board.of(group).give_up(error, fused.kernel.source.name)
+            raise
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """Runs it. Exchanged tensors go by their names, as the matrices that the schedule knows."""
+        inputs: dict[str, torch.Tensor] = {}
+        outputs: dict[str, torch.Tensor] = {}
+        for operand, is_store in self.operands:
+            tensor = tensor_of(given[operand.parameter])
+            assert tensor is not None
+            (outputs if is_store else inputs)[operand.tensor] = tensor.view(-1, operand.cols)
+        self._bound(given, inputs, outputs)
+
+
+def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str) -> bytes:
+    """Readable, and different for calls that differ in anything that all ranks share; other numbers may differ."""
+    words = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())
+    sizes = " ".join(f"{axis.name}={axis.extent}/{axis.block}" for axis in space.axes)
+    digest = blake2b(msgspec.json.encode(plan.schedule) + text.encode(), digest_size=6).hexdigest()
+    return f"compiled {space.kernel} {words} {sizes} {plan.realization.dtype} #{digest}".encode()
+
+
+def where_of(kernel: Any) -> tuple[Path, str, int | None]:
+    """File, name and line of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
+    if isinstance(kernel, str):
+        path, colon, name = kernel.rpartition(":")
+        if not colon or not name.isidentifier():
+            raise InputError(f"compile {kernel[:80]!r}", "it names no kernel", "Write FILE.py:NAME")
+        return Path(path), name, None
+    function = kernel
+    while hasattr(function, "fn"):
+        function = function.fn
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
+    if file is None or not Path(file).is_file():
+        found = f"{type(kernel).__name__} has no source file"
+        raise InputError("compile a kernel", found, "Pass a @triton.jit function that stands in a file")
+    if function.__qualname__ != function.__name__:
+        found = f"{function.__qualname__} stands inside another function, or a class"
+        raise InputError("compile a kernel", found, "Define it at the top level of its file")
+    return Path(file), str(function.__name__), int(function.__code__.co_firstlineno)
+
+
+def by_name(
+    kernel: Kernel, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The kernel's arguments in the order of its parameters, and the options of its launch. Raises InputError."""
+    names = kernel.source.parameters
+    asked = f"call {kernel.source.name}({', '.join(names)})"
+    options = {name: value for name, value in named.items() if name in OPTIONS and name not in names}
+    given = dict(zip(names, arguments, strict=False))
+    for name, value in named.items():
+        if name in options:
+            continue
+        if name not in names or name in given:
+            is_twice = name in given
+            cure = "Pass it once, by place or by name" if is_twice else f"Options: {', '.join(OPTIONS)}, group"
+            raise InputError(asked, f"{name} is {'given twice' if is_twice else 'unknown'}", cure)
+        given[name] = value
+    if len(arguments) > len(names):
+        raise InputError(asked, f"{len(arguments)} arguments", f"Pass at most {len(names)}")
+    missing = [name for name in names if name not in given and name not in kernel.source.defaults]
+    if missing:
+        cure = "Pass every parameter that has no default; overweave.compile_auto chooses those of configs"
+        raise InputError(asked, f"{', '.join(missing)} is missing", cure)
+    return {name: given[name] for name in names if name in given}, options
+
+
+def _exchanged(space: TileSpace, wanted: Mapping[str, Asked]) -> list[tuple[Operand, bool]]:
+    sides = {tensor: transport_of(words).side for tensor, words in wanted.items()}
+    loads = [(one, False) for one in space.loads if sides.get(one.tensor) == GATHER]
+    return loads + [(one, True) for one in space.stores if sides.get(one.tensor, GATHER) != GATHER]
+
+
+def _own_rows(operand: Operand, wanted: Mapping[str, Asked], group: Group) -> int:
+    """Rows of an exchanged tensor that this rank passes: its shard, or all that it exchanges or gets."""
+    transport = transport_of(wanted[operand.tensor])
+    if transport.direction or transport.gathers_sums:
+        return operand.rows
+    if transport.side == SPREAD:
+        return group.world_size * operand.rows
+    lo, hi = shard_rows(operand.rows, group.world_size, group.rank)
+    return hi - lo
+
+
+def _check_tensors(
+    kernel: Kernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], rows: Mapping[str, int]
+) -> Dtype:
+    """Every exchanged tensor has the rows that this rank should pass, row-major, all of one dtype. Or InputError."""
+    dtypes = set()
+    for operand, _ in operands:
+        own, tensor = rows[operand.tensor], tensor_of(given.get(operand.parameter))
+        of_whom, cure = _passed(operand, own)
+        asked = f"{kernel.source.name}: {operand.parameter}, {of_whom} [{own}, {operand.cols}] of {operand.tensor}"
+        if tensor is None:
+            raise InputError(asked, f"got {type(given.get(operand.parameter)).__name__}", "Pass a tensor")
+        if tensor.numel() != own * operand.cols or not tensor.is_contiguous():
+            found = f"got {list(tensor.shape)} with strides {tensor.stride()}"
+            raise InputError(asked, found, cure)
+        if tensor.data_ptr() % ALIGNED_BYTES:
+            found = f"it begins {tensor.data_ptr() % ALIGNED_BYTES} bytes behind a multiple of {ALIGNED_BYTES}"
+            raise InputError(asked, found, "Pass a copy of it")
+        dtypes.add(tensor.dtype)
+    if len(dtypes) != 1 or dtypes - DTYPES.keys():
+        found, known = ", ".join(sorted(map(str, dtypes))), ", ".join(map(str, DTYPES))
+        raise InputError(f"{kernel.source.name}: exchanged tensors of one dtype", f"got {found}", f"Use one of {known}")
+    return DTYPES[dtypes.pop()]  # type: ignore[return-value]
+
+
+def _passed(operand: Operand, rows: int) -> tuple[str, str]:
+    """Whose rows of a tensor a call is given, and how they should come."""
+    if rows > operand.rows:
+        of_whom = f"every rank's {operand.rows} rows, all"
+        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
+    if rows == operand.rows:
+        return "all", "Pass all of it, contiguous"
+    return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"
+
+
+def _signature_of(value: Any) -> Any:
+    """What of an argument decides how it is bound."""
+    tensor = tensor_of(value)
+    if tensor is None:
+        return type(value), value
+    described = [tuple(getattr(value, name, ())) for name in ("shape", "strides", "block_shape", "padding")]
+    return (
+        tensor.__class__,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.data_ptr() % 16 == 0,
+        *described,
+    )
+
+
+def _device(given: Mapping[str, Any]) -> torch.device:
+    return next(tensor.device for tensor in map(tensor_of, given.values()) if tensor is not None)

@@ -1,0 +1,340 @@
+"""Compiled kernels whose schedule is chosen: predicted for each set of numbers, or measured once by `tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import torch
+
+from overweave.compiler.emit.fuse import kernel_of
+from overweave.compiler.emit.kernel import Kernel
+from overweave.compiler.frontend.soundness import check_exchanged
+from overweave.errors import InputError, OverweaveError
+from overweave.hardware.machine import Machine
+from overweave.ir.dtype import Dtype
+from overweave.memory.group import Group
+from overweave.ops.author.arguments import LAUNCH_OPTIONS, check_asked, check_on_paper, check_options
+from overweave.ops.author.compile import OPTIONS, Fused, by_name, where_of
+from overweave.ops.call.arguments import DTYPES
+from overweave.ops.call.devices import current
+from overweave.ops.call.dispatch import GroupLike, group_of, refuse
+from overweave.runtime.authored import tensor_of
+from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
+from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan
+from overweave.schedules.weave.transports import GATHER, Asked, wanted_of
+from overweave.sim.author import guessed_tile_us
+from overweave.sim.simulate import total_us
+from overweave.tuner.measure.attempt import attempt
+from overweave.tuner.measure.compiled import (
+    FINALISTS,
+    Judged,
+    Measured,
+    Timed,
+    around,
+    cold,
+    content_key,
+    described,
+    judge,
+    recall,
+    remember,
+    shortlist,
+)
+from overweave.tuner.measure.statistics import median
+from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.model.choice import SOURCES, Weight
+from overweave.tuner.space.compiled import Constants, Way, asked_as, directed, is_auto, side_of
+from overweave.tuner.space.target import Target, target_of
+from overweave.tuner.store.cache import fingerprint
+
+EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
+
+
+def compile_auto(
+    kernel: Any,
+    schedule: Asked | Mapping[str, Asked],
+    *,
+    configs: Sequence[Mapping[str, int]] = (),
+    tile_us: float | None = None,
+) -> AutoFused:
+    """As `compile`, with schedules that are chosen: `all_gather.auto` stands for every `all_gather.*` and its options.
+
+    schedule: of each exchanged tensor, automatic, named, or a list of moves by hand, whose Puts with `mover="auto"` are
+    left to every back end in turn; one alone means the first tensor that is read, or written.
+    configs: constants to choose among too, of the kernel's tile, of its launch, and `tile_group`, which calls then
+    leave out; by default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model;
+    by default that is guessed from what a tile touches (sim/author.py).
+
+    Returns a callable as `compile` does, whose calls wait and raise as its. Each set of numbers is simulated once;
+    its `tune` measures, collectively. On a CPU the model stands for an H200. Raises DirectiveError for a kernel that
+    cannot be compiled, and InputError for schedules and configs that are none.
+    SOURCE: AutoOverlap 5.3.
+    """
+    read = kernel_of(*where_of(kernel))
+    named = schedule.values() if isinstance(schedule, Mapping) else (schedule,)
+    if not all(isinstance(how, str | Gather | Reduction | AllToAll) for how in named):
+        cure = "Pass names, such as all_gather.auto, or lists of moves"
+        raise InputError("compile_auto", f"schedule {str(schedule)[:60]}", cure)
+    if not isinstance(schedule, Mapping):
+        loads, stores = ([one.directive.tensor for one in side] for side in (read.loads, read.stores))
+        schedule = dict.fromkeys((loads if side_of(schedule) == GATHER else stores)[:1], schedule)
+    if tile_us is not None and not (isinstance(tile_us, int | float) and 0 < tile_us < inf):
+        raise InputError("compile_auto: tile_us", f"got {str(tile_us)[:40]!r}", "Pass microseconds above 0, or None")
+    chosen = configs_of(kernel, configs)
+    _check_constants(read, chosen)
+    return AutoFused(read, schedule, chosen, tile_us)
+
+
+class AutoFused:
+    """A kernel whose schedules and constants are chosen anew for each set of numbers, by what was measured of it, else
+    by the model. All ranks choose alike, or the call raises RankMismatch.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        asked: Mapping[str, Asked],
+        configs: tuple[Constants, ...],
+        tile_us: float | None,
+    ) -> None:
+        """configs: what to choose constants from, at least one, which may be none at all."""
+        self.kernel, self.configs, self._tile_us = kernel, configs, tile_us
+        loads, stores = ([one.directive.tensor for one in side] for side in (kernel.loads, kernel.stores))
+        self.asked = {
+            tensor: directed(how, tensor in loads) if isinstance(how, str) else how for tensor, how in asked.items()
+        }
+        check_asked(kernel.source.name, self.asked)
+        wanted_of(loads, stores, {tensor: how for tensor, how in self.asked.items() if not is_auto(how)})
+        for tensor, how in self.asked.items():
+            known = loads if side_of(how) == GATHER else stores
+            if tensor not in known:
+                found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
+                raise InputError(f"schedule {str(how)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+        read = {tensor for tensor, how in self.asked.items() if side_of(how) == GATHER}
+        check_exchanged(kernel, read, self.asked.keys() - read)
+        self._fused: dict[tuple[tuple[str, str], ...], Fused] = {}
+        self._ways: dict[tuple[Any, ...], Way] = {}
+
+    def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
+        """Runs the chosen way on this rank; what the call does and raises else: see `Fused`."""
+        resolved = group_of(group)
+        try:
+            call = _Call(self, resolved, arguments, named)
+            if call.signature not in self._ways:
+                known = recall(self.kernel.source.name, call.key, self.asked, self.configs)
+                self._ways[call.signature] = known.times[0].way if known else cold(call.judged())
+        except OverweaveError as error:
+            raise refuse(resolved, error) from None
+        call.run(self._ways[call.signature])
+
+    def tune(self, *arguments: Any, group: GroupLike = None, **named: Any) -> tuple[Timed, ...]:
+        """Measures the best few by the model with these arguments, then what lies around the best of them, and keeps
+        what came out. Collective; takes seconds.
+
+        Returns the times, the quickest first; the first few were timed anew, side by side. Later calls with the same
+        numbers take the first, in other processes too. On a CPU nothing is measured and nothing kept: times are those
+        of the model.
+        Raises InputError, also where no way runs, and RankMismatch.
+        """
+        resolved = group_of(group)
+        try:
+            call = _Call(self, resolved, arguments, named)
+            judged = call.judged()
+        except OverweaveError as error:
+            raise refuse(resolved, error) from None
+        if call.device.type != "cuda":
+            first = cold(judged)
+            self._ways[call.signature] = first
+            times = [Timed(each.way, each.predicted_us) for each in judged if each.predicted_us is not None]
+            return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
+        with current(call.device):
+            measured = Measured(call.key, call.tuned(judged))
+        self._ways[call.signature] = measured.times[0].way
+        if resolved.rank == 0:
+            remember(self.kernel.source.name, measured)
+        return measured.times
+
+    def rank(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", target: Target | None = None
+    ) -> tuple[Judged, ...]:
+        """What the model says of every way that it looked at, the quickest first; on paper. numbers: as `plan` takes
+        them, without those of `configs`. Raises InputError for what is no call."""
+        return _quickest_first(self._judged(numbers, world_size, dtype, target))
+
+    def explain(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", target: Target | None = None
+    ) -> str:
+        """What calls take before they are tuned, and beside it every way that the model looked at, with its time or
+        why it cannot be; as text, on paper. Raises InputError for what is no call, and where no way can be."""
+        judged = self._judged(numbers, world_size, dtype, target)
+        if all(one.obstacle for one in judged):
+            asked = f"explain {self.kernel.source.name} on {world_size} ranks"
+            raise InputError(asked, f"none of {len(judged)} ways can be; {judged[0].obstacle}", "Mend this first")
+        taken = cold(judged)
+        told = [Weight(str(one.way), one.predicted_us, None, one.obstacle) for one in _quickest_first(judged)]
+        width = max(len(one.candidate) for one in told)
+        marks = ("->" if one.candidate == str(taken) else "  " for one in told)
+        lines = (f"  {mark} {one.line(width)}" for mark, one in zip(marks, told, strict=True))
+        return "\n".join(
+            [str(taken), f"  source: {SOURCES['model']}; the library's way unless another is well ahead", *lines]
+        )
+
+    def _judged(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype, target: Target | None
+    ) -> tuple[Judged, ...]:
+        check_on_paper(self.kernel.source, numbers, world_size, dtype)
+        machine = described(target or Target("cpu"), world_size)
+        return judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
+
+    def _prediction(self, numbers: Mapping[str, int], world_size: int, dtype: Dtype) -> Callable[[Way, Machine], float]:
+        def predict(way: Way, machine: Machine) -> float:
+            space, fused = self.kernel.space({**numbers, **dict(way.constants)}), self.fused(way)
+            group = dict(way.constants).get("tile_group", TILE_GROUP)
+            plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen, group)
+            return total_us(plan, machine, self._tile_us or guessed_tile_us(machine, space, dtype))
+
+        return predict
+
+    def fused(self, way: Way) -> Fused:
+        """The kernel with the schedules of a way."""
+        if way.exchanges not in self._fused:
+            wanted = {tensor: asked_as(self.asked[tensor], how) for tensor, how in way.exchanges}
+            self._fused[way.exchanges] = Fused(self.kernel, wanted)
+        return self._fused[way.exchanges]
+
+
+def _quickest_first(judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    return tuple(sorted(judged, key=lambda each: (each.predicted_us is None, each.predicted_us or 0.0)))
+
+
+class _Call:
+    """One call: its arguments by name, and all that its choice depends on."""
+
+    def __init__(self, auto: AutoFused, group: Group, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._auto, self.group, self._arguments, self._named = auto, group, arguments, dict(named)
+        given, options = by_name(auto.kernel, arguments, {**named, **dict(auto.configs[0])})
+        twice = [name for name, _ in auto.configs[0] if name in named]
+        if twice:
+            asked = f"call {auto.kernel.source.name} with {', '.join(twice)}"
+            raise InputError(asked, "it is chosen from configs", "Leave it out, or compile without configs")
+        self._given = given
+        self._expected: torch.Tensor | None = None  # what the first way that ran wrote
+        numbers = {name: value for name, value in given.items() if type(value) is int}
+        self._numbers = {name: value for name, value in numbers.items() if name not in dict(auto.configs[0])}
+        asked = f"call {auto.kernel.source.name}"
+        exchanged = next((tensor for tensor in map(tensor_of, self._stored(auto.asked)) if tensor is not None), None)
+        if exchanged is None:
+            found = f"{' and '.join(auto.asked)} is no tensor"
+            raise InputError(asked, found, "Pass this rank's part of what is exchanged")
+        if exchanged.dtype not in DTYPES:
+            raise InputError(asked, f"{exchanged.dtype}", f"Use one of {', '.join(DTYPES.values())}")
+        self.device, self._dtype = exchanged.device, exchanged.dtype
+        self._options = tuple(sorted(options.items()))
+        self._target = target_of(self.device)
+        where = (self.device.type, self._dtype, group.world_size)
+        self.signature = (tuple(self._numbers.items()), self._options, *where)
+
+    @property
+    def key(self) -> str:
+        """Of everything that a measurement depends on. Ranks have the same: where only other numbers differ, such as
+        the place of a rank's queries, the tiles are the same."""
+        auto = self._auto
+        return content_key(
+            auto.kernel.source.module.code,
+            auto.kernel.source.name,
+            sorted((tensor, repr(how)) for tensor, how in auto.asked.items()),
+            [(constants, auto.kernel.space({**self._numbers, **dict(constants)})) for constants in auto.configs],
+            self._options,
+            self._dtype,
+            fingerprint(self._target, self.group.world_size),
+        )
+
+    def judged(self) -> tuple[Judged, ...]:
+        dtype: Dtype = DTYPES[self._dtype]  # type: ignore[assignment]
+        predict = self._auto._prediction(self._numbers, self.group.world_size, dtype)
+        machine = described(self._target, self.group.world_size)
+        return judge(self._auto.asked, self._auto.configs, predict, machine)
+
+    def run(self, way: Way) -> None:
+        fused, constants = self._auto.fused(way), dict(way.constants)
+        fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
+
+    def tuned(self, judged: tuple[Judged, ...]) -> tuple[Timed, ...]:
+        """All times, those of the last few first, which were taken side by side. Collective."""
+        times = self.measured(shortlist(judged))
+        more = around(judged[0].way.constants, times, self._auto.asked)
+        if more:
+            anew = self.measured((times[0].way, *more))
+            times = tuple(sorted({one.way: one for one in (*times, *anew)}.values(), key=lambda one: one.us))
+        last = self.measured([one.way for one in times[:FINALISTS]])
+        return (*last, *(one for one in times if one.way not in {each.way for each in last}))
+
+    def measured(self, ways: Sequence[Way]) -> tuple[Timed, ...]:
+        """Medians of those that run and write what the first one does, quickest first. Collective.
+
+        Raises InputError, on every rank, if none runs.
+        """
+        stored = {one.directive.tensor for one in self._auto.kernel.stores}
+        (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
+        calls: dict[str, Callable[[int], torch.Tensor]] = {}
+        failed: list[str] = []
+        for way in ways:
+
+            def call(turn: int, way: Way = way) -> torch.Tensor:
+                self.run(way)
+                return out
+
+            why = attempt(call, self._expected, self)
+            if why:
+                failed.append(f"{way}: {why}")
+                continue
+            calls[str(way)] = call
+            self._expected = out.clone() if self._expected is None else self._expected
+        if not calls:
+            asked = f"tune {self._auto.kernel.source.name}"
+            raise InputError(asked, f"none of {len(failed)} ways runs; {failed[:1]}", "Call one by name to see why")
+        samples = compare(calls, self.device, self.group.process_group, EFFORT)
+        times = [Timed(way, round(median(samples.device_us[str(way)]), 3)) for way in ways if str(way) in calls]
+        return tuple(sorted(times, key=lambda one: one.us))
+
+    def _stored(self, tensors: Any) -> list[Any]:
+        """The arguments that hold these tensors."""
+        kernel = self._auto.kernel
+        said = [one.directive for one in (*kernel.loads, *kernel.stores)]
+        return [self._given.get(one.parameter) for one in said if one.tensor in tensors]
+
+
+def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Constants, ...]:
+    """Constants to choose from: those that are given, or those of the kernel's `@triton.autotune`; at least one.
+
+    Raises InputError for configs that do not all name the same things.
+    """
+    listed: object = configs
+    if not isinstance(listed, Sequence) or not all(isinstance(config, Mapping) for config in listed):
+        kind = f"got {type(listed).__name__}"
+        raise InputError("compile with configs", kind, "Pass a list of mappings, constants by name")
+    found = [dict(config) for config in configs] or [_of_autotuner(one) for one in getattr(kernel, "configs", ())]
+    known = tuple(dict.fromkeys(tuple(sorted(config.items())) for config in found)) or ((),)
+    names = {tuple(name for name, _ in config) for config in known}
+    if len(names) > 1 or any(type(value) is not int for config in known for _, value in config):
+        listed = "; ".join(" ".join(f"{name}={value}" for name, value in config) for config in known[:3])
+        raise InputError("compile with configs", listed, "Give whole numbers for the same names in each")
+    return known
+
+
+def _check_constants(kernel: Kernel, configs: tuple[Constants, ...]) -> None:
+    """Raises InputError for a config that no call could have."""
+    for config in configs:
+        options = {name: value for name, value in config if name not in kernel.source.parameters}
+        unknown = sorted(options.keys() - set(OPTIONS))
+        if unknown:
+            asked = f"compile {kernel.source.name} with a config"
+            raise InputError(asked, f"{unknown[0][:40]} is unknown", f"Name its parameters, or {', '.join(OPTIONS)}")
+        check_options(kernel.source.name, options)
+
+
+def _of_autotuner(config: Any) -> dict[str, int]:
+    """The numbers of a `triton.Config`."""
+    launch = {name: getattr(config, name, None) for name in LAUNCH_OPTIONS}
+    return {**config.kwargs, **{name: value for name, value in launch.items() if value is not None}}

@@ -1,0 +1,127 @@
+"""Calls that all ranks agreed on once, as a group keeps them: by everything that decides how a call runs, and bounded.
+
+A call that was forgotten is prepared again when it comes back; its peers, who may still know it, notice nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+import torch
+
+from overweave.ir.epilogue import Z
+from overweave.ir.plan import numbered
+from overweave.ir.problem import Problem
+from overweave.memory.board.board import Board
+from overweave.memory.fast_empty import Make, maker
+from overweave.tuner.model.choice import Choice
+
+MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
+Tensors = dict[str, torch.Tensor]
+Run = Callable[[Tensors], None]
+Key = tuple[object, ...]
+Output = tuple[str, tuple[int, int], torch.dtype]
+_ON_CPU = maker(torch.device("cpu"))
+_CLOCK = count(1)
+
+
+class Bound(Protocol):
+    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns. makes: results
+    that it makes itself, and adds to the tensors of a call."""
+
+    was_captured: bool
+    makes: frozenset[str]
+
+    def __call__(self, tensors: Tensors, /) -> None: ...
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs.
+
+    bound: what the run keeps on a GPU; None if that is nothing. outputs: by name, what is made for its results before
+    it runs. board: where calls are announced to the peers. make: makes a matrix where x lies. last_use: which of all
+    calls of this process was the last like it.
+    """
+
+    problem: Problem
+    signature: bytes
+    choice: Choice
+    run: Run
+    bound: Bound | None = None
+    outputs: tuple[Output, ...] = ()
+    board: Board | None = None
+    make: Make = _ON_CPU
+    last_use: int = 0
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs the call on its inputs by name, to which its outputs are added.
+
+        Peers count on it: they are told if it ends before it is launched."""
+        self.last_use = next(_CLOCK)
+        try:
+            for name, shape, dtype in self.outputs:
+                tensors[name] = self.make(shape, dtype)
+            self.run(tensors)
+        except BaseException as error:
+            if self.board is not None:
+                self.board.give_up(error, self.problem.operator)
+            raise
+
+
+def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
+    """What a call on a rank gives back."""
+    rows = problem.result_rows(rank)
+    dtype: torch.dtype = getattr(torch, problem.result_dtype)
+    made: list[Output] = [(numbered("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
+    if problem.returns_gathered:
+        made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
+    if problem.norm is not None:
+        made.append((Z, (problem.m, problem.n), dtype))
+    return tuple(made)
+
+
+def as_matrices(tensors: Tensors) -> Tensors:
+    """The tensors of a call as plans describe them: vectors as one row, a number as `[1, 1]`.
+
+    A call takes them as they were passed: kernels ask where they lie, and torch's operations broadcast.
+    """
+    return {name: tensor if tensor.dim() == 2 else tensor.reshape(1, -1) for name, tensor in tensors.items()}
+
+
+class Calls(dict[Key, Prepared]):
+    """The prepared calls of one group; beyond the limit those go that ran longest ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[Bound] = []  # forgotten, but replayed by graphs of the caller's
+
+    def put(self, key: Key, prepared: Prepared) -> None:
+        self[key] = prepared
+        prepared.last_use = next(_CLOCK)
+        if len(self) > MOST_CALLS:
+            by_use = sorted(self, key=lambda key: self[key].last_use)
+            self._drop(by_use[: MOST_CALLS // 4])
+
+    def latest(self) -> Prepared:
+        """The one that ran last."""
+        return max(self.values(), key=lambda call: call.last_use)
+
+    def forget(self, operator: str) -> None:
+        """The next call of each signature of an operator chooses anew, but for what callers asked for by name."""
+        choices = [key for key, call in self.items() if call.choice.source != "asked"]
+        self._drop([key for key in choices if self[key].problem.operator == operator])
+
+    def close(self) -> bool:
+        """Forgets all calls; whether nothing is left that graphs of the caller's replay."""
+        self._drop(list(self))
+        return not self._held
+
+    def _drop(self, keys: list[Key]) -> None:
+        dropped = [bound for key in keys if (bound := self.pop(key).bound) is not None]
+        if dropped:
+            torch.cuda.synchronize()  # none of them is under way when its memory goes
+        self._held += [bound for bound in dropped if bound.was_captured]

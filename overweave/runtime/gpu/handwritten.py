@@ -1,0 +1,212 @@
+"""Kernels fused by hand on GPUs: launched by Triton on the caller's stream, copies and flags on streams beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
+from overweave.memory.cuda import driver
+from overweave.memory.cuda.workspace import Slot, Workspace
+from overweave.memory.device.protocol import QUEUE_OPERATION
+from overweave.memory.group import Group
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.runtime.gpu.call_frame import CallFrame
+from overweave.runtime.gpu.head import head_of
+from overweave.runtime.gpu.waits import Enqueue, waiting
+from overweave.runtime.handwritten import (
+    MAIN,
+    Action,
+    Await,
+    ChannelArgument,
+    Declared,
+    Launch,
+    Move,
+    Part,
+    Raise,
+    Step,
+    TensorArgument,
+)
+
+
+class HandwrittenRun(CallFrame):
+    """A program bound to a workspace. A call enqueues its work on the current stream. Built collectively."""
+
+    def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
+        super().__init__(Workspace.of(group, device))
+        layout = declared.lay_out()
+        slots = self._workspace.lease(layout)
+        self._slots = [_BoundSlot(declared, layout, self._workspace, slot) for slot in slots]
+        self._known: set[Any] = set()
+
+    def __call__(self, signature: bytes, steps: list[Step]) -> None:
+        """Raises RankMismatch, and PeerError for what went wrong in an earlier call. May be captured in a graph."""
+        self._workspace.board.post(signature)
+        self.run_call(partial(self._enqueue, steps))
+
+    def _enqueue(self, steps: list[Step], stream: torch.cuda.Stream, is_captured: bool) -> None:
+        if not is_captured:
+            self._load(steps)
+        slot = self._slots[self._workspace.take_turn()]
+        sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
+
+        def work() -> None:
+            for queue, action in (*steps, *_awaited_beside(steps)):
+                if queue == MAIN and isinstance(action, Await):
+                    slot.wait(stream, action)
+                else:
+                    slot.enqueue(sides.get(queue, stream), action)
+
+        self.run_beside(stream, sides.values(), slot.begin, work)
+
+    def _load(self, steps: list[Step]) -> None:
+        """Compiles and loads kernels that are new, while this GPU is idle: behind a kernel that waits it could not."""
+        for _, action in steps:
+            if not isinstance(action, Launch):
+                continue
+            arguments, options = self._slots[0].bound(action)
+            key = (id(action.kernel), _specialised((*arguments, *options.items())))
+            if key not in self._known:
+                torch.cuda.synchronize(self._workspace.device)
+                action.kernel.warmup(*arguments, grid=action.grid, **options)._init_handles()
+                self._known.add(key)
+
+
+class _BoundSlot:
+    """What kernels and copies of this rank address in one slot."""
+
+    def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace, slot: Slot) -> None:
+        self._declared, self._layout, self._slot, self._rank = declared, layout, slot, workspace.group.rank
+        self.begin, signals, words = head_of(workspace, slot, layout.signals)
+        self._arrays = [signals, words, workspace.limits]
+        self._waits: dict[Await, Enqueue] = {}
+        self._waiting({0: 0})  # its kernel is loaded now, not in a call
+        self._channels = {
+            name: Channel(
+                signals=signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
+                peers=self._table([base + layout.signal_offset(name, 0) for base in slot.bases], workspace.device),
+                words=words,
+                limits=workspace.limits,
+                producer_table=None,
+                consumer_table=None,
+                counts=None,
+                rank=self._rank,
+                number=declared.number(name),
+                layout=folded(channel),
+            )
+            for name, channel in declared.channels.items()
+        }
+        self._tensors = {
+            name: SymmetricTensor(
+                self._own(name),
+                self._table([base + layout.buffers[name] for base in slot.bases], workspace.device),
+                folded(SymmetricLayout(buffer.cols, buffer.is_shard)),
+            )
+            for name, buffer in declared.buffers.items()
+        }
+
+    def enqueue(self, stream: torch.cuda.Stream, action: Action) -> None:
+        """Does what the action says, in stream order."""
+        if isinstance(action, Launch):
+            arguments, options = self.bound(action)
+            with torch.cuda.stream(stream):
+                action.kernel[action.grid](*arguments, **options)
+        elif isinstance(action, Raise):
+            address = self._slot.bases[action.rank] + self._layout.signal_offset(action.channel, action.counter)
+            driver.write_value(stream.cuda_stream, address, 1)
+        elif isinstance(action, Await):
+            for counter, count in action.counts:
+                address = self._slot.bases[self._rank] + self._layout.signal_offset(action.channel, counter)
+                driver.wait_value(stream.cuda_stream, address, count)
+        else:
+            self._move(stream, action)
+
+    def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
+        """Waits by a kernel, which has a deadline."""
+        if action not in self._waits:
+            counts = {self._layout.signal(action.channel, counter): count for counter, count in action.counts}
+            self._waits[action] = self._waiting(counts)
+        self._waits[action](stream.cuda_stream)
+
+    def _waiting(self, counts: dict[int, int]) -> Enqueue:
+        numbers = [QUEUE_OPERATION.value, self._layout.signals, len(self._slot.bases)]
+        return waiting(counts, numbers, self._arrays)
+
+    def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
+        """A kernel's arguments and options in this slot."""
+        options = {name: self._argument(value) for name, value in launch.options.items()}
+        return [self._argument(argument) for argument in launch.arguments], options
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, ChannelArgument):
+            tables = (value.producer_table, value.consumer_table, value.counts)
+            named = dict(zip(("producer_table", "consumer_table", "counts"), tables, strict=True))
+            return self._channels[value.name]._replace(**named)
+        if isinstance(value, TensorArgument):
+            return self._tensors[value.name]
+        return self._view(value) if isinstance(value, Part) else value
+
+    def _move(self, stream: torch.cuda.Stream, move: Move) -> None:
+        source, target = move.source, move.target
+        rows, cols = source.shape
+        if not rows * cols:
+            return
+        if self._is_own(source) and self._is_own(target):
+            with torch.cuda.stream(stream):
+                self._view(target).copy_(self._view(source), non_blocking=True)
+            return
+        (begin, pitch), (end, end_pitch) = self._address(source), self._address(target)
+        row_bytes = cols * self._itemsize(source)
+        driver.copy(stream.cuda_stream, begin, end, row_bytes, rows, (pitch, end_pitch))
+
+    def _is_own(self, place: Part | torch.Tensor) -> bool:
+        return isinstance(place, torch.Tensor) or place.rank == self._rank
+
+    def _itemsize(self, place: Part | torch.Tensor) -> int:
+        dtype = place.dtype if isinstance(place, torch.Tensor) else self._declared.buffers[place.buffer].dtype
+        return dtype.itemsize
+
+    def _address(self, place: Part | torch.Tensor) -> tuple[int, int]:
+        """Where it begins, and how far its rows are apart, in bytes."""
+        if isinstance(place, torch.Tensor):
+            return place.data_ptr(), place.stride(0) * place.element_size()
+        buffer = self._declared.buffers[place.buffer]
+        pitch = buffer.cols * buffer.dtype.itemsize
+        base = self._slot.bases[place.rank] + self._layout.buffers[place.buffer]
+        return base + place.rows[0] * pitch + place.cols[0] * buffer.dtype.itemsize, pitch
+
+    def _own(self, name: str) -> torch.Tensor:
+        buffer = self._declared.buffers[name]
+        return self._slot.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
+
+    def _view(self, place: Part | torch.Tensor) -> torch.Tensor:
+        if isinstance(place, torch.Tensor):
+            return place
+        return self._own(place.buffer)[slice(*place.rows), slice(*place.cols)]
+
+    @staticmethod
+    def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
+        return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+def _awaited_beside(steps: list[Step]) -> list[Step]:
+    """What streams beside the caller's wait for on their own. The caller's does so at the end, with a deadline."""
+    counts: dict[str, dict[int, int]] = {}
+    for queue, action in steps:
+        if queue != MAIN and isinstance(action, Await):
+            counts.setdefault(action.channel, {}).update(action.counts)
+    return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
+
+
+def _specialised(value: Any) -> Any:
+    """What of an argument decides how a kernel is compiled."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, tuple):
+        return tuple(map(_specialised, value))
+    base = getattr(value, "base", None)
+    if isinstance(base, torch.Tensor):  # a descriptor
+        return base.dtype, tuple(value.block_shape)
+    return getattr(value, "value", value)

@@ -1,0 +1,153 @@
+"""Runs plans of packed messages on a GPU: one kernel, and a matmul before or behind it, the library's or ours.
+
+No head of the call, no other stream. Both are one graph once a call's tensors come back (runtime/gpu/replays.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import groupby
+
+import torch
+
+from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.schedule import LOCAL, Compute, Operation
+from overweave.memory.cuda.workspace import Workspace
+from overweave.memory.packed_layout import lay_out_packed
+from overweave.runtime.gpu.call_frame import CallFrame
+from overweave.runtime.gpu.head import words_of
+from overweave.runtime.gpu.kernels.kernels import Launch, moving, packed_launch
+from overweave.runtime.gpu.kernels.packed_call import Caller, packed_arguments
+from overweave.runtime.gpu.kernels.skinny import may_start_early, skinny_launch
+from overweave.runtime.gpu.kernels.skinny_call import Factors, Turn, tiles_of
+from overweave.runtime.gpu.replays import Replays
+from overweave.runtime.library.calls import library_call
+
+Tensors = dict[str, torch.Tensor]
+Enqueue = Callable[[torch.cuda.Stream, Tensors], None]
+
+
+class PackedRun(CallFrame):
+    """A plan bound to the packed space of a workspace: call it with the tensors of every input and output buffer.
+
+    Binding is collective if the space must grow. A call enqueues its work on the current stream and returns; under
+    capture it is captured. Raises PeerError for what went wrong in an earlier call.
+
+    Calls become graphs only where programs are fewer than SMs. To make a graph the driver may wait until kernels of
+    this rank have ended. Another library's kernel among them waits for its part on a peer, which needs an SM there; a
+    peer that is ahead has launched this call, whose programs wait for this rank. With an SM that they leave alone the
+    other kernel ends. Programs of a matmul that starts early behind a gather hold SMs as long. (A slot's calls need no
+    such rule: their kernels run once every peer has begun the call.)
+    """
+
+    def __init__(self, plan: Plan, workspace: Workspace, example: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(workspace)
+        self._plan = plan
+        self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
+        self._own = self._own_buffers()
+        self._moving = {name: moving(tensor) for name, tensor in example.items()}
+        self._example = {**example, **self._own}
+        operations = tuple(plan.schedule.of_rank(workspace.group.rank))
+        engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
+        runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
+        self._shapes = {name: tuple(each.shape) for name, each in self._example.items()}
+        self._replays, self._may_replay, self._held = Replays(), True, 0
+        skinny = plan.realization.skinny
+        has_both = len(runs) == 2 and any(is_library and _has_rows(members) for is_library, members in runs)
+        self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
+        self._steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
+        del self._example, self._plan  # the caller's tensors are not ours to keep: launches know where later ones lie
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
+        workspace = self._workspace
+        if torch.cuda.is_current_stream_capturing():
+            self._keep()
+            self._enqueue(tensors, workspace.current_stream())
+            return
+        places = tuple([tensor.data_ptr() for tensor in tensors.values()])
+        with workspace.chain.turn:
+            stream = workspace.enter()
+            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, tensors)):
+                self._enqueue(tensors, stream)
+            workspace.leave(stream)
+
+    def _enqueue(self, tensors: Tensors, stream: torch.cuda.Stream) -> None:
+        for name, tensor in tensors.items():
+            self._moving[name].address = tensor.data_ptr()
+        whole = {**tensors, **self._own}
+        for enqueue in self._steps:
+            enqueue(stream, whole)
+
+    def _bound(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> Enqueue:
+        """What neighbours in launch order do: library calls one by one, or the kernel that does them all; where a plan
+        says so, our matmuls one by one. follows: others stand before them."""
+        problem, group = self._plan.problem, self._workspace.group
+        if not is_library:
+            return partial(_launch_all, [self._kernel(follows and self._is_chained)])
+        if self._plan.realization.skinny is not None:
+            return partial(_launch_all, self._matmuls(operations, follows))
+        calls = [library_call(operation, problem, self._shapes, group) for operation in operations]
+
+        def run(stream: torch.cuda.Stream, tensors: Tensors) -> None:
+            for call in calls:
+                call(tensors)
+
+        return run
+
+    def _matmuls(self, operations: tuple[Operation, ...], follows: bool) -> list[Launch]:
+        """Those that have rows. The packed kernel is a neighbour of the first, or the last."""
+        computes = [each for each in operations if isinstance(each, Compute) and not each.writes[0].is_empty]
+        neighbour = 0 if follows else len(computes) - 1
+        turn: Turn = "follows" if follows else "leads"
+        return [
+            self._matmul(each, turn if self._is_chained and at == neighbour else "in_turn")
+            for at, each in enumerate(computes)
+        ]
+
+    def _matmul(self, compute: Compute, turn: Turn) -> Launch:
+        """Of whole matrices, as verify knows them in such a plan."""
+        config = self._plan.realization.skinny
+        assert config is not None
+        names = compute.a[0].buffer, compute.b.buffer, compute.out[0].buffer
+        a, b, out = (self._example[name] for name in names)
+        stand_ins = {**self._moving, **self._own}
+        bases = stand_ins[names[0]], stand_ins[names[1]], stand_ins[names[2]]
+        if turn == "follows":
+            self._hold(tiles_of(config, a.shape[0], b.shape[1]) * config.splits)
+        return skinny_launch(config, Factors(a, b, out, bases), self._workspace.shares, turn)
+
+    def _kernel(self, is_early: bool) -> Launch:
+        config, workspace = self._plan.realization.packed, self._workspace
+        assert config is not None
+        words = words_of(workspace)
+        caller = Caller(workspace.group.rank, (words, workspace.limits), config.block, self._is_chained)
+        layout = lay_out_packed(self._plan)
+        arguments, programs = packed_arguments(self._plan, layout, {**self._moving, **self._own}, self._space, caller)
+        self._hold(programs)
+        return packed_launch(config, arguments, programs, is_early)
+
+    def _hold(self, programs: int) -> None:
+        """So many more are on SMs while messages are waited for."""
+        self._held += programs
+        self._may_replay = self._held < _sms(self._workspace.device)
+
+    def _own_buffers(self) -> dict[str, torch.Tensor]:
+        """This rank's product, or what it gathers, by the name of its buffer."""
+        local = [each for each in self._plan.schedule.buffers if each.home == LOCAL]
+        dtypes = {each.name: getattr(torch, each.dtype or self._plan.realization.dtype) for each in local}
+        return {each.name: self._space.product((each.rows, each.cols), dtypes[each.name]) for each in local}
+
+
+def _has_rows(operations: tuple[Operation, ...]) -> bool:
+    return any(not region.is_empty for each in operations for region in each.writes)
+
+
+def _launch_all(launches: list[Launch], stream: torch.cuda.Stream, tensors: Tensors) -> None:
+    for launch in launches:
+        launch(stream.cuda_stream)
+
+
+def _sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,1 @@
+"""Plans on CPU ranks: real data and real signals between processes."""

@@ -1,0 +1,255 @@
+"""The emulation: one rank's part of any Plan on CPU tensors, with real data and real signals between processes.
+
+Library depth: torch computes each operation at once, and signals count its tiles. The waits, the signals, the slots and
+the credits are those of the Plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overweave.errors import ScheduleError
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import (
+    INPUT,
+    OUTPUT,
+    Collective,
+    Copy,
+    Get,
+    Operation,
+    Put,
+    ReducePut,
+    Region,
+    Wait,
+)
+from overweave.memory.board.alarm import Alarm
+from overweave.memory.group import Group
+from overweave.memory.host.lock import run_alone
+from overweave.memory.host.workspace import HostWorkspace
+from overweave.memory.layout import SlotLayout
+from overweave.runtime.host.agenda import Agenda, Step
+from overweave.runtime.host.beside import IsDone, work_off
+from overweave.runtime.library.epilogue import run_with_epilogue
+from overweave.runtime.library.library import View, movable
+from overweave.runtime.library.norm import finish_sum
+from overweave.runtime.trace.trace import Stopwatch
+
+Tensors = Mapping[str, Tensor]
+
+
+class HostCall:
+    """One call of a plan on one rank. `run` returns when the outputs are complete.
+
+    Raises PeerDied, PeerTimeout or another PeerError; the outputs are then NaN and the workspace is broken.
+    """
+
+    def __init__(self, plan: Plan, group: Group, workspace: HostWorkspace, timeout_s: float) -> None:
+        self.plan = plan
+        self.group = group
+        self.workspace = workspace
+        self.timeout_s = timeout_s
+        self.stopwatch: Stopwatch | None = None
+        self.agenda = self.make_agenda()
+        self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
+
+    @staticmethod
+    def check(plan: Plan) -> None:
+        """Whether this depth can run the plan on any rank. Raises InputError."""
+
+    def make_agenda(self) -> Agenda:
+        """Which steps there are: one per operation."""
+        return Agenda.of(self.plan.schedule, self.group.rank)
+
+    def run(self, layout: SlotLayout, inputs: Tensors, outputs: Tensors) -> None:
+        """Inputs and outputs by buffer name, `[rows, cols]`, with at least the rows and columns of the own regions."""
+        self.tensors = {**inputs, **outputs}
+        dtype = getattr(torch, self.plan.realization.dtype)
+        try:
+            self.slot = self.workspace.begin(self.plan.schedule, layout, dtype, self.timeout_s)
+            self.prepare()
+            self._work_off()
+        except BaseException as error:
+            self.workspace.is_broken = True
+            self.give_up()
+            for output in outputs.values():
+                output.fill_(torch.nan)
+            self.workspace.board.give_up(error, self.plan.name)
+            raise
+        self.workspace.board.finish()
+
+    def has_moved(self) -> bool:
+        """Whether what runs beside this loop has got on since the last look."""
+        return False
+
+    def give_up(self) -> None:
+        """The call is void: stops what runs beside this loop."""
+
+    def prepare(self) -> None:
+        """What this depth needs of the slot before the first step."""
+
+    def begin_step(self, step: Step) -> IsDone | None:
+        """Starts a step whose waits are over; None if it is complete already."""
+        (operation,) = step.operations
+        if isinstance(operation, Collective):
+            return self._start_collective(operation)
+        if isinstance(operation, Copy) and operation.delay_us:
+            return self._start_late(operation)
+        if isinstance(operation, ReducePut):
+            return lambda: run_alone(lambda: self._execute(operation))
+        self._execute(operation)
+        return None
+
+    def _execute(self, operation: Operation) -> None:
+        if isinstance(operation, Put | Get | ReducePut):
+            for source, destination in zip(operation.sources, operation.destinations, strict=True):
+                target, arriving = self.view(destination), self.view(source)
+                target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
+        else:
+            run_with_epilogue(operation, self.plan.problem, self.view, (self.tensors, self.group))
+
+    def _start_late(self, operation: Copy) -> IsDone:
+        due_s = time.monotonic() + operation.delay_us / 1e6
+
+        def is_done() -> bool:
+            if time.monotonic() < due_s:
+                return False
+            self._execute(operation)
+            return True
+
+        return is_done
+
+    def _start_collective(self, operation: Collective) -> IsDone:
+        try:
+            ends = _start_collective(operation, self.group, self.view)
+        except RuntimeError as error:
+            raise self.workspace.board.blame(error, operation.name) from error
+
+        def is_done() -> bool:
+            try:
+                return ends()
+            except RuntimeError as error:
+                raise self.workspace.board.blame(error, operation.name) from error
+
+        return is_done
+
+    def view(self, region: Region) -> Tensor:
+        """The elements of a region, where they lie."""
+        home = self._homes[region.buffer]
+        if home in (INPUT, OUTPUT):
+            matrix = self.tensors[region.buffer]
+        else:
+            matrix = self.slot.buffer(region.buffer, region.rank)
+        return matrix[slice(*region.rows), slice(*region.cols)]
+
+    def _work_off(self) -> None:
+        work_off(
+            lambda: self.agenda.is_done,
+            lambda: self._advance() or self.has_moved(),
+            self._late,
+            self.workspace.board,
+            self.timeout_s,
+        )
+
+    def _advance(self) -> bool:
+        moved = False
+        for step in list(self.agenda.finished()):
+            self._complete(step)
+            moved = True
+        for step in list(self.agenda.heads()):
+            if step.is_kernel or all(self._is_over(wait) for wait in step.operations[0].all_waits):
+                if self.stopwatch is not None:
+                    self.stopwatch.start(step)
+                is_done = self.begin_step(step)
+                self.agenda.start(step, is_done)
+                if is_done is None:
+                    self._complete(step)
+                moved = True
+        return moved
+
+    def _is_over(self, wait: Wait) -> bool:
+        return self.slot.has_arrived(wait.pad, wait.signals, wait.count)
+
+    def _complete(self, step: Step) -> None:
+        if self.stopwatch is not None:
+            self.stopwatch.stop(step)
+        if not step.is_kernel:
+            (operation,) = step.operations
+            finish_sum(operation, self.plan.problem, self.view, self.tensors)
+            for notify in operation.notifies:
+                self.slot.notify(notify.pad, notify.rank, notify.signal, operation.instances)
+
+    def _late(self) -> Alarm:
+        """What a blocked operation waits for, and which rank has not delivered it."""
+        blocked = [step for line in self.agenda.lines.values() for step in line.steps[line.head : line.head + 1]]
+        for operation in (operation for step in blocked for operation in step.operations):
+            for wait in operation.all_waits:
+                for signal in range(*wait.signals):
+                    arrived = self.slot.arrived(wait.pad, signal)
+                    if sum(arrived) < wait.count:
+                        text = f"{operation.name} waits for {wait.pad}[{signal}]"
+                        peer = self._debtor(wait.pad, signal, arrived)
+                        return Alarm("timeout", text, peer, self.slot.index, wait.count, sum(arrived))
+        names = ", ".join(step.operations[0].name for step in blocked)
+        return Alarm("timeout", f"{names} did not end", slot=self.slot.index)
+
+    def _debtor(self, pad: str, signal: int, arrived: list[int]) -> int:
+        """The rank whose contribution to an own signal is missing; -1 if none is."""
+        due = [0] * self.group.world_size
+        for operation in self.plan.schedule.operations:
+            for notify in operation.notifies:
+                if (notify.pad, notify.rank, notify.signal) == (pad, self.group.rank, signal):
+                    due[operation.rank] += operation.instances
+        return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
+
+
+def _start_collective(operation: Collective, group: Group, view: View) -> IsDone:
+    """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once."""
+    if operation.ranks != tuple(range(group.world_size)):
+        raise ScheduleError(
+            f"emulate {operation.name}", f"it spans ranks {operation.ranks}", "Use collectives of the whole group"
+        )
+    sources = [view(region).contiguous() for region in operation.sources]
+    if operation.function not in ("reduce_scatter", "all_to_all"):
+        sources = sources * group.world_size
+    is_moved = operation.function in ("all_gather", "all_to_all")
+    if is_moved:
+        shapes = [region.shape for region in operation.destinations]
+    else:
+        shapes = [operation.destinations[0].shape] * group.world_size
+    received = [sources[0].new_empty(shape) for shape in shapes]
+
+    def store() -> None:
+        if is_moved:
+            for region, shard in zip(operation.destinations, received, strict=True):
+                view(region).copy_(shard)
+        else:
+            total = received[0].to(torch.float32, copy=True)
+            for partial in received[1:]:
+                total += partial
+            view(operation.destinations[0]).copy_(total)
+
+    return _start_all_to_all(group, sources, received, store)
+
+
+def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor], store: Callable[[], None]) -> IsDone:
+    """Sends `sources[i]` to rank i. gloo's own reduce-scatter never says that it is complete, this does."""
+    packed = torch.cat([movable(source).flatten() for source in sources])
+    arrived = packed.new_empty(sum(part.numel() for part in received))
+    counts = [part.numel() for part in received], [part.numel() for part in sources]
+    work = dist.all_to_all_single(arrived, packed, *counts, group=group.process_group, async_op=True)
+
+    def is_done() -> bool:
+        if not work.is_completed():
+            return False
+        work.wait()
+        for part, piece in zip(received, arrived.split(counts[0]), strict=True):
+            movable(part).copy_(piece.view(part.shape))
+        store()
+        return True
+
+    return is_done

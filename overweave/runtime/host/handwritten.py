@@ -1,0 +1,211 @@
+"""Kernels fused by hand on CPU ranks: interpreted, in threads beside copies, with real signals between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from overweave.errors import OverweaveError
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
+from overweave.memory.board.alarm import Alarm
+from overweave.memory.group import Group
+from overweave.memory.host.heap import ABORT, COMPLETED, HostHeap
+from overweave.memory.host.workspace import HostWorkspace
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.runtime.handwritten import (
+    Await,
+    ChannelArgument,
+    Declared,
+    Launch,
+    Move,
+    Part,
+    Raise,
+    Step,
+    TensorArgument,
+)
+from overweave.runtime.host.beside import Beside, IsDone, work_off
+from overweave.runtime.interpreter import interpreter
+
+interpreter.repair()
+
+
+class HandwrittenRun:
+    """A program bound to this rank's group. Calls follow each other in the same sequence on all ranks."""
+
+    def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
+        self._declared, self._group = declared, group
+        self._layout = declared.lay_out()
+
+    def __call__(self, signature: bytes, steps: list[Step]) -> None:
+        """Returns when the call has ended. Raises RankMismatch and PeerError; what was written is void then."""
+        workspace = HostWorkspace.of(self._group)
+        workspace.check_whole()
+        call = None
+        try:
+            workspace.board.post(signature)
+            heap, slot = workspace.take_slot(self._layout, self._group.timeout_s)
+            call = _Call(self._declared, _SlotView(self._layout, heap, slot, self._group), workspace)
+            call.work_off(steps)
+        except BaseException as error:
+            workspace.is_broken = True
+            if call is not None:
+                call.give_up()
+            if not isinstance(error, OverweaveError):
+                raise workspace.board.alarm(Alarm("failed", f"{type(error).__name__}: {error}")) from error
+            raise
+        workspace.board.finish()
+
+
+class _SlotView:
+    """The slot of one call: what kernels and copies of this rank address in it."""
+
+    def __init__(self, layout: SlotLayout, heap: HostHeap, slot: int, group: Group) -> None:
+        self.layout, self.group = layout, group
+        self._heap, self._slot = heap, slot
+        self._words = heap.word_lines(group.rank)
+        self._words[ABORT] = 0
+        ranks = range(group.world_size)
+        report = self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
+        self.limits = torch.tensor([0, report.data_ptr(), *(heap.word_address(rank) for rank in ranks)])
+        words = torch.frombuffer(self._words, dtype=torch.int32)
+        self.words = words[: (COMPLETED + group.world_size) * SIGNAL_STRIDE_WORDS]
+        lines = heap.signal_lines(group.rank, slot)[: max(layout.signals, 1) * SIGNAL_STRIDE_WORDS]
+        self.signals = torch.frombuffer(lines, dtype=torch.int32)
+
+    def abort(self) -> None:
+        """Ends every wait of the kernels of this rank."""
+        self._words[ABORT] = 1
+
+    def seen(self, channel: str, counter: int) -> int:
+        """What an own signal says."""
+        return int(self.signals[self.layout.signal(channel, counter) * SIGNAL_STRIDE_WORDS])
+
+    def signal_address(self, rank: int, channel: str, counter: int) -> int:
+        """Where a signal of any rank lies in this process."""
+        return self._heap.signal_address(rank, self._slot, self.layout.signal(channel, counter))
+
+    def matrix(self, declared: Declared, buffer: str, rank: int) -> torch.Tensor:
+        """Any rank's part of a buffer."""
+        one = declared.buffers[buffer]
+        return self._heap.tensor(rank, self._slot, self.layout.buffers[buffer], (one.rows, one.cols), one.dtype)
+
+
+class _Call:
+    """One call on one rank: each queue does one thing after the other, beside the other queues."""
+
+    def __init__(self, declared: Declared, view: _SlotView, workspace: HostWorkspace) -> None:
+        self._declared, self._view, self._workspace = declared, view, workspace
+        self._launched = Beside()
+        self._raised = 0
+
+    def work_off(self, steps: list[Step]) -> None:
+        """Raises PeerTimeout if nothing has moved for the group's timeout, and what peers raised."""
+        lines: dict[str, list[Any]] = {}
+        for queue, action in steps:
+            lines.setdefault(queue, []).append(action)
+        running: dict[str, IsDone] = {}
+        work_off(
+            lambda: not any(lines.values()),
+            lambda: self._advance(lines, running) or self._has_moved(),
+            lambda: self._late(lines),
+            self._workspace.board,
+            self._view.group.timeout_s,
+        )
+
+    def give_up(self) -> None:
+        """The call is void: sets the abort word, which every wait polls, and waits for the kernels to end."""
+        self._view.abort()
+        self._launched.join()
+
+    def _advance(self, lines: dict[str, list[Any]], running: dict[str, IsDone]) -> bool:
+        moved = False
+        for queue, actions in lines.items():
+            if not actions:
+                continue
+            if queue not in running:
+                running[queue] = self._start(actions[0])
+                moved = moved or isinstance(actions[0], Launch)
+            if running[queue]():
+                del running[queue], actions[0]
+                moved = True
+        return moved
+
+    def _start(self, action: Launch | Move | Raise | Await) -> IsDone:
+        if isinstance(action, Launch):
+            return self._beside(action)
+        if isinstance(action, Await):
+            return lambda: self._is_full(action)
+        if isinstance(action, Move):
+            self._place(action.target).copy_(self._place(action.source))
+        else:
+            self._workspace.fence()
+            interpreter.atomic_add(self._view.signal_address(action.rank, action.channel, action.counter), 1)
+        return lambda: True
+
+    def _is_full(self, action: Await) -> bool:
+        full = all(self._view.seen(action.channel, counter) >= count for counter, count in action.counts)
+        self._workspace.fence()
+        return full
+
+    def _beside(self, launch: Launch) -> IsDone:
+        """Interprets a kernel in a thread of its own."""
+        arguments = [self._argument(argument) for argument in launch.arguments]
+        options = {name: self._argument(value) for name, value in launch.options.items()}
+        return self._launched.start(lambda: launch.kernel[launch.grid](*arguments, **options))
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, ChannelArgument):
+            return self._channel(value)
+        if isinstance(value, TensorArgument):
+            return self._tensor(value.name)
+        return self._place(value) if isinstance(value, Part) else value
+
+    def _channel(self, argument: ChannelArgument) -> Channel:
+        view, declared = self._view, self._declared
+        ranks = range(view.group.world_size)
+        return Channel(
+            signals=view.signals[view.layout.signal(argument.name, 0) * SIGNAL_STRIDE_WORDS :],
+            peers=torch.tensor([view.signal_address(rank, argument.name, 0) for rank in ranks]),
+            words=view.words,
+            limits=view.limits,
+            producer_table=argument.producer_table,
+            consumer_table=argument.consumer_table,
+            counts=argument.counts,
+            rank=view.group.rank,
+            number=declared.number(argument.name),
+            layout=declared.channels[argument.name],
+        )
+
+    def _tensor(self, name: str) -> SymmetricTensor:
+        view, buffer = self._view, self._declared.buffers[name]
+        each = [view.matrix(self._declared, name, rank) for rank in range(view.group.world_size)]
+        addresses = torch.tensor([matrix.data_ptr() for matrix in each])
+        return SymmetricTensor(each[view.group.rank], addresses, SymmetricLayout(buffer.cols, buffer.is_shard))
+
+    def _place(self, place: Part | torch.Tensor) -> torch.Tensor:
+        if isinstance(place, torch.Tensor):
+            return place
+        whole = self._view.matrix(self._declared, place.buffer, place.rank)
+        return whole[slice(*place.rows), slice(*place.cols)]
+
+    def _has_moved(self) -> bool:
+        """Whether any own signal was raised since the last look."""
+        before, self._raised = self._raised, int(self._view.signals.sum())
+        return self._raised != before
+
+    def _late(self, lines: Mapping[str, list[Any]]) -> Alarm:
+        """What is not done, and the first counter of a channel that is not full."""
+        names = ", ".join(_name(actions[0]) for actions in lines.values() if actions)
+        for name, channel in self._declared.channels.items():
+            for counter in range(channel.counters):
+                count, seen = channel.count_of(counter), self._view.seen(name, counter)
+                if seen < count:
+                    text = f"{names} did not end; counter {counter} of channel {name} is not full"
+                    return Alarm("timeout", text, expected=count, seen=seen)
+        return Alarm("timeout", f"{names} did not end")
+
+
+def _name(action: Launch | Move | Raise | Await) -> str:
+    return action.name if isinstance(action, Launch) else f"{type(action).__name__.lower()} in a queue"

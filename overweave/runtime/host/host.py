@@ -1,0 +1,168 @@
+"""Runs a Plan on CPU tensors, one process per rank: checks, agreement among ranks, then the emulation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from overweave.errors import InputError, MachineError, OverweaveError, PeerError
+from overweave.ir.epilogue import GATE, Z
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import INPUT, OUTPUT, Region
+from overweave.memory.group import Group
+from overweave.memory.host.workspace import HostWorkspace
+from overweave.memory.layout import SlotLayout, lay_out
+from overweave.runtime.backends import load
+from overweave.runtime.host.emulate import HostCall, Tensors
+from overweave.runtime.trace.trace import Stopwatch
+
+Depth = Literal["library", "interpreter"]
+
+
+def run_on_host(
+    plan: Plan,
+    group: Group,
+    inputs: Tensors,
+    outputs: Tensors,
+    depth: Depth = "library",
+    timeout_s: float | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> None:
+    """Runs this rank's part of `plan`. Every rank of the group calls it, in the same sequence of plans.
+
+    inputs, outputs: CPU tensors `[rows, cols]` by buffer name, of the plan's dtype. Outputs are written.
+    timeout_s: how long a rank may stand still before the call is void; the group's timeout by default.
+    stopwatch: times every step of this call.
+
+    Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch where plans differ;
+    PeerDied or PeerTimeout, with outputs NaN, where a peer does not do its part; WorkspaceBroken from then on, until
+    the workspace is reset.
+    """
+    timeout_s = group.timeout_s if timeout_s is None else timeout_s
+    workspace = HostWorkspace.of(group)
+    workspace.check_whole()
+    try:
+        bound = _bind(plan, group.rank, depth)
+        _check_tensors(plan, group, bound, {**inputs, **outputs})
+    except (InputError, MachineError) as error:
+        _refuse(workspace, error)
+        raise
+    try:
+        _agree(workspace, bound.signature, timeout_s)
+    except PeerError:
+        workspace.is_broken = True
+        for output in outputs.values():
+            output.fill_(torch.nan)
+        raise
+    call = bound.make_call(plan, group, workspace, timeout_s)
+    call.stopwatch = stopwatch
+    call.run(bound.layout, inputs, outputs)
+
+
+class _Bound(NamedTuple):
+    """What a rank needs to know of a plan before it can run it. extents: rows and columns its tensors must have."""
+
+    plan: Plan
+    make_call: type[HostCall]
+    layout: SlotLayout
+    signature: bytes
+    extents: dict[str, tuple[int, int]]
+
+
+_BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()
+_BOUND_LIMIT = 256
+_DEPTHS = ("library", "interpreter")
+
+
+def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
+    # By identity: hashing a plan of thousands of operations costs more than running it. The entry keeps the plan alive.
+    key = (id(plan), rank, depth)
+    bound = _BOUND.get(key)
+    if bound is None:
+        if depth not in _DEPTHS:
+            raise InputError(f"depth {depth!r}", "unknown", f"Use one of {', '.join(_DEPTHS)}")
+        make_call: type[HostCall] = load(f"host {depth}")
+        make_call.check(plan)
+        layout = lay_out(plan.schedule, plan.realization.dtype)
+        bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _extents(plan, rank))
+        while len(_BOUND) > _BOUND_LIMIT:
+            _BOUND.popitem(last=False)
+    return bound
+
+
+def _signature(plan: Plan, depth: Depth) -> bytes:
+    """Readable, and different for plans that differ in anything all ranks share."""
+    problem = plan.problem
+    shape = f"{problem.extents} {problem.dtype}"
+    shared = msgspec.json.encode((plan.schedule, plan.realization, problem))
+    return f"{plan.name} {shape} {depth} #{blake2b(shared, digest_size=6).hexdigest()}".encode()
+
+
+def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
+    extents = {buffer.name: (0, 0) for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)}
+    for operation in plan.schedule.operations:
+        for region in (*operation.reads, *operation.writes):
+            if region.buffer in extents and not region.is_empty:
+                _reach(extents, region, operation.rank, rank)
+    problem = plan.problem
+    return extents | {name: problem.operand(name, rank)[:2] for name in _extras(problem)}
+
+
+def _extras(problem: Problem) -> tuple[str, ...]:
+    """The caller's tensors that no schedule knows: what an epilogue reads, what a norm reads and writes."""
+    return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
+
+
+def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
+    if region.rank != actor:
+        cure = "Stage it in a symmetric buffer"
+        raise InputError("emulate the plan", f"rank {actor} reaches for {region}, a tensor of a peer's caller", cure)
+    if region.rank == rank:
+        rows, cols = extents[region.buffer]
+        extents[region.buffer] = max(rows, region.rows[1]), max(cols, region.cols[1])
+
+
+def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, Tensor]) -> None:
+    asked = f"run {plan.name} on rank {group.rank}"
+    if plan.schedule.world_size != group.world_size:
+        found = f"the plan is for {plan.schedule.world_size} ranks, the group has {group.world_size}"
+        raise InputError(asked, found, "Build the plan for this group")
+    if tensors.keys() != bound.extents.keys():
+        found = f"got tensors {sorted(tensors)}"
+        raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
+    dtypes = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
+    dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _extras(plan.problem)}
+    contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    contiguous |= set(_extras(plan.problem)) - {GATE}
+    for name, (rows, cols) in bound.extents.items():
+        tensor, dtype = tensors[name], getattr(torch, dtypes[name])
+        found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+        cure = f"Pass a CPU tensor of {dtype}, at least [{rows}, {cols}]"
+        if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != 2:
+            raise InputError(asked, found, cure)
+        if tensor.shape[0] < rows or tensor.shape[1] < cols:
+            raise InputError(asked, found, cure)
+        if name in contiguous and not tensor.is_contiguous():
+            raise InputError(asked, f"{found}, strides {tensor.stride()}", f"Pass {name}.contiguous()")
+
+
+def _refuse(workspace: HostWorkspace, error: OverweaveError) -> None:
+    """Tells the peers, who are about to agree on this call, that this rank will not take part."""
+    with suppress(OverweaveError):  # the caller raises this rank's own reason
+        workspace.board.agree(f"refused: {error.found}".encode(), workspace.board.timeout_s)
+
+
+def _agree(workspace: HostWorkspace, signature: bytes, timeout_s: float) -> None:
+    """The first call of a plan waits for all ranks; later ones only look at what is there."""
+    if signature in workspace.agreed:
+        workspace.board.post(signature)
+    else:
+        workspace.board.agree(signature, timeout_s)
+        workspace.agreed.add(signature)

@@ -1,0 +1,136 @@
+"""Library operations ready to be called: what does not change from call to call is decided when a plan is bound.
+
+A product alone and a collective of whole buffers, which most library plans are, have short ways of their own; the rest
+runs as runtime/library/epilogue.py and runtime/library/library.py have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective, Compute, Operation, Region
+from overweave.memory.group import Group
+from overweave.runtime.library.epilogue import run_with_epilogue
+from overweave.runtime.library.library import full_precision
+from overweave.runtime.library.norm import finish_sum
+from overweave.runtime.library.views import Cut, Shape, Views, cut
+
+Tensors = dict[str, torch.Tensor]
+Call = Callable[[Tensors], None]
+_Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
+
+
+def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
+    """One operation on this rank: call it with the tensors of all buffers, and what an epilogue or norm reads besides.
+
+    shapes: of the buffers. It runs on the current stream. Raises whatever the library raises.
+    """
+    short = _product(operation, problem, shapes) or _collective(operation, problem, shapes, group)
+    return short or _in_full(operation, problem, shapes, group)
+
+
+def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> str | None:
+    """The buffer that an operation fills whole by one matmul, and makes if it is not among the tensors."""
+    match _factors(operation, problem, shapes):
+        case [(_, _, out, None)]:
+            return out
+        case _:
+            return None
+
+
+def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
+    views, ends_sums = Views((operation,), shapes), problem.ends_sums
+
+    def call(tensors: Tensors) -> None:
+        view = views.of(tensors)
+        run_with_epilogue(operation, problem, view, (tensors, group))
+        if ends_sums:
+            finish_sum(operation, problem, view, tensors)
+
+    return call
+
+
+def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> list[_Factor]:
+    """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
+    if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
+        return []
+    if problem.of_products.bits or (problem.norm and problem.world_size == 1) or cut(operation.b, shapes) is not None:
+        return []
+    return [
+        (a.buffer, cut(a, shapes), out.buffer, cut(out, shapes))
+        for a, out in zip(operation.a, operation.out, strict=True)
+        if not out.is_empty
+    ]
+
+
+def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> Call | None:
+    factors, precise = _factors(operation, problem, shapes), full_precision(getattr(torch, problem.dtype))
+    if not factors or not isinstance(operation, Compute):
+        return None
+    weight = operation.b.buffer
+
+    def call(tensors: Tensors) -> None:
+        w = tensors[weight]
+        with precise:
+            for a, a_cut, out, out_cut in factors:
+                x = tensors[a] if a_cut is None else tensors[a][a_cut]
+                if out in tensors:
+                    torch.mm(x, w, out=tensors[out] if out_cut is None else tensors[out][out_cut])
+                else:
+                    tensors[out] = torch.mm(x, w)  # `made_by`: the matmul asks for memory quicker than its caller
+
+    return call
+
+
+def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call | None:
+    """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
+    if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
+        return None
+    if operation.finishes:
+        return None
+    parts: tuple[Region, ...] = (*operation.sources, *operation.destinations)
+    if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):
+        return None
+    source, target = (part.buffer for part in parts)
+    move = _MOVES.get(operation.function)
+    if move is None or (source == target) != (operation.function == "all_reduce"):
+        return None
+    run = move(group.process_group)
+
+    def call(tensors: Tensors) -> None:
+        work = run(tensors[target], tensors[source])
+        if work is not None:
+            work.wait()  # on a GPU, in stream order
+
+    return call
+
+
+# As torch.distributed's own functions call a process group, without what they ask first: a bound plan's tensors are
+# dense and real, on a rank of the group.
+_Move = Callable[[torch.Tensor, torch.Tensor], dist.Work | None]
+
+
+def _all_gather(group: dist.ProcessGroup) -> _Move:
+    how = AllgatherOptions()
+    how.asyncOp = False
+    return lambda target, source: group._allgather_base(target, source, how)
+
+
+def _reduce_scatter(group: dist.ProcessGroup) -> _Move:
+    how = ReduceScatterOptions()
+    how.reduceOp, how.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
+    return lambda target, source: group._reduce_scatter_base(target, source, how)
+
+
+def _all_reduce(group: dist.ProcessGroup) -> _Move:
+    how = AllreduceOptions()
+    how.reduceOp, how.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
+    return lambda target, source: group.allreduce([target], how)
+
+
+_MOVES = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}

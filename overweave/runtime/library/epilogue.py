@@ -1,0 +1,98 @@
+"""The epilogue where a library multiplied: torch's own operations on the product, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as functional
+
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, Activation, Epilogue
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective, Compute, Operation, Range
+from overweave.memory.group import Group
+from overweave.runtime.library.library import End, View, full_precision, run_operation
+from overweave.runtime.library.scaled import multiply_scaled, scaled_matmul, scales_of_columns, scales_of_rows
+
+Moved = tuple[Mapping[str, torch.Tensor], Group]
+
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda value: functional.gelu(value, approximate="tanh"),
+}
+
+
+def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
+    """Runs an operation by the library, and does to products and to sums what the problem's epilogue says; to those of
+    a collective `end_collective` does it.
+
+    moved: the caller's tensors, bias as `[n]` or `[1, n]`, and the group. Sums are rounded once; of products each step
+    but scaling is rounded to the dtype of y, and a gate is one matmul more.
+    """
+    tensors, group = moved
+    if problem.epilogue is NO_EPILOGUE:
+        run_operation(operation, view, group)
+        return
+    epilogue, end = problem.of_products, _end_of(problem, tensors)
+    if problem.columns and isinstance(operation, Compute):
+        tensors = _of_weight(tensors, problem.columns_of(operation.b.buffer))
+    if epilogue.scaling and isinstance(operation, Compute):
+        multiply_scaled(operation, view, tensors, end)
+    else:
+        run_operation(operation, view, group, end)
+    if epilogue.bits and isinstance(operation, Compute):
+        for part, out in enumerate(operation.out):
+            if not out.is_empty:
+                y = view(out)
+                gate = _gate(operation, part, view, tensors) if epilogue.gate else None
+                apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
+
+
+def end_collective(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
+    """What the problem's epilogue does to the sums that a collective left, which are rounded; nothing for others."""
+    if isinstance(operation, Collective) and operation.finishes:
+        end = _end_of(problem, tensors)
+        for out in operation.writes:
+            if not out.is_empty:
+                end(view(out), out)
+
+
+def _end_of(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
+    return lambda total, out: apply_epilogue(total, slice(*out.rows), problem.of_sums, tensors)
+
+
+def _of_weight(tensors: Mapping[str, torch.Tensor], columns: Range) -> dict[str, torch.Tensor]:
+    """What the epilogue of one of several weights reads: its own columns of what has one for each."""
+    by_column = (name for name in (BIAS, SCALE_W) if name in tensors and tensors[name].numel() > 1)
+    return {**tensors, **{name: tensors[name][..., slice(*columns)] for name in by_column}}
+
+
+def _gate(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The gate's product of a part of `a`."""
+    a, weight, y = view(compute.a[part]), tensors[GATE], view(compute.out[part])
+    if SCALE_W in tensors:
+        product = y.new_empty(y.shape)
+        scales = scales_of_rows(compute, view, tensors)[part], scales_of_columns(tensors)[1]
+        scaled_matmul(a, weight, scales, product)
+        return product
+    with full_precision(a.dtype):
+        return torch.mm(a, weight)
+
+
+def apply_epilogue(
+    y: torch.Tensor,
+    rows: slice,
+    epilogue: Epilogue,
+    tensors: Mapping[str, torch.Tensor],
+    gate: torch.Tensor | None = None,
+) -> None:
+    """The epilogue of rows `rows` of a product, which `y` holds, in place. gate: the gate's product, or None."""
+    if epilogue.bias:
+        y += tensors[BIAS]
+    if gate is not None:
+        y *= ACTIVATIONS[epilogue.activation](gate) if epilogue.activation else gate
+    elif epilogue.activation:
+        y.copy_(ACTIVATIONS[epilogue.activation](y))
+    if epilogue.residual:
+        y += tensors[RESIDUAL][rows]

@@ -1,0 +1,278 @@
+"""Operations that a library runs: one torch or collective call each, on the caller's stream, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overweave.errors import ScheduleError
+from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
+from overweave.memory.fast_empty import Make
+from overweave.memory.group import Group
+
+View = Callable[[Region], torch.Tensor]
+# torch 2.13 renamed the flat collectives, and warns about the old names at every call.
+all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+End = Callable[[torch.Tensor, Region], None]  # what a sum, which goes to a region, is given in place
+
+# What torch.backends.cuda.matmul reads and sets, without its functions of Python.
+_Setting = tuple[Callable[[], Any], Callable[..., None]]
+_SHORTCUTS: dict[torch.dtype, _Setting] = {
+    torch.float32: (torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32),
+    torch.float16: (
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+        torch._C._set_cublas_allow_fp16_reduced_precision_reduction,
+    ),
+    torch.bfloat16: (
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+        torch._C._set_cublas_allow_bf16_reduced_precision_reduction,
+    ),
+}
+
+
+class full_precision:  # noqa: N801 - a context manager, called as torch calls its own
+    """No shortcut in the matmuls inside, whatever the caller has set for his own: products are summed in fp32.
+
+    fp32 does not become TF32. 16-bit operands are not summed in 16 bits, which cuBLAS does where it splits a small
+    matmul along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
+    For fp8 there is no such setting: its matmul takes an argument instead (runtime/library/scaled.py).
+    Under autocast a matmul would cast its operands down; here it is off.
+    One object may be entered again and again, but not while it is entered.
+    """
+
+    __slots__ = ("_aside", "_kept", "_setting")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._setting = _SHORTCUTS.get(dtype)
+        self._kept: tuple[bool, ...] | None = None  # the caller's setting, where it was another
+        self._aside: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        if self._setting is not None:
+            get, put = self._setting
+            found = get()  # of 16 bits torch says, too, whether a matmul may be split along k
+            kept = found if found.__class__ is tuple else (found,)
+            if kept[0]:
+                self._kept = kept
+                put(False, *kept[1:])
+        if torch._C._is_any_autocast_enabled():
+            self._aside = ExitStack()
+            self._aside.enter_context(without_autocast())
+
+    def __exit__(self, *failure: object) -> None:
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
+        if self._kept is not None and self._setting is not None:
+            self._setting[1](*self._kept)
+            self._kept = None
+
+
+def is_autocast() -> bool:
+    """Whether the caller has torch cast what its operations are given."""
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Operations inside compute in the dtypes that they are given. It costs next to nothing where none are cast."""
+    if not is_autocast():
+        yield
+        return
+    with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def run_operation(operation: Operation, view: View, group: Group, end: End | None = None) -> None:
+    """Runs one operation of a library queue. `view` gives the own tensor of a region. Raises ScheduleError.
+
+    end: what is done to the sums of an operation that finishes them, in fp32 and in place; a collective's are rounded,
+    and left to the caller.
+    """
+    if isinstance(operation, Compute):
+        _multiply(operation, view, end)
+    elif isinstance(operation, Reduce):
+        _sum_in_order(operation, view, end)
+    elif isinstance(operation, Clear):
+        for region in operation.destinations:
+            view(region).zero_()
+    elif isinstance(operation, Copy):
+        for source, target in zip(operation.sources, operation.destinations, strict=True):
+            if not source.is_empty:
+                view(target).copy_(view(source))
+    elif isinstance(operation, Collective):
+        COLLECTIVES[operation.function](operation, view, group)
+    else:
+        raise ScheduleError(
+            f"run {operation.name} by the library", "it moves data between ranks", "Give its queue to the copy engine"
+        )
+
+
+def _multiply(compute: Compute, view: View, end: End | None) -> None:
+    b = view(compute.b)
+    if compute.addends:
+        _multiply_and_sum(compute, view, end)
+        return
+    for a, out in zip(compute.a, compute.out, strict=True):
+        if not out.is_empty:
+            with full_precision(b.dtype):
+                target = view(out)
+                if compute.accumulate:
+                    torch.addmm(target, view(a), b, out=target)
+                else:
+                    torch.mm(view(a), b, out=target)
+
+
+def _multiply_and_sum(compute: Compute, view: View, end: End | None) -> None:
+    """The product stays fp32 until the sum is rounded, as in the kernels."""
+    if not compute.out[0].is_empty:
+        with full_precision(torch.float32):
+            product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
+        add_addends(compute, product, view, end)
+
+
+def add_addends(compute: Compute, product: torch.Tensor, view: View, end: End | None) -> None:
+    """The product, fp32, among a Compute's addends, in order, into its one output. end: as of `run_operation`."""
+    operands = [view(addend) for addend in compute.addends]
+    operands.insert(compute.place, product)
+    total = operands[0].to(torch.float32, copy=True)
+    for operand in operands[1:]:
+        total += operand
+    if end is not None and compute.finishes:
+        end(total, compute.out[0])
+    for place in compute.writes:
+        view(place).copy_(total)
+
+
+def _sum_in_order(reduce: Reduce, view: View, end: End | None) -> None:
+    if reduce.out.is_empty:
+        return
+    total = view(reduce.operands[0]).to(torch.float32, copy=True)
+    for operand in reduce.operands[1:]:
+        total += view(operand)
+    if end is not None and reduce.finishes:
+        end(total, reduce.out)
+    view(reduce.out).copy_(total)
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as libraries that know no fp8 can move it: by its bytes."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _all_gather(collective: Collective, view: View, group: Group) -> None:
+    """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong.
+
+    What they are padded with is anybody's guess, and nobody reads it.
+    """
+    source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
+    if len(targets) == 1 and targets[0].is_contiguous():
+        all_gather_flat(targets[0], source, group=group.process_group)
+        return
+    size = max(target.shape[0] for target in targets)
+    sent = source
+    if source.shape[0] < size:
+        sent = source.new_empty((size, source.shape[1]))
+        sent[: source.shape[0]] = source
+    whole = equal_parts(targets, size)
+    if whole is not None:
+        all_gather_flat(whole, sent, group=group.process_group)
+        return
+    gathered = source.new_empty((size * len(targets), source.shape[1]))
+    all_gather_flat(gathered, sent, group=group.process_group)
+    for target, part in zip(targets, gathered.split(size), strict=True):
+        target.copy_(part[: target.shape[0]])
+
+
+def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
+    sources, target = [view(source) for source in collective.sources], view(collective.destinations[0])
+    if len(sources) == 1 and sources[0].is_contiguous():
+        reduce_scatter_flat(target, sources[0], group=group.process_group)
+        return
+    size = max(source.shape[0] for source in sources)
+    whole = equal_parts(sources, size)
+    if whole is None:
+        whole = target.new_empty((size * len(sources), target.shape[1]))
+        for part, source in zip(whole.split(size), sources, strict=True):
+            part[: source.shape[0]] = source
+    summed = target if target.shape[0] == size else target.new_empty((size, target.shape[1]))
+    reduce_scatter_flat(summed, whole, group=group.process_group)
+    if summed is not target:
+        target.copy_(summed[: target.shape[0]])
+
+
+def with_room(make: Make, shape: tuple[int, int], dtype: torch.dtype, parts: int) -> torch.Tensor:
+    """A new tensor with memory behind it for as many rows as equal parts of it would have: for `equal_parts`."""
+    rows, cols = shape
+    if rows % parts == 0:
+        return make(shape, dtype)
+    return make((-(-rows // parts) * parts, cols), dtype)[:rows]
+
+
+def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:
+    """The memory of parts as equal parts of `size` rows; None if they do not stand so.
+
+    Trailing parts may be short, or empty, where all memory behind them is the parts' own (`with_room`).
+    """
+    first = parts[0]
+    cols, start = first.shape[1], first.storage_offset()
+    if first.stride() != (cols, 1) or first.numel() == 0:
+        return None
+    step = size * cols
+    stands = all(
+        part.numel() == 0 or part.data_ptr() == first.data_ptr() + index * step * first.element_size()
+        for index, part in enumerate(parts)
+    )
+    is_even = all(part.shape[0] == size for part in parts)
+    owns_more = start == 0 and first.untyped_storage().nbytes() == len(parts) * step * first.element_size()
+    if not stands or not (is_even or owns_more):
+        return None
+    return first.as_strided((size * len(parts), cols), (cols, 1), start)
+
+
+def _all_reduce(collective: Collective, view: View, group: Group) -> None:
+    """In place; a source that lies elsewhere is copied first."""
+    source, target = view(collective.sources[0]), view(collective.destinations[0])
+    if source.data_ptr() != target.data_ptr():
+        target.copy_(source)
+    dist.all_reduce(target, group=group.process_group)
+
+
+def _all_to_all(collective: Collective, view: View, group: Group) -> None:
+    sources = [view(source) for source in collective.sources]
+    targets = [view(target) for target in collective.destinations]
+    packed = _as_one(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
+    is_whole = _are_adjacent(targets)
+    arrived = _as_one(targets) if is_whole else packed.new_empty(sum(part.numel() for part in targets))
+    sizes = [part.numel() for part in targets], [part.numel() for part in sources]
+    dist.all_to_all_single(arrived, packed, *sizes, group=group.process_group)
+    if not is_whole:
+        for target, part in zip(targets, arrived.split(sizes[0]), strict=True):
+            target.copy_(part.view(target.shape))
+
+
+def _as_one(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Adjacent parts as one row of elements."""
+    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
+
+
+def _are_adjacent(parts: list[torch.Tensor]) -> bool:
+    """Whether row-major parts stand one behind the other in memory."""
+    starts = [part.data_ptr() for part in parts]
+    sizes = [part.numel() * part.element_size() for part in parts]
+    return all(part.is_contiguous() for part in parts) and all(
+        start + size == following for start, size, following in zip(starts, sizes, starts[1:], strict=False)
+    )
+
+
+COLLECTIVES: dict[str, Callable[[Collective, View, Group], None]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+}

@@ -1,0 +1,63 @@
+"""Which tensors a library's operations see: places of regions in their buffers, worked out once for all calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from msgspec.structs import replace
+
+from overweave.ir.schedule import Collective, Operation, Region
+from overweave.runtime.library.library import View
+
+Shape = tuple[int, ...]
+Cut = slice | tuple[slice, slice]
+
+
+class Views:
+    """The views of operations on this rank, whose buffers have these shapes."""
+
+    def __init__(self, operations: Iterable[Operation], shapes: Mapping[str, Shape]) -> None:
+        regions = [region for operation in operations for region in (*operation.reads, *operation.writes)]
+        # A region stays what its number stands for: it is kept here.
+        self._known = {id(region): (region, region.buffer, cut(region, shapes)) for region in regions}
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> View:
+        """The own tensor of each region, in these tensors by buffer."""
+        known = self._known
+
+        def view(region: Region) -> torch.Tensor:
+            _, buffer, place = known[id(region)]
+            return tensors[buffer] if place is None else tensors[buffer][place]
+
+        return view
+
+
+def joined(operation: Operation, shapes: Mapping[str, Shape]) -> Operation:
+    """The operation; a collective whose equal parts stand one behind the other in a buffer, as one of a single part."""
+    if isinstance(operation, Collective) and operation.function == "all_gather":
+        return replace(operation, destinations=_joined(operation.destinations, shapes))
+    if isinstance(operation, Collective) and operation.function == "reduce_scatter":
+        return replace(operation, sources=_joined(operation.sources, shapes))
+    return operation
+
+
+def _joined(parts: tuple[Region, ...], shapes: Mapping[str, Shape]) -> tuple[Region, ...]:
+    first, last = parts[0], parts[-1]
+    is_whole_rows = first.cols == (0, shapes[first.buffer][1])
+    follow = all(one.rows[1] == other.rows[0] for one, other in zip(parts, parts[1:], strict=False))
+    alike = all(
+        (part.buffer, part.rank, part.shape, part.cols) == (first.buffer, first.rank, first.shape, first.cols)
+        for part in parts
+    )
+    if not (is_whole_rows and follow and alike):
+        return parts
+    return (replace(first, rows=(first.rows[0], last.rows[1])),)
+
+
+def cut(region: Region, shapes: Mapping[str, Shape]) -> Cut | None:
+    """What a region is of its buffer, of these shapes: None if it is all of it, one slice if it is whole rows."""
+    rows, cols = shapes.get(region.buffer, (-1, -1))
+    if region.cols != (0, cols):
+        return slice(*region.rows), slice(*region.cols)
+    return None if region.rows == (0, rows) else slice(*region.rows)

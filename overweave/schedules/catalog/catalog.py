@@ -1,0 +1,240 @@
+"""Every schedule by name: `build(name, problem, options)` fills a template and says how it is realized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.operators.record import Operator
+from overweave.ir.operators.registry import operator_of
+from overweave.ir.operators.registry import register as register_record
+from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, shares_obstacle, step_obstacle
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
+from overweave.ir.tensors import product
+from overweave.schedules.catalog.forms import check_forms
+from overweave.schedules.catalog.options import Settings, settle
+from overweave.schedules.catalog.realized import realized, sums_shape
+from overweave.schedules.catalog.with_mover import carried
+from overweave.schedules.communication import (
+    COMPLETE,
+    ISSUE,
+    MAIN,
+    PACKED,
+    SUMS,
+    TILES,
+    A,
+    B,
+    Communication,
+    Split,
+    W,
+    X,
+    Y,
+    region,
+)
+from overweave.schedules.compose import Footprint, compose
+from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
+from overweave.schedules.methods.record import Asked, Method, Work
+from overweave.schedules.methods.registry import METHODS, method_of, methods_for
+from overweave.schedules.methods.registry import register as register_method
+from overweave.schedules.methods.validity import obstacle
+from overweave.schedules.scales import of_partials, with_row_scales
+from overweave.schedules.tiles.order import tile_orders
+from overweave.schedules.tiles.shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
+
+MAX_WORLD_SIZE = 1024
+_LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
+
+
+def names(operator: str | None = None) -> tuple[str, ...]:
+    """The schedules of an operator, or all. Raises InputError for an unknown operator."""
+    if operator is None:
+        return tuple(METHODS)
+    operator_of(operator)
+    return tuple(method.full_name for method in methods_for(operator))
+
+
+def register(record: Operator, methods: Sequence[Method], builder: Builder) -> None:
+    """From now on there is an operator with these methods, whose schedules `builder` fills."""
+    register_record(record)
+    for method in methods:
+        register_method(method)
+    _BUILDERS[record.name] = builder
+
+
+def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank: int | None = None) -> Plan:
+    """The plan `name` for a problem: a pure function of its arguments, so that all ranks build the same one.
+
+    rank: build only this rank's tile tables (the schedule is always everybody's). None: every rank's.
+    Raises InputError for an unknown schedule or option, a value out of range, or a problem that is none.
+    """
+    method = method_of(name)
+    _check(method, problem, rank, options)
+    settings = settle(name, method.options, options)
+    if method.mover:
+        settings = replace(settings, mover=method.mover)
+    config = _config(problem, method, settings) if method.is_fused else None
+    sums = sums_shape(problem, method, settings)
+    work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem))
+    schedule = _builder(problem.record)(method, work)
+    realization = realized(schedule, problem, settings, config, sums)
+    tables = tile_orders(schedule, realization, rank)
+    return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
+
+
+def check_problem(asked: str, problem: Problem) -> None:
+    """Raises InputError for a problem of which no schedule at all is built."""
+    if problem.dtype not in ITEMSIZE_BYTES:
+        raise InputError(asked, f"dtype {problem.dtype}", f"Use one of {', '.join(ITEMSIZE_BYTES)}")
+    if not 1 <= problem.world_size <= MAX_WORLD_SIZE:
+        raise InputError(asked, f"world_size {problem.world_size}", f"Use 1 to {MAX_WORLD_SIZE} ranks")
+    if problem.m < 0 or problem.n < 1 or problem.k < 1:
+        found = f"m={problem.m} n={problem.n} k={problem.k}"
+        raise InputError(asked, found, "m must be at least 0, n and k at least 1: there is nothing to compute without")
+    if problem.world_size * max(-(-problem.m // problem.world_size), problem.n, problem.k) > LIMIT:
+        raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
+
+
+def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[str, str | int]) -> None:
+    asked = f"build {method.full_name}"
+    if problem.operator != method.operator:
+        own = ", ".join(other.full_name for other in methods_for(problem.operator))
+        raise InputError(asked, f"the problem is a {problem.operator}", f"Schedules: {own or 'none'}")
+    check_problem(asked, problem)
+    if rank is not None and not 0 <= rank < problem.world_size:
+        raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
+    check_forms(asked, problem)
+    if found := obstacle(Asked(problem, options), method, "schedule"):
+        norm = f" with {problem.norm}" if problem.norm else ""
+        raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
+
+
+def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:
+    """Pieces start at tile boundaries of their shard. What moves is `a` to the matmul, or partials of its result."""
+    alignment = config.block_m if config else _LIBRARY_ALIGNMENT
+    split = Split(
+        rows=problem.m,
+        world_size=problem.world_size,
+        order=settings.order,
+        rotation=settings.rotation,
+        pieces=settings.pieces,
+        alignment=alignment,
+    )
+    return carried(split, problem, problem.moved_columns, settings, config)
+
+
+def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfig:
+    """The tile shape. Pieces are aligned to tiles, so that what rounds up is each shard."""
+    split = Split(rows=problem.m, world_size=problem.world_size)
+    shards = [split.shard(rank) for rank in range(problem.world_size)]
+    heights = [hi - lo for lo, hi in shards]
+    candidates = settings.tiles(shapes_of_tiles(problem, settings.kernel, method.adds, settings.sums))
+    # Tiles of a ring of one wave would all run at once, and be summed and stored at once, too.
+    is_one_wave = not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms)
+    if settings.half_tiles == "on" or (method.stores_round_a_ring and is_one_wave):
+        candidates = half_tiles(candidates) or candidates
+    k = problem.k if settings.split_k == BEST else 0
+    config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, k))
+    if settings.split_k not in (1, BEST) and shares_obstacle(config):
+        raise InputError(f"split_k={settings.split_k}", shares_obstacle(config), "Use split_k=1")
+    if settings.split_k != 1:
+        tiles = count_tiles(heights, problem.widths, config).tiles
+        config = along_k(config, tiles, settings.sms, problem.k, settings.split_k)
+    obstacle = gate_obstacle(config, problem.dtype) if problem.epilogue.gate else ""
+    if obstacle:
+        raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")
+    obstacle = step_obstacle(config, problem.dtype)
+    if obstacle:
+        raise InputError(f"block_k={config.block_k} for {problem.dtype}", obstacle, "Leave block_k to overweave")
+    return config
+
+
+def _queue(config: MatmulConfig | None) -> Queue:
+    """All work of the caller's stream runs in launch order, kernels too: hence each names the other."""
+    return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
+
+
+Builder = Callable[[Method, Work], Schedule]
+_BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
+
+
+def _builder(record: Operator) -> Builder:
+    """What builds the schedules of an operator: by what travels."""
+    if record.name in _BUILDERS:
+        return _BUILDERS[record.name]
+    return _gather_then_matmul if record.gathers else _matmul_then_sum
+
+
+def _gather_then_matmul(method: Method, work: Work) -> Schedule:
+    """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
+    problem = work.problem
+    m, k, record, config = problem.m, problem.k, problem.record, work.config
+    ranks, widths = range(problem.world_size), problem.widths
+    weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
+    outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
+    triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
+    parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
+    communication = _written(method, work)
+    if problem.epilogue.scaling == "rows":
+        communication = with_row_scales(communication, work.split, method.moves[0])
+    kernel = Footprint(
+        queue=_queue(config),
+        a=None,
+        b=weights[0],
+        out=outs[0],
+        more=tuple(zip(weights[1:], outs[1:], strict=True)),
+        config=config,
+        given=tuple(Given(region(b, rank, (0, k)), B, 0, col) for rank, b, _, col in parts),
+        goal=tuple(
+            Goal(region(y, rank, (0, m)), product(A, B), 0, col, ((0, k),)) for rank, _, y, col in parts if m > 0
+        ),
+        sms=work.settings.sms,
+    )
+    return compose(method.full_name, communication, kernel)
+
+
+def _matmul_then_sum(method: Method, work: Work) -> Schedule:
+    """Every rank has its part of the reduced axis; see `_partials`."""
+    problem = work.problem
+    if problem.record.shares_sums and problem.world_size * problem.m > LIMIT:
+        raise InputError(
+            f"build {method.full_name}", "the rows of all partials need more than 31 bits", "Split the problem"
+        )
+    communication = _kept(_written(method, work), work)
+    return with_finished_sums(compose(method.full_name, communication, _partials(work)), problem)
+
+
+def _written(method: Method, work: Work) -> Communication:
+    assert method.write is not None, f"{method.full_name} has neither moves nor a builder"
+    return method.write(work)
+
+
+def _kept(communication: Communication, work: Work) -> Communication:
+    """Partials and their sums in the dtype of the result; and the scales of the products, if rows have any."""
+    problem = work.problem
+    in_result = (replace(buffer, dtype=buffer.dtype or problem.out_dtype) for buffer in communication.buffers)
+    communication = replace(communication, buffers=tuple(in_result))
+    if problem.epilogue.scaling != "rows":
+        return communication
+    return of_partials(communication, problem.m, tuple(first for first, _ in work.held))
+
+
+def _held(problem: Problem) -> tuple[Range, ...]:
+    """The range of the reduced axis that each rank has."""
+    return tuple((rank * problem.k, (rank + 1) * problem.k) for rank in range(problem.world_size))
+
+
+def _partials(work: Work) -> Footprint:
+    """Each rank's part of the reduced axis: columns of `a`, and the same rows of `b`."""
+    problem, config = work.problem, work.config
+    m, n, k, record = problem.m, problem.n, problem.k, problem.record
+    a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), range(problem.world_size)
+    given_a = tuple(Given(region(a, rank, (0, m)), A, *problem.start(record.x, rank)) for rank in ranks if m > 0)
+    given_b = tuple(Given(region(b, rank, (0, k)), B, *problem.start(record.w, rank)) for rank in ranks)
+    return Footprint(
+        queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=work.settings.sms
+    )

@@ -1,0 +1,97 @@
+"""What hardware runs the queues of a schedule of the catalog, by their names, and with which kernels."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from msgspec.structs import replace
+
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.exchange import exchange_of
+from overweave.ir.plan import (
+    COPY_ENGINE,
+    COPY_KERNEL,
+    LIBRARY,
+    PACKED_KERNEL,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    Assignment,
+    Engine,
+    MatmulConfig,
+    PackedConfig,
+    Realization,
+    ReduceConfig,
+    SkinnyConfig,
+)
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Put, Queue, Schedule
+from overweave.schedules.catalog.options import Settings
+from overweave.schedules.catalog.with_mover import copy_config
+from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
+from overweave.schedules.methods.record import Method
+from overweave.schedules.tiles.shape import (
+    SUMS_FINISHED,
+    packed_row_shape,
+    packed_shape,
+    reduction_shape,
+    row_shape,
+)
+from overweave.schedules.tiles.skinny import skinny_shape
+
+_ENGINES = {
+    COPIES: COPY_ENGINE,
+    SCALES: COPY_ENGINE,
+    MAIN: LIBRARY,
+    TILES: TILE_KERNEL,
+    SUMS: REDUCE_KERNEL,
+    PACKED: PACKED_KERNEL,
+}
+
+
+def realized(
+    schedule: Schedule, problem: Problem, settings: Settings, matmul: MatmulConfig | None, sums: ReduceConfig
+) -> Realization:
+    """Engines for all queues, and a configuration for each kernel that has one."""
+    queues = {queue.name for queue in schedule.queues}
+    return Realization(
+        dtype=problem.dtype,
+        engines=tuple(Assignment(queue.name, _engine(queue)) for queue in schedule.queues),
+        matmul=matmul,
+        reduction=sums if SUMS in queues else None,
+        copy=copy_config(settings),
+        packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
+        skinny=_skinny(problem, settings) if settings.matmul != "library" else None,
+    )
+
+
+def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceConfig:
+    """The tiles of the reduction kernel. Beside a tile kernel they are large: it takes what that leaves idle. Where
+    tiles add, it only moves sums, on all SMs, behind the tiles.
+    """
+    if problem.norm is not None:
+        return row_shape(problem.m, problem.n, settings.sms)
+    finishes = problem.of_sums.bits != 0
+    if method.adds is not None and method.adds.by == TILE_KERNEL:
+        return reduction_shape(problem.m, problem.n, settings.sms, finishes)
+    return SUMS_FINISHED if finishes else ReduceConfig()
+
+
+def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:
+    """One for the products of all weights, made for the widest."""
+    shape = skinny_shape((problem.m, max(problem.widths), problem.k), settings.sms)
+    return replace(shape, early=settings.matmul == "early")
+
+
+def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
+    members = [each for each in schedule.operations if each.queue == PACKED]
+    buffers = {buffer.name: buffer for buffer in schedule.buffers}
+    if problem.norm is not None:
+        return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], exchange_of(members, buffers))
+    pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
+    sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]
+    return packed_shape(max(sizes, default=0), sms, exchange_of(members, buffers))
+
+
+def _engine(queue: Queue) -> Engine:
+    kind = queue.name.split(".")[0]
+    return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])

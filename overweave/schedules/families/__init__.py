@@ -1,0 +1,1 @@
+"""What each family of methods moves: gathers, reductions, exchanges, packed messages."""

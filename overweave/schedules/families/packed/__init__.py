@@ -1,0 +1,1 @@
+"""Exchanges by packed messages, whose flags travel with the data."""

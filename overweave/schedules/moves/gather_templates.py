@@ -1,0 +1,195 @@
+"""All-gathers as lists of chunk moves: the library's, to or from every peer, round rings, by islands.
+
+Every template takes the same `Mesh`: how shards are cut into chunks and how ranks lie. Lists are written step by step
+for all ranks, so that tiles run in the order in which a rank meets the others: rank + 1, rank + 2, ...
+SOURCE: Flux (arXiv 2406.06858) 4.2 for pull, push and rotation; AutoOverlap 5.1 and its Figure 4 (ring,
+partition-based, heterogeneous by levels of a mesh); FiCCO for pieces from all peers at once, by rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.shards import piece_rows, shard_rows
+from overweave.schedules.communication import Mover, Order, Rotation
+from overweave.schedules.moves.moves import Chunk, Collective, Gather, Get, Move, Put
+
+Axis = Literal["inner", "outer"]
+COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
+
+
+class Mesh(Struct, frozen=True, kw_only=True):
+    """`[rows, cols]` on ranks that lie in rows of `island` (None: pairs, where these come out even).
+
+    pieces, col_pieces: chunks of a shard by rows and by columns; rows begin at multiples of `alignment` in it.
+    axis: along which ranks are met first, inside an island or across islands. lanes: moves of a rank under way at once.
+    order, rotation: as in Split, of push and pull.
+    mover: who carries what is a rank's own, on `copy_programs` SMs if a kernel does; the rest is the copy engine's.
+    """
+
+    rows: int
+    cols: int
+    world_size: int
+    pieces: int = 1
+    col_pieces: int = 1
+    alignment: int = 1
+    island: int | None = None
+    axis: Axis = "inner"
+    lanes: int = 1
+    order: Order = "ring"
+    rotation: Rotation = "on"
+    mover: Mover = "copy_engine"
+    copy_programs: int = 16
+
+    def steps(self) -> list[tuple[int, int]]:
+        """From a rank to each of the others, as lines and places in a line that lie between, in the order of `axis`."""
+        steps = [(outer, inner) for outer in range(self.world_size // self.width) for inner in range(self.width)]
+        if self.axis == "outer":
+            steps.sort(key=lambda step: step[::-1])
+        return steps[1:]
+
+    def away(self, rank: int, outer: int, inner: int) -> int:
+        """The rank so many lines and places further, round the mesh."""
+        line = (rank // self.width + outer) % (self.world_size // self.width)
+        return line * self.width + (rank + inner) % self.width
+
+    def turns(self) -> Iterator[tuple[int, int, int]]:
+        """(rank, peer, piece): whose shard each rank meets when, all ranks step by step."""
+        ranks, steps, pieces = range(self.world_size), range(1, self.world_size), range(self.pieces)
+        if self.order == "ring":
+            met = ((rank, step, piece) for step in steps for rank in ranks for piece in pieces)
+        else:
+            met = ((rank, step, piece) for piece in pieces for step in steps for rank in ranks)
+        return ((rank, self._met(rank, step), piece) for rank, step, piece in met)
+
+    def _met(self, rank: int, step: int) -> int:
+        if self.rotation == "off":
+            return [peer for peer in range(self.world_size) if peer != rank][step - 1]
+        return (rank + step) % self.world_size
+
+    def lane(self, rank: int, owner: int) -> int:
+        """One for all in ring order, else one for each distance."""
+        return 0 if self.order == "ring" else (owner - rank) % self.world_size
+
+    @property
+    def width(self) -> int:
+        """Ranks of an island. Raises InputError if islands do not come out even."""
+        width = self.island or (2 if self.world_size % 2 == 0 else 1)
+        if self.world_size % width:
+            found = f"{self.world_size} ranks are no whole islands"
+            raise InputError(f"islands of {width}", found, "Use a divisor of the ranks, or auto")
+        return width
+
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of a rank's shard, row by row. None is empty."""
+        return tuple(chunk for piece in range(self.pieces) for chunk in self.piece(rank, piece))
+
+    def piece(self, rank: int, piece: int) -> tuple[Chunk, ...]:
+        """The chunks of one piece of its rows."""
+        rows = piece_rows(shard_rows(self.rows, self.world_size, rank), self.pieces, self.alignment)[piece]
+        cols = [pair for pair in piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT) if pair[0] < pair[1]]
+        return tuple(Chunk(rows, None if self.col_pieces == 1 else pair) for pair in cols if rows[0] < rows[1])
+
+    def pushes(self, rank: int, peer: int, owner: int, lane: int | None = None) -> Iterator[Put]:
+        """Of all chunks of an owner's shard; without a lane, dealt to all lanes."""
+        for index, chunk in enumerate(self.chunks(owner)):
+            yield Put(rank, peer, chunk, index % self.lanes if lane is None else lane)
+
+
+def gather_moves(name: str, mesh: Mesh) -> Gather:
+    """The moves of the template `name`. Raises InputError."""
+    return gather_of(mesh, TEMPLATES[name])
+
+
+def gather_of(mesh: Mesh, written: Callable[[Mesh], Iterator[Move]]) -> Gather:
+    """The moves that a template writes, what is a rank's own carried as the mesh says. Raises InputError."""
+    own = [frozenset(mesh.chunks(rank)) for rank in range(mesh.world_size)]
+    moves = (
+        replace(move, mover=mesh.mover) if isinstance(move, Put) and move.chunk in own[move.rank] else move
+        for move in written(mesh)
+    )
+    return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
+
+
+def _collective(mesh: Mesh) -> Iterator[Move]:
+    """The library's, of whole shards."""
+    if mesh.world_size > 1 and mesh.rows:
+        yield Collective(tuple(Chunk(shard_rows(mesh.rows, mesh.world_size, rank)) for rank in range(mesh.world_size)))
+
+
+def _push(mesh: Mesh) -> Iterator[Move]:
+    """Owners push straight to every peer."""
+    for rank, owner, piece in mesh.turns():
+        for chunk in mesh.piece(owner, piece):
+            yield Put(owner, rank, chunk, mesh.lane(rank, owner))
+
+
+def _pull(mesh: Mesh) -> Iterator[Move]:
+    """Every rank gets its peers' chunks from where they have staged them."""
+    for rank, owner, piece in mesh.turns():
+        for chunk in mesh.piece(owner, piece):
+            yield Get(rank, owner, chunk, mesh.lane(rank, owner))
+
+
+def _mesh(mesh: Mesh) -> Iterator[Move]:
+    """Owners push straight to every peer, peers of one line of the mesh before those of the next."""
+    for outer, inner in mesh.steps():
+        for rank in range(mesh.world_size):
+            peer = mesh.away(rank, -outer, -inner)
+            yield from mesh.pushes(rank, peer, rank)
+
+
+def _ring(mesh: Mesh) -> Iterator[Move]:
+    """Every rank passes on what came from the next one: each link carries one shard at a time, to a neighbour."""
+    for step in range(1, mesh.world_size):
+        for rank in range(mesh.world_size):
+            yield from mesh.pushes(rank, (rank - 1) % mesh.world_size, (rank + step - 1) % mesh.world_size)
+
+
+def _double_ring(mesh: Mesh) -> Iterator[Move]:
+    """Two rings at once, one each way, in lanes of their own: chunks of every shard are dealt to them by turns."""
+    size = mesh.world_size
+    for step in range(1, size):
+        for way in (1, -1):
+            for rank in range(size):
+                owner = (rank + way * (step - 1)) % size
+                for index, chunk in enumerate(mesh.chunks(owner)):
+                    if (index % 2 == 0) == (way > 0):
+                        yield Put(rank, (rank - way) % size, chunk, index % 2)
+
+
+def _islands(mesh: Mesh) -> Iterator[Move]:
+    """Shards are gathered inside every island while each crosses to the others once, and there it is passed on."""
+    width, ranks = mesh.width, range(mesh.world_size)
+    height = mesh.world_size // width
+    inside, across = 0, 1
+    for inner in range(1, width):
+        for rank in ranks:
+            yield from mesh.pushes(rank, _at(rank // width, rank - inner, width), rank, inside)
+    for outer in range(1, height):
+        for rank in ranks:
+            yield from mesh.pushes(rank, (rank - outer * width) % mesh.world_size, rank, across)
+        for inner in range(1, width):
+            for rank in ranks:
+                owner = (rank + outer * width) % mesh.world_size
+                yield from mesh.pushes(rank, _at(rank // width, rank - inner, width), owner, inside)
+
+
+def _at(island: int, place: int, width: int) -> int:
+    return island * width + place % width
+
+
+TEMPLATES: dict[str, Callable[[Mesh], Iterator[Move]]] = {
+    "collective": _collective,
+    "push": _push,
+    "pull": _pull,
+    "mesh": _mesh,
+    "ring": _ring,
+    "double_ring": _double_ring,
+    "islands": _islands,
+}

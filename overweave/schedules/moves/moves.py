@@ -1,0 +1,312 @@
+"""Schedules written by hand: which chunk of a tensor each rank pushes or pulls, or adds up, and in which order.
+
+A `Gather` is a list of moves of chunks, any rank's unlike any other's. Ranks begin with their shards of the tensor's
+rows, as `torch.chunk` deals them, and end with all of it. What a move reads must be its rank's own or have arrived
+there by an earlier move: that dependence is found, not written. A `Reduction` is such a list for what every rank's
+tiles write: ranks begin with a partial of all of it, and end with sums. Templates write such lists too
+(schedules/moves/gather_templates.py, reduction_templates.py).
+SOURCE: AutoOverlap 5.1: chunks, P2P as push or pull, collectives, dependences as (rank, index).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import InputError, ScheduleError
+from overweave.ir.schedule import Range
+from overweave.schedules.communication import Mover, common
+
+After = tuple[tuple[int, int], ...]
+AnyMover = Mover | Literal["auto"]
+AUTO: Final = "auto"
+MOST_LANES = 16
+MOST_PROGRAMS = 64  # SMs that a kernel which moves chunks may have
+
+
+class Chunk(Struct, frozen=True):
+    """A rectangle of the whole tensor, as a matrix: rows `[lo, hi)` and columns `[lo, hi)`; cols None: whole rows.
+
+    Raises InputError for what is no pair of ints.
+    """
+
+    rows: Range
+    cols: Range | None = None
+
+    def __post_init__(self) -> None:
+        for name, pair in (("rows", self.rows), ("cols", (0, 0) if self.cols is None else self.cols)):
+            if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(end, int) for end in pair):
+                raise InputError(f"chunk with {name} {str(pair)[:40]}", "not two ints", "Pass a tuple (low, high)")
+
+    def __str__(self) -> str:
+        return f"[{self.rows[0]}:{self.rows[1]}]" + (f"[{self.cols[0]}:{self.cols[1]}]" if self.cols else "")
+
+
+class Put(Struct, frozen=True):
+    """`rank` pushes a chunk to `peer`. lane: moves of one rank in one lane are carried one after the other, lanes
+    beside each other. after: (rank, index), the index-th move of a rank that must be complete before, if data does not
+    say so already. mover: the back end that carries it; `auto` leaves it to `compile_auto`. One that is none of its
+    lane is as if it had one of its own.
+    """
+
+    rank: int
+    peer: int
+    chunk: Chunk
+    lane: int = 0
+    after: After = ()
+    mover: AnyMover = "copy_engine"
+
+
+class Get(Struct, frozen=True):
+    """`rank` pulls a chunk from `peer`, by the copy engine; the rest as in Put."""
+
+    rank: int
+    peer: int
+    chunk: Chunk
+    lane: int = 0
+    after: After = ()
+    mover: AnyMover = "copy_engine"
+
+
+class Collective(Struct, frozen=True):
+    """What the library carries: of a Gather, one chunk of each rank's own shard, to all, before the kernel's tiles; of
+    an AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them; of a Reduction,
+    the sum of one chunk of each rank's shard, to its rank or everywhere, behind the tiles and all that is moved.
+
+    It is a move of every rank, and counts as one of each in `after`. Chunks are whole rows, and may be empty.
+    """
+
+    chunks: tuple[Chunk, ...]
+    after: After = ()
+
+
+class Sum(Struct, frozen=True):
+    """`rank` adds what has arrived for a chunk to what it has of it: from there on it has that sum, and passes it on.
+
+    Addends stand in the order of the lowest rank whose partial they hold, whatever came first. after: as in Put; it
+    counts as a move of its rank there.
+    """
+
+    rank: int
+    chunk: Chunk
+    after: After = ()
+
+
+Move = Put | Get | Collective
+Step = Put | Get | Sum | Collective  # of a Reduction
+
+
+class Gather(Struct, frozen=True):
+    """Moves after which every rank of `world_size` has all of a tensor. They stand in the order of their launch, and
+    tiles run in that order too: what the last move that they need brings comes last.
+
+    A move waits for the moves that bring what it reads, and for those in its `after`; a tile for those that bring its
+    rows. copy_programs: SMs of the kernel that carries moves, if one does. Raises InputError for what is no list of
+    moves; `compile` raises ScheduleError for moves that leave a gap, and for a mover that cannot carry one.
+    """
+
+    world_size: int
+    moves: tuple[Move, ...]
+    copy_programs: int = 16
+
+    def __post_init__(self) -> None:
+        _check_moves("gather", self.world_size, self.moves, (Put, Get, Collective))
+        _check_programs(self.copy_programs)
+
+    def __str__(self) -> str:
+        return f"gather_by_hand moves={len(self.moves)} #{_digest(self)}"
+
+    def of_rank(self, rank: int) -> Iterator[int]:
+        """Positions of a rank's moves."""
+        return (at for at, move in enumerate(self.moves) if isinstance(move, Collective) or move.rank == rank)
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """(rank, index) -> position in `moves`."""
+        return _places(self.world_size, self.moves)
+
+
+class Reduction(Struct, frozen=True):
+    """Moves and sums after which every rank of `world_size` has its shard of the sum of all ranks' tensors, or, with
+    `everywhere`, all of that sum, the same bits on each.
+
+    Ranks begin with what their tiles write, a partial of the whole tensor. A Put or Get passes on what its source has
+    of a chunk at that place in the list: its own partial, or its last `Sum`. What arrives lies beside, until a Sum, or
+    the end, adds it. What holds every rank's partial is the sum, and takes the place of whatever its receiver has.
+    Tiles run in the order of the moves that send what they write. Raises InputError for what is no list of moves;
+    `compile` raises ScheduleError where something is added twice, left out, or added differently on different ranks.
+    """
+
+    world_size: int
+    moves: tuple[Step, ...]
+    everywhere: bool = False
+    copy_programs: int = 16
+
+    def __post_init__(self) -> None:
+        _check_moves("reduction", self.world_size, self.moves, (Put, Get, Sum, Collective))
+        _check_programs(self.copy_programs)
+
+    def __str__(self) -> str:
+        return f"reduction_by_hand moves={len(self.moves)} #{_digest(self)}"
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """(rank, index) -> position in `moves`."""
+        return _places(self.world_size, self.moves)
+
+
+class AllToAll(Struct, frozen=True):
+    """Moves after which block s of every rank p is what was block p of rank s. Blocks are equal numbers of rows.
+
+    A chunk names rows of its peer's block, as their sender has them; they land in the sender's block there. sends: of a
+    tensor that tiles write, which run in the order of sending; else of one that they read, in the order of arrival.
+    The library may carry a part, by a `Collective`. Raises InputError for what is no list of moves; `compile` raises
+    ScheduleError where something is left out or twice.
+    """
+
+    world_size: int
+    moves: tuple[Put | Collective, ...]
+    sends: bool = False
+    copy_programs: int = 16
+
+    def __post_init__(self) -> None:
+        _check_moves("all-to-all", self.world_size, self.moves, (Put, Collective))
+        _check_programs(self.copy_programs)
+
+    def __str__(self) -> str:
+        return f"all_to_all_by_hand moves={len(self.moves)} #{_digest(self)}"
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """(rank, index) -> position in `moves`."""
+        return _places(self.world_size, self.moves)
+
+
+Written = Gather | Reduction | AllToAll
+
+
+def _places(world_size: int, moves: Iterable[Move | Step]) -> dict[tuple[int, int], int]:
+    known: dict[tuple[int, int], int] = {}
+    counts: dict[int, int] = {}
+    for at, move in enumerate(moves):
+        for rank in range(world_size) if isinstance(move, Collective) else (move.rank,):
+            index = counts.get(rank, 0)
+            known[rank, index], counts[rank] = at, index + 1
+    return known
+
+
+def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type, ...]) -> None:
+    names = ", ".join(kind.__name__ for kind in kinds)
+    if type(world_size) is not int or world_size < 1:
+        raise InputError(f"a {what} by hand", f"world_size {world_size}"[:60], "Pass how many ranks the group has")
+    if not isinstance(moves, tuple):
+        raise InputError(f"a {what} by hand", f"its moves are a {type(moves).__name__}", f"Pass a tuple of {names}")
+    for at, move in enumerate(moves):
+        asked = f"move {at} of a {what} by hand"
+        if not isinstance(move, kinds):
+            raise InputError(asked, f"it is a {type(move).__name__}", f"Pass {names}")
+        chunks: Iterable[object] = move.chunks if isinstance(move, Collective) else (move.chunk,)  # type: ignore[attr-defined]
+        for chunk in chunks:
+            if not isinstance(chunk, Chunk):
+                raise InputError(asked, f"its chunk is a {type(chunk).__name__}", "Pass Chunk((low, high))")
+        for name in ("rank", "peer", "lane"):
+            number = getattr(move, name, 0)
+            if type(number) is not int:
+                raise InputError(asked, f"its {name} is a {type(number).__name__}", "Pass an int")
+        if not _are_pairs(move.after):  # type: ignore[attr-defined]
+            raise InputError(asked, f"after={move.after}"[:60], "Pass a tuple of (rank, index)")  # type: ignore[attr-defined]
+        mover = getattr(move, "mover", AUTO)
+        if mover not in (*get_args(Mover), AUTO):
+            raise InputError(asked, f"mover {str(mover)[:40]!r}", f"Name one of {', '.join(get_args(Mover))}")
+
+
+def _are_pairs(after: object) -> bool:
+    pairs: tuple[object, ...] = after if isinstance(after, tuple) else (None,)
+    return all(isinstance(pair, tuple) and [type(number) for number in pair] == [int, int] for pair in pairs)
+
+
+def _check_programs(copy_programs: object) -> None:
+    if type(copy_programs) is not int or not 1 <= copy_programs <= MOST_PROGRAMS:
+        raise InputError(f"copy_programs={str(copy_programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
+
+
+def movers_in(written: Written) -> frozenset[str]:
+    """The back ends that carry its moves, `auto` too."""
+    return frozenset(move.mover for move in written.moves if isinstance(move, Put | Get))
+
+
+def settled(written: Written, mover: Mover) -> Written:
+    """The same, its Puts carried by `mover` where that is left open; Gets are the copy engine's."""
+
+    def one(move: Move | Step) -> Move | Step:
+        if not isinstance(move, Put | Get) or move.mover != AUTO:
+            return move
+        return replace(move, mover=mover if isinstance(move, Put) else "copy_engine")
+
+    return replace(written, moves=tuple(map(one, written.moves)))
+
+
+def earlier(places: Mapping[tuple[int, int], int], at: int, named: tuple[int, int]) -> int:
+    """The position of the move that the one at `at` is to come after. Raises ScheduleError if it is no earlier one."""
+    place = places.get(named)
+    if place is None or place >= at:
+        found = "there is no such move" if place is None else "that move stands later"
+        raise ScheduleError(f"move {at} after move {named[1]} of rank {named[0]}", found, "Name an earlier move")
+    return place
+
+
+def _digest(written: object) -> str:
+    return blake2b(repr(written).encode(), digest_size=4).hexdigest()
+
+
+class Box(Struct, frozen=True):
+    """A rectangle with both sides known. Never empty where it is held."""
+
+    rows: Range
+    cols: Range
+
+    @property
+    def area(self) -> int:
+        return max(0, self.rows[1] - self.rows[0]) * max(0, self.cols[1] - self.cols[0])
+
+    def common(self, other: Box) -> Box:
+        """The rectangle that both have, of no area if none."""
+        return Box(common(self.rows, other.rows), common(self.cols, other.cols))
+
+    def __str__(self) -> str:
+        return f"[{self.rows[0]}:{self.rows[1]}][{self.cols[0]}:{self.cols[1]}]"
+
+
+class Held(Struct):
+    """What one rank has of a tensor: its own shard, and what has arrived, with the move that brought it."""
+
+    rank: int
+    own: Box
+    arrived: list[tuple[int, Box]]
+
+    def take(self, at: int, box: Box) -> None:
+        """Notes an arrival. Raises ScheduleError if the rank has a part of it already."""
+        if box.common(self.own).area or any(box.common(other).area for _, other in self.arrived):
+            found = f"rank {self.rank} has a part of it already"
+            raise ScheduleError(f"move {at}: bring {box} to rank {self.rank}", found, "Bring every element once")
+        if box.area:
+            self.arrived.append((at, box))
+
+    def sources(self, at: int, box: Box) -> tuple[bool, list[int]]:
+        """Whether some of a rectangle is the rank's own, and the moves that brought the rest. Raises ScheduleError."""
+        own = box.common(self.own).area
+        parts = [(move, box.common(other).area) for move, other in self.arrived]
+        if own + sum(area for _, area in parts) < box.area:
+            found = "it is neither its own nor has it all arrived there by an earlier move"
+            raise ScheduleError(
+                f"move {at}: read {box} on rank {self.rank}", found, "Put the move that brings it first"
+            )
+        return bool(own), [move for move, area in parts if area]
+
+    def check_whole(self, whole: Box) -> None:
+        """Raises ScheduleError if something is missing at the end."""
+        missing = whole.area - self.own.area - sum(box.area for _, box in self.arrived)
+        if missing:
+            found = f"rank {self.rank} lacks {missing} of {whole.area} elements at the end"
+            raise ScheduleError(f"gather {whole}", found, "Every rank must get all of the tensor")

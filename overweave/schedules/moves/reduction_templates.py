@@ -1,0 +1,113 @@
+"""Reduce-scatters and all-reduces as lists of chunk moves: straight across a mesh, round a ring or two, by islands.
+
+The same `Mesh` as of gathers cuts the tensor and lays out the ranks. Every template moves peers' shards first and the
+own one never, whose tiles are then the last. An all-reduce is a reduce-scatter, sums, and the gather of the same name.
+SOURCE: AutoOverlap 5.1 and its Figure 4 (partition-based all-reduce, ring, levels of a mesh); Flux (arXiv 2406.06858)
+4.1 for peers first and each rank beginning with its neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from overweave.ir.schedule import Range
+from overweave.schedules.moves.gather_templates import Mesh, gather_moves
+from overweave.schedules.moves.moves import Chunk, Put, Reduction, Step, Sum
+
+INSIDE, ACROSS = 0, 1  # lanes of islands
+
+
+def reduction_moves(name: str, mesh: Mesh, everywhere: bool = False) -> Reduction:
+    """The moves of the template `name`; everywhere: ranks end with all, not with their shards. Raises InputError."""
+    moves = list(_carried(mesh, TEMPLATES[name](mesh)))
+    if everywhere and mesh.world_size > 1 and name != "one_shot":
+        moves += [Sum(rank, chunk) for rank in range(mesh.world_size) for chunk in lines(mesh, rank)]
+        shared = gather_moves(name, replace(mesh, mover="copy_engine"))
+        moves += [move for move in shared.moves if isinstance(move, Put)]
+    return Reduction(mesh.world_size, tuple(moves), everywhere, mesh.copy_programs)
+
+
+def _carried(mesh: Mesh, moves: Iterable[Step]) -> Iterator[Step]:
+    """The same, own partials carried as the mesh says."""
+    added: set[tuple[int, Range]] = set()
+    for move in moves:
+        if isinstance(move, Sum):
+            added.add((move.rank, move.chunk.rows))
+        is_own = isinstance(move, Put) and (move.rank, move.chunk.rows) not in added
+        yield replace(move, mover=mesh.mover) if is_own else move
+
+
+def lines(mesh: Mesh, rank: int) -> tuple[Chunk, ...]:
+    """The chunks of a rank's shard as they are added: whole rows."""
+    return replace(mesh, col_pieces=1).chunks(rank)
+
+
+def _mesh(mesh: Mesh) -> Iterator[Step]:
+    """Every partial goes straight to its owner, owners in one line of the mesh before those in the next."""
+    for outer, inner in mesh.steps():
+        for rank in range(mesh.world_size):
+            owner = mesh.away(rank, outer, inner)
+            yield from mesh.pushes(rank, owner, owner)
+
+
+def _ring(mesh: Mesh) -> Iterator[Step]:
+    """A shard's partials travel round to its owner, and every rank on the way adds its own."""
+    for step in range(1, mesh.world_size):
+        for rank in range(mesh.world_size):
+            owner = (rank - step) % mesh.world_size
+            for index, line in enumerate(lines(mesh, owner)):
+                yield from _hop(mesh, (rank, (rank + 1) % mesh.world_size, owner), line, index % mesh.lanes)
+
+
+def _double_ring(mesh: Mesh) -> Iterator[Step]:
+    """Two rings at once, one each way, in lanes of their own: lines of every shard are dealt to them by turns."""
+    for step in range(1, mesh.world_size):
+        for lane, way in enumerate((1, -1)):
+            for rank in range(mesh.world_size):
+                owner = (rank - way * step) % mesh.world_size
+                for line in lines(mesh, owner)[lane::2]:
+                    yield from _hop(mesh, (rank, (rank + way) % mesh.world_size, owner), line, lane)
+
+
+def _hop(mesh: Mesh, ranks: tuple[int, int, int], line: Chunk, lane: int) -> Iterator[Step]:
+    """ranks: who passes it on, to whom, and its owner. The one behind the owner has its own partial alone."""
+    rank, peer, owner = ranks
+    if (rank - owner) % mesh.world_size != (peer - rank) % mesh.world_size:
+        yield Sum(rank, line)
+    yield from (Put(rank, peer, chunk, lane) for chunk in mesh.chunks(owner) if chunk.rows == line.rows)
+
+
+def _islands(mesh: Mesh) -> Iterator[Step]:
+    """Partials are added inside every island, by the rank that lies as their owner does; that sum crosses, once."""
+    width, ranks = mesh.width, range(mesh.world_size)
+    height = mesh.world_size // width
+    for outer in (*range(1, height), 0):
+        for inner in range(1, width):
+            for rank in ranks:
+                adder = rank // width * width + (rank + inner) % width
+                owner = (adder + outer * width) % mesh.world_size
+                yield from mesh.pushes(rank, adder, owner, INSIDE)
+        for rank in ranks if outer else ():
+            owner = (rank + outer * width) % mesh.world_size
+            for line in lines(mesh, owner) if width > 1 else ():
+                yield Sum(rank, line)
+            yield from mesh.pushes(rank, owner, owner, ACROSS)
+
+
+def _one_shot(mesh: Mesh) -> Iterator[Step]:
+    """Every rank's partial goes to every other rank, and each adds them all: few messages, for small outputs."""
+    for step in range(1, mesh.world_size):
+        for owner in range(mesh.world_size):
+            for rank in range(mesh.world_size):
+                yield from mesh.pushes(rank, (rank + step) % mesh.world_size, owner)
+
+
+TEMPLATES: dict[str, Callable[[Mesh], Iterator[Step]]] = {
+    "mesh": _mesh,
+    "ring": _ring,
+    "double_ring": _double_ring,
+    "islands": _islands,
+    "one_shot": _one_shot,
+}

@@ -1,0 +1,358 @@
+"""Which tile shape a matmul gets: the one whose waves take the least time, and which tiles of the last wave are cut.
+
+Where the last wave would leave so many SMs idle that it takes less time in narrower tiles, its tiles are cut into the
+rectangles they are made of (`MatmulConfig.split_n`), and a last column has no more of these than it needs. Bits do not
+change: each element is summed over the same steps of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import ceil
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.plan import (
+    MESSAGE_DATA_BYTES,
+    Exchange,
+    MatmulConfig,
+    PackedConfig,
+    ReduceConfig,
+    narrow_width,
+    shares_obstacle,
+)
+from overweave.ir.words import LEAST_WAVES
+from overweave.schedules.tiles.along_k import Deal, deals, dealt_out, is_worthwhile
+
+Kernel = Literal["portable", "hopper"]
+BEST: Literal["best"] = "best"  # of the ways to deal tiles out along k
+# Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,
+# the less a small rectangle gains: it waits for memory.
+# MEASURED: what last waves of cut tiles took in benchmarks/results/tile_choice.h200.2026-11-22.txt, the median.
+# Not measured: (160, 5), which is taken to be as (192, 3).
+RECTANGLE_TIMES = {(256, 2): 0.56, (256, 4): 0.65, (192, 3): 0.66, (160, 5): 0.66, (128, 2): 0.68}
+
+# Of a step of 64 in k, in 16 bits, by tiles of 128 x 256.
+# MEASURED: by `python -m campaigns.tile_fit`, as benchmarks/results/split_k.h200.2026-11-22.txt ends.
+STEP_US = 0.66
+
+
+LARGEST_TILE, HALF_A_TILE = 128 * 256, 128 * 128  # elements of the tile that most problems take, and of half of one
+
+
+class TileShape(Struct, frozen=True):
+    """A tile shape and what share of the best shape's speed it reaches when every wave is full."""
+
+    config: MatmulConfig
+    efficiency: float
+
+
+def _hopper(tile: tuple[int, ...], split_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
+    block_m, block_n, *steps = tile
+    config = MatmulConfig(
+        kernel="hopper",
+        block_m=block_m,
+        block_n=block_n,
+        block_k=steps[0] if steps else 64,
+        group_m=group_m,
+        stages=stages,
+        warps=4,
+        split_n=split_n,
+    )
+    return TileShape(config, efficiency)
+
+
+def _shape(block_m: int, block_n: int, block_k: int, warps: int, stages: int, efficiency: float) -> TileShape:
+    config = MatmulConfig(block_m=block_m, block_n=block_n, block_k=block_k, group_m=16, warps=warps, stages=stages)
+    return TileShape(config, efficiency)
+
+
+# The smaller a tile, the more often an operand is read: 128 x 256 does 85 multiply-adds per element, 128 x 128 does 64.
+HALF_PRECISION = (
+    _shape(128, 256, 64, 8, 4, 1.0),
+    _shape(256, 128, 64, 8, 4, 0.97),
+    _shape(128, 128, 64, 8, 4, 0.88),
+    _shape(64, 256, 64, 8, 4, 0.85),
+    _shape(128, 128, 64, 4, 4, 0.84),
+)
+# MEASURED: time per wave against 128 x 256, as benchmarks/results/tile_choice.h200.2026-11-22.txt ends. 128 x 160, from
+# tile_widths.* of that day, where it is best of 6 small shapes in 44: whole waves 0.84, but its steps 0.95 (campaigns/
+# tile_fit.py); between the two.
+HOPPER = (
+    _hopper((128, 256), 2, 16, 3, 1.0),
+    _hopper((128, 256), 4, 16, 3, 0.994),
+    _hopper((128, 192), 3, 16, 4, 0.977),
+    _hopper((256, 128), 2, 8, 3, 0.94),
+    _hopper((128, 128), 2, 16, 5, 0.966),
+    _hopper((128, 160), 5, 16, 5, 0.92),
+    _hopper((64, 256), 1, 16, 4, 0.909),
+    _hopper((64, 128), 1, 16, 7, 0.722),
+    _hopper((128, 64), 1, 16, 7, 0.587),
+)
+# Two products in each tile, of block_n columns each: as many sums as twice the columns have. Not measured: see HOPPER.
+GATED: dict[Kernel, tuple[TileShape, ...]] = {
+    "portable": (
+        _shape(128, 128, 64, 8, 4, 1.0),
+        _shape(64, 128, 64, 4, 4, 0.85),
+        _shape(64, 128, 64, 8, 4, 0.8),
+    ),
+    "hopper": (
+        _hopper((128, 128), 1, 16, 4, 1.0),
+        _hopper((256, 64), 1, 8, 4, 0.9),
+        _hopper((128, 64), 1, 16, 6, 0.85),
+    ),
+}
+# Without tensor cores (no TF32) the operands live in registers, which the tile must leave room for.
+SINGLE_PRECISION = (
+    _shape(128, 64, 16, 8, 3, 1.0),
+    _shape(64, 128, 16, 8, 3, 0.98),
+    _shape(64, 64, 16, 4, 2, 0.9),
+)
+
+
+# A step of k is as long as Hopper's tensor cores may add products of fp8 on their own, and fills a swizzle's 128 bytes.
+# Beside the sums stands one step's product: no more than 128 columns of 64 rows fit for each of four warps.
+# Not measured: efficiencies are guessed from how often an operand is read.
+FLOAT8_PORTABLE = (
+    _shape(128, 128, 128, 8, 4, 1.0),
+    _shape(64, 128, 128, 4, 4, 0.85),
+)
+FLOAT8_HOPPER = (
+    _hopper((128, 256, 128), 2, 16, 3, 1.0),
+    _hopper((128, 128, 128), 2, 16, 5, 0.9),
+    _hopper((64, 256, 128), 1, 16, 4, 0.85),
+    _hopper((64, 128, 128), 1, 16, 7, 0.66),
+)
+# Two products of fp8 in each tile: sums of both, and beside them one step's product of 128 columns.
+GATED_FLOAT8: dict[Kernel, tuple[TileShape, ...]] = {
+    "portable": (
+        _shape(128, 64, 128, 8, 4, 1.0),
+        _shape(64, 128, 128, 8, 4, 0.95),
+        _shape(64, 64, 128, 4, 4, 0.8),
+    ),
+    "hopper": (
+        _hopper((128, 128, 128), 1, 16, 4, 1.0),
+        _hopper((128, 64, 128), 1, 16, 6, 0.8),
+    ),
+}
+
+
+def shapes(
+    dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE, weights: int = 1
+) -> tuple[TileShape, ...]:
+    """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
+    candidates = _shapes(dtype, kernel)
+    if epilogue.gate and dtype != "float32":
+        return _gated_shapes(dtype, kernel, epilogue)
+    if kernel == "portable" and epilogue.residual:
+        # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
+        return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
+    if kernel == "portable" and epilogue.bits and weights > 2:
+        # Beside the sums of 256 rows, what tells one of three weights from the others does not fit either.
+        return tuple(shape for shape in candidates if shape.config.block_m <= 128)
+    if kernel == "hopper" and epilogue.bits:
+        # With a main loop for each of four widths, the assembler spills a few registers beside an epilogue; so it does
+        # with 256 columns in one accumulator, where tiles are of one of three weights.
+        widest = 192 if weights > 2 and dtype != FLOAT8 else 256
+        narrow = (shape for shape in candidates if shape.config.block_n <= widest or shape.config.block_m < 128)
+        return tuple(shape for shape in narrow if shape.config.split_n < 4)
+    return candidates
+
+
+def _gated_shapes(dtype: Dtype, kernel: Kernel, epilogue: Epilogue) -> tuple[TileShape, ...]:
+    """Those beside whose sums the assembler finds registers for all that is done to them."""
+    if dtype != FLOAT8:
+        return GATED[kernel][-1:] if kernel == "portable" and epilogue.residual else GATED[kernel]
+    # Of 128 columns; with one scale each and no activation it holds more at once than with one.
+    has_room = epilogue.activation is not None if epilogue.scaling == "tensor" else not epilogue.residual
+    return GATED_FLOAT8[kernel] if has_room or kernel == "portable" else GATED_FLOAT8[kernel][1:]
+
+
+def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
+    if kernel == "hopper" and dtype == "float32":
+        raise InputError("kernel hopper", "it multiplies 16-bit numbers, not float32", "Use kernel=portable")
+    if dtype == FLOAT8:
+        return FLOAT8_HOPPER if kernel == "hopper" else FLOAT8_PORTABLE
+    if kernel == "hopper":
+        return HOPPER
+    return SINGLE_PRECISION if dtype == "float32" else HALF_PRECISION
+
+
+def has_second_wave(rows: int, cols: int, world_size: int, sms: int) -> bool:
+    """Whether the tiles of a shard of the rows are more than the SMs compute at once."""
+    return rows * cols > LEAST_WAVES * world_size * sms * LARGEST_TILE
+
+
+def half_tiles(candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
+    """Those for a ring whose shards have no second wave: of halves they do, so that the SMs compute the one while the
+    other travels. MEASURED: half tiles were quicker on all 7 such shapes, by 5 to 26 %, and on 1 of the 14 others, by
+    3 % (two H200s, benchmarks/results/rings.*.h200x2.2026-11-22.json).
+    """
+    return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= HALF_A_TILE)
+
+
+Columns = int | tuple[int, ...]  # of one product, or of each of several
+
+
+def tile_shape(
+    heights: Iterable[int], cols: Columns, sms: int, candidates: tuple[TileShape, ...], k: int = 0
+) -> MatmulConfig:
+    """The candidate with the shortest time for chunks of `heights` rows each and `cols` columns on `sms` SMs.
+
+    Time is waves x tile area / efficiency. Tiles never straddle chunks, so each chunk is rounded up by itself.
+    k: with it, tiles of the last waves may be dealt out along k (schedules/tiles/along_k.py); the candidate says how.
+    """
+    heights = tuple(heights)
+    ways = [one for shape in candidates for one in _ways(shape, count_tiles(heights, cols, shape.config), sms, k)]
+    return min(ways, key=lambda one: one[0])[1]
+
+
+def _ways(shape: TileShape, count: TileCount, sms: int, k: int) -> Iterator[tuple[float, MatmulConfig]]:
+    """A candidate with its time in us: as it is, and with every deal, if k is long enough for any."""
+    tile_us = tile_time_us(shape, k)
+    yield _waves(count, sms, shape.config) * tile_us, shape.config
+    if not k or shares_obstacle(shape.config):
+        return
+    for deal in deals(count.tiles, sms, shape.config, k, tile_us):
+        yield count.tiles // sms * tile_us + deal.time_us, dealt_out(shape.config, deal)
+
+
+def along_k(config: MatmulConfig, tiles: int, sms: int, k: int, split_k: int | Literal["best"]) -> MatmulConfig:
+    """A matmul of so many tiles, those of a last wave that is not full dealt out in `split_k` shares; or in as many as
+    take the least time, if dealing out does. As it was, if they would be too short.
+    """
+    shape = TileShape(replace(config, split_tiles=0, split_k=0), 1.0)
+    if split_k == BEST:
+        return min(_ways(shape, TileCount(tiles), sms, k), key=lambda one: one[0])[1]
+    rest = tiles % sms
+    if split_k == 1 or not rest or shares_obstacle(config) or not is_worthwhile(split_k, config, k):
+        return shape.config
+    return dealt_out(config, Deal(rest, split_k))
+
+
+def tile_time_us(shape: TileShape, k: int) -> float:
+    """Of a whole tile in a full wave; without k, in times of one that does one step."""
+    config = shape.config
+    return STEP_US * (k / 64 if k else 1.0) * config.block_m * config.block_n / (128 * 256) / shape.efficiency
+
+
+class TileCount(NamedTuple):
+    """How many tiles are whole, and how many, in a last column, are narrow, which take so many times of a whole one."""
+
+    whole: int
+    narrow: int = 0
+    narrow_time: float = 0.0
+
+    @property
+    def tiles(self) -> int:
+        return self.whole + self.narrow
+
+    @property
+    def load(self) -> float:
+        """In times of a whole tile."""
+        return self.whole + self.narrow_time
+
+
+def count_tiles(heights: Iterable[int], cols: Columns, config: MatmulConfig) -> TileCount:
+    """The tiles of chunks of `heights` rows each and `cols` columns, before any is cut."""
+    rows = sum(-(-height // config.block_m) for height in heights)
+    counts = [_count_tiles(rows, one, config) for one in (cols if isinstance(cols, tuple) else (cols,))]
+    return TileCount(*(sum(numbers) for numbers in zip(*counts, strict=True)))
+
+
+def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
+    """rows: of tiles."""
+    columns, rest = divmod(cols, config.block_n)
+    width = narrow_width(rest, config) if rest else 0
+    if width:
+        return TileCount(rows * columns, rows, rows * _time_of_parts(width // config.part_n, config))
+    return TileCount(rows * (columns + (rest > 0)))
+
+
+def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
+    """How many of the last whole tiles are cut: those of the last wave, if their parts take less time than it."""
+    if config.split_k:
+        return 0
+    rest = ceil(count.load % sms)
+    return min(rest, count.whole) if _time_of_cut(rest, sms, config) < 1 else 0
+
+
+def _time_of_parts(parts: int, config: MatmulConfig) -> float:
+    """Of one tile of so many rectangles, in times of a whole one."""
+    alone = RECTANGLE_TIMES.get((config.block_n, config.split_n), 1 / config.split_n)
+    return alone + (1 - alone) * (parts - 1) / max(1, config.split_n - 1)
+
+
+def _time_of_cut(rest: int, sms: int, config: MatmulConfig) -> float:
+    """Of so many tiles cut into all their parts, in times of a whole one."""
+    if config.split_n == 1:
+        return float(rest > 0)
+    return ceil(rest * config.split_n / sms) * _time_of_parts(1, config)
+
+
+def _waves(count: TileCount, sms: int, config: MatmulConfig) -> float:
+    whole, cut = divmod(ceil(count.load), sms)
+    return whole + min(_time_of_cut(cut, sms, config), 1.0)
+
+
+# The ordered reduction's tiles, the largest first: 16 bytes a thread and operand, or four times that.
+SUMS = (
+    ReduceConfig(),
+    ReduceConfig(block_m=2, block_n=1024, warps=8),
+    ReduceConfig(block_m=1, block_n=1024, warps=4),
+    ReduceConfig(block_m=1, block_n=512, warps=2),
+)
+
+
+# The largest beside what an epilogue reads: so that the registers hold all of it.
+SUMS_FINISHED = ReduceConfig(block_m=4)
+
+
+PART_ELEMENTS = 4096  # of a tile of whole rows, summed at a time: more would not fit the registers of 8 warps
+
+
+def row_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
+    """Tiles of whole rows, as many in each as leave every other SM one, for sums that end with a norm."""
+    block_n = 1 << (cols - 1).bit_length()
+    parts = max(1, block_n // PART_ELEMENTS)
+    block_m = max(1, PART_ELEMENTS // block_n)
+    while block_m > 1 and -(-rows // block_m) < sms // 2:
+        block_m //= 2
+    return ReduceConfig(block_m=block_m, block_n=block_n, parts=parts, warps=max(block_m * block_n // parts // 512, 1))
+
+
+def reduction_shape(rows: int, cols: int, sms: int, finishes: bool = False) -> ReduceConfig:
+    """The largest tiles of a sum that give every other SM one; if none do, the smallest that a row fills.
+
+    finishes: whether an epilogue finishes it.
+    """
+    first = SUMS_FINISHED if finishes else SUMS[0]
+    filled = [config for config in (first, *SUMS[1:]) if config.block_n <= cols] or [first]
+    fits = (config for config in filled if -(-rows // config.block_m) * -(-cols // config.block_n) >= sms // 2)
+    return next(fits, filled[-1])
+
+
+# Programs of the packed kernel, smallest first: a thread has one message of each peer under way.
+PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=512, warps=16))
+
+
+# Of whole rows. Those between spill a few registers where they share sums among eight ranks.
+PACKED_ROWS = (PACKED[0], PACKED[-1])
+
+
+def packed_shape(sent_bytes: int, sms: int, exchange: Exchange) -> PackedConfig:
+    """The smallest programs of which no SM gets more than four: tickets are taken one by one. sent_bytes: to a peer."""
+    messages = -(-sent_bytes // MESSAGE_DATA_BYTES)
+    config = next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
+    return replace(config, exchange=exchange)
+
+
+def packed_row_shape(row_bytes: int, exchange: Exchange) -> PackedConfig:
+    """The smallest programs if they have a whole row under way at a time, else the largest, which may take turns."""
+    messages = -(-row_bytes // MESSAGE_DATA_BYTES)
+    return replace(PACKED_ROWS[messages > PACKED_ROWS[0].block], exchange=exchange)

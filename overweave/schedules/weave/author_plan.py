@@ -1,0 +1,216 @@
+"""A woven schedule as a Plan: the engine of every queue, and the table of each rank's tiles.
+
+Within an Apply, tiles run in groups of rows of the last two axes, so that a wave reads few rows of either side. Which
+tile runs when is the table's affair alone: the author's own order of tiles is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import cast
+
+from overweave.errors import InputError, ScheduleError
+from overweave.ir.dtype import Dtype
+from overweave.ir.footprint import TileSpace
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    LIBRARY,
+    REDUCE_KERNEL,
+    SPINNING,
+    Assignment,
+    CopyConfig,
+    Engine,
+    Plan,
+    Realization,
+    ReduceConfig,
+)
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
+from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
+from overweave.ir.verify.rules.applied import slices_of, source_of
+from overweave.ir.words import COPY_WORD_BYTES
+from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
+from overweave.schedules.moves.back_ends import PUSHES
+from overweave.schedules.tiles.order import copy_rows, tile_order
+from overweave.schedules.weave.exchange import exchange
+from overweave.schedules.weave.transports import Asked, path_of_slices
+from overweave.schedules.weave.weave import Bound, bound, is_streamed, weave
+
+TILE_GROUP = 8  # blocks of the last but one axis that run together, unless a call names another number
+
+Waits = tuple[tuple[int, int, int], tuple[int, int]]  # a range with its count, one more signal with its own
+
+
+def author_plan(
+    space: TileSpace,
+    wanted: Mapping[str, Asked],
+    world_size: int,
+    dtype: Dtype,
+    rank: int | None = None,
+    chosen: str | None = None,
+    tile_group: int = TILE_GROUP,
+) -> Plan:
+    """The plan that exchanges tensors as `wanted` says, tensor -> schedule. A pure function: all ranks build the same.
+
+    dtype: of the tensors that are exchanged. rank: build only this rank's table. chosen: the tensor whose own shard
+    the kernel can read where the caller has it. tile_group: how many blocks of the last but one axis run together,
+    column by column. The plan is not yet proven.
+    Raises InputError for what is asked, ScheduleError for what cannot be woven or told in a table.
+    """
+    if not wanted:
+        raise InputError(f"compile {space.kernel}", "no tensor is exchanged", "Name a schedule for one of its tensors")
+    if type(tile_group) is not int or tile_group < 1:
+        raise InputError(f"compile {space.kernel}", f"tile_group={tile_group}", "Give at least 1")
+    if not space.tile_count:
+        found = f"it has no tiles: {', '.join(f'{axis.name}={axis.extent}' for axis in space.grid)}"
+        raise InputError(f"compile {space.kernel}", found, "There is nothing to compute without")
+    exchanges = (exchange(space, tensor, words, world_size) for tensor, words in wanted.items())
+    bounds = tuple(bound(one, space, one.operand.tensor == chosen) for one in exchanges)
+    asked = "+".join(str(words).split()[0].split(".")[0] for words in wanted.values())
+    schedule = weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size)
+    sums = [one for one in schedule.operations if one.queue == SUMS]
+    is_early = any(one.notifies for one in sums)  # some sums are passed on while tiles are computed
+    engines = tuple(map(_engine, schedule.queues))
+    realization = Realization(
+        dtype=dtype,
+        engines=engines,
+        reduction=(ReduceConfig(programs=SPINNING) if is_early else ReduceConfig()) if sums else None,
+        copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
+        slices=path_of_slices(wanted.values()) or "load_store",
+    )
+    _check_words(schedule, realization)
+    tiles = (space, bounds, tile_group)
+    moved, ranks = bounds[0].operand, range(world_size) if rank is None else (rank,)
+    return Plan(
+        name=schedule.name,
+        problem=Problem(operator=space.kernel, m=moved.rows, n=moved.cols, k=0, world_size=world_size, dtype=dtype),
+        schedule=schedule,
+        realization=realization,
+        tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, tiles, one)),
+    )
+
+
+def _check_words(schedule: Schedule, realization: Realization) -> None:
+    """Kernels move rows in whole words: told here, while another back end can still be asked for. Raises InputError."""
+    row_bytes = {buffer.name: buffer.cols * buffer.itemsize_bytes(realization.dtype) for buffer in schedule.buffers}
+    for move in schedule.operations:
+        if isinstance(move, Put | Copy) and realization.engine_of(move.queue) in (COPY_KERNEL, AUTHOR_KERNEL):
+            for region in (*move.reads, *move.writes):
+                if row_bytes[region.buffer] % COPY_WORD_BYTES:
+                    asked = f"carry {region.buffer.split('.')[0]} by a kernel"
+                    found = (
+                        f"its rows are {row_bytes[region.buffer]} bytes, and kernels move words of {COPY_WORD_BYTES}"
+                    )
+                    raise InputError(asked, found, "Use mover=copy_engine, or pad its rows")
+
+
+def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:
+    """Of the one kernel that moves chunks, of one tensor: SMs for the most that is asked."""
+    movers = {one.operand.tensor: one.exchange.copy for one in bounds if one.exchange.copy}
+    asked = list(movers.values())
+    if len({config.path for config in asked}) > 1:
+        cure = "Let one kernel move both, or the copy engine one of them"
+        raise InputError("move two tensors by kernels of their own", "one by loads and stores, one in bulk", cure)
+    if len(movers) > 1:
+        found, cure = "one kernel pushes, and it has one source", "Let the copy engine move one of them"
+        raise InputError(f"move {' and '.join(movers)} by kernels of their own", found, cure)
+    return max(asked, key=lambda config: config.programs)
+
+
+def _tables(
+    schedule: Schedule, realization: Realization, tiles: tuple[TileSpace, tuple[Bound, ...], int], rank: int
+) -> Iterator[TileOrder]:
+    space, bounds, tile_group = tiles
+    yield tile_table(schedule, space, bounds, rank, tile_group)
+    for queue, config in ((SUMS, realization.reduction), (PUSHES, realization.copy)):
+        if config is not None:
+            yield tile_order(schedule, realization, rank, queue)
+
+
+def tile_table(
+    schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], rank: int, tile_group: int = TILE_GROUP
+) -> TileOrder:
+    """The tiles of a rank in the order of its Applies, then the parts of what is read part by part."""
+    first = dict(
+        zip((pad.name for pad in schedule.pads), accumulate((p.size for p in schedule.pads), initial=0), strict=False)
+    )
+    operations = [operation for operation in schedule.of_rank(rank) if operation.queue == TILES]
+    applies = [operation for operation in operations if isinstance(operation, Apply)]
+    homes = {buffer.name: buffer.home for buffer in schedule.buffers}
+    rows: list[TileRow] = []
+    slices: list[TileRow] = []
+    for position, apply in enumerate(operations):
+        if not isinstance(apply, Apply):
+            slices += copy_rows(schedule, rank, position, apply)
+            continue
+        waits = _told(f"tile order of {apply.name}", apply.waits, first)
+        signals = [first[notify.pad] + notify.signal for notify in apply.notifies] or [NO_SIGNAL]
+        source, source_row = source_of(apply, homes)
+        numbers = (number for lo, hi in apply.tiles for number in range(lo, hi))
+        for number in sorted(numbers, key=lambda number: _turn(space, number, tile_group)):
+            row = _row(APPLY, (number, number + 1), waits, signals[0], position)
+            rows.append(row._replace(source=source, source_row=source_row, col=len(slices)))
+    rows = [row._replace(**slices_of(at, row, len(slices))) for at, row in enumerate(rows)]
+    return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, applies, first), *slices))
+
+
+def _row(kind: int, rows: Range, waits: Waits, signal: int, position: int) -> TileRow:
+    return TileRow(kind, *rows, 0, WORKSPACE, 0, *waits[0], signal, position, *waits[1])
+
+
+def _turn(space: TileSpace, number: int, tile_group: int) -> tuple[int, ...]:
+    """Sorts tiles: by the leading axes, then in groups of rows of the last but one axis, each column by column."""
+    blocks: list[int] = []
+    for axis in reversed(space.grid):
+        number, block = divmod(number, axis.count)
+        blocks.insert(0, block)
+    if len(blocks) < 2:
+        return tuple(blocks)
+    *leading, row, col = blocks
+    return (*leading, row // tile_group, col, row)
+
+
+def _parts(
+    space: TileSpace, bounds: tuple[Bound, ...], applies: list[Apply], first: Mapping[str, int]
+) -> Iterator[TileRow]:
+    """One row for each range of rows that tiles read late, with the waits of all tensors for those rows."""
+    rank = applies[0].rank
+    counted = {(wait.pad, wait.signals): wait for apply in applies for wait in apply.late_waits}
+    streamed = [
+        one for one in bounds if is_streamed(one, space) and any(chunk.waits for chunk in one.chunks.get(rank, []))
+    ]
+    for together in zip(*(one.chunks[rank] for one in streamed), strict=False):
+        rows = together[0].rows
+        waits = tuple(counted[wait.pad, wait.signals] for chunk in together for wait in chunk.waits)
+        asked = f"read {', '.join(one.operand.tensor for one in streamed)} part by part on rank {rank}"
+        if any(chunk.rows != rows for chunk in together) or len({len(one.chunks[rank]) for one in streamed}) > 1:
+            raise ScheduleError(asked, "they arrive in other parts than each other", "Exchange them alike")
+        block = space.axis(str(streamed[0].operand.dims[0].axis)).block
+        if rows[0] % block:
+            found = f"rows [{rows[0]}:{rows[1]}] arrive together, but begin inside a block of {block}"
+            raise ScheduleError(asked, found, "Let every shard be whole blocks of the axis")
+        yield _row(PART, rows, _told(asked, waits, first), NO_SIGNAL, 0)
+
+
+def _told(asked: str, waits: tuple[Wait, ...], first: Mapping[str, int]) -> Waits:
+    """A range of signals, and one more signal with a count of its own, is all that a row can wait for."""
+    ranges = sorted(((first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits), key=_shorter)
+    if len(ranges) > 2 or any(hi - lo > 1 for lo, hi, _ in ranges[1:]):
+        found = f"it waits for {', '.join(map(str, waits))}: more than a range and one signal"
+        raise ScheduleError(asked, found, "Use another schedule, or fewer pieces")
+    lo, hi, count = ranges[0] if ranges else (0, 0, 0)
+    return (lo, hi, count), ((ranges[1][0], ranges[1][2]) if len(ranges) > 1 else (NO_SIGNAL, 0))
+
+
+def _shorter(signals: tuple[int, int, int]) -> int:
+    return signals[0] - signals[1]
+
+
+def _engine(queue: Queue) -> Assignment:
+    kind = queue.name.split(".")[0]
+    copies = COPY_ENGINE if queue.order == COMPLETE else COPY_KERNEL
+    engines = {TILES: AUTHOR_KERNEL, COPIES: copies, SUMS: REDUCE_KERNEL}
+    return Assignment(queue.name, cast("Engine", engines.get(kind, LIBRARY)))

@@ -1,0 +1,357 @@
+"""Weaves the tiles of an author's kernel into the exchanges of its tensors.
+
+Tiles that touch the same chunks are one `Apply`: it waits for the chunks that it reads, and announces those that it
+writes. Applies stand in the order in which their chunks arrive, or, where nothing arrives, in which they are sent.
+The kernel has one pointer for a tensor: where a template leaves the own shard with the caller, it is copied beside
+what arrives, unless the kernel can choose between two pointers and no tile needs both.
+SOURCE: AutoOverlap 5.2 (dependences between chunks and tiles, waves in the order of arrival).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.errors import ScheduleError
+from overweave.ir.footprint import Dim, Operand, TileSpace
+from overweave.ir.schedule import (
+    Apply,
+    Buffer,
+    Copy,
+    Given,
+    Goal,
+    Notify,
+    Operation,
+    Put,
+    Range,
+    Region,
+    Schedule,
+    Wait,
+)
+from overweave.schedules.communication import MAIN, TILES, Chunk, common, is_empty, shifted, united
+from overweave.schedules.families.beside_tiles import announced_by, from_workspace, with_puts
+from overweave.schedules.weave.assemble_schedule import check_stores, counted, credits, goals, output, queues
+from overweave.schedules.weave.exchange import Exchange
+from overweave.schedules.weave.fewest_waits import fewest, not_twice
+from overweave.schedules.weave.transports import GATHER
+
+Key = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches
+
+
+class Bound(Struct, frozen=True):
+    """An exchange whose chunks all lie in one buffer, at the rows that the kernel knows. puts: what tiles carry."""
+
+    exchange: Exchange
+    buffer: Buffer
+    chunks: dict[int, list[Chunk]]
+    before: dict[int, list[Operation]]
+    behind: dict[int, list[Operation]]
+    puts: dict[int, list[Put]]
+
+    @property
+    def operand(self) -> Operand:
+        return self.exchange.operand
+
+
+class Group(Struct, frozen=True):
+    """The tiles of a rank that touch the same chunks. blocks: of every grid axis, those that its tiles are made of."""
+
+    key: Key
+    numbers: tuple[int, ...]
+    blocks: dict[str, tuple[int, ...]]
+
+
+def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> Schedule:
+    """The schedule in which the tiles of `space` compute between the exchanges. Prove it before you use it.
+
+    Raises ScheduleError for tiles that straddle chunks which are announced apart, and for tiles that write the same.
+    """
+    check_stores(space)
+    woven = _Weaver(space, bounds, world_size)
+    operations: list[Operation] = []
+    for rank in range(world_size):
+        operations += woven.rank(rank)
+    ordered = queues(chain.from_iterable(bound.exchange.communication.queues for bound in bounds), operations)
+    communications = [bound.exchange.communication for bound in bounds]
+    moved = {bound.operand.tensor for bound in bounds}
+    outputs = [store for store in space.stores if store.tensor not in moved]
+    buffers = tuple(buffer for one in communications for buffer in one.buffers)
+    pads = tuple(pad for one in communications for pad in one.pads)
+    return Schedule(
+        name=name,
+        world_size=world_size,
+        buffers=(*buffers, *map(output, outputs)),
+        pads=pads,
+        queues=ordered,
+        credits=credits(world_size, buffers, pads),
+        given=tuple(given for one in communications for given in one.given),
+        goal=(*(goal for one in communications for goal in one.goal), *goals(outputs, world_size)),
+        operations=counted(tuple(not_twice(operations, ordered))),
+    )
+
+
+def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group]:
+    """The tiles of a rank by the chunks that they touch, in the order in which they should run."""
+    tellers = [(bound, _chunks_by_block(bound, space, rank)) for bound in bounds if _tells_apart(bound, space)]
+    members: dict[Key, list[tuple[int, dict[str, int]]]] = {}
+    for number, tile in enumerate(space.coordinates()):
+        key = tuple(chunks[tile[str(bound.operand.dims[0].axis)]] for bound, chunks in tellers)
+        members.setdefault(key, []).append((number, tile))
+    sides = [bound.exchange.side for bound, _ in tellers]
+
+    def turn(key: Key) -> tuple[int, int]:
+        arrived = [chunks[-1] for side, chunks in zip(sides, key, strict=True) if side == GATHER and chunks]
+        sent = [chunks[0] for side, chunks in zip(sides, key, strict=True) if side != GATHER and chunks]
+        return max(arrived, default=0), min(sent, default=0)
+
+    return [_group(key, members[key], space) for key in sorted(members, key=turn)]
+
+
+def _group(key: Key, tiles: list[tuple[int, dict[str, int]]], space: TileSpace) -> Group:
+    blocks = {axis.name: tuple(sorted({tile[axis.name] for _, tile in tiles})) for axis in space.grid}
+    return Group(key, tuple(number for number, _ in tiles), blocks)
+
+
+class _Weaver:
+    """Makes the operations of one rank after the other."""
+
+    def __init__(self, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> None:
+        self.space, self.bounds = space, bounds
+        launched = ((rank, [*self._before(rank), *self._behind(rank)]) for rank in range(world_size))
+        self.places = {(rank, one.name): place for rank, steps in launched for place, one in enumerate(steps)}
+        self.tellers = [bound for bound in bounds if _tells_apart(bound, space)]
+        self.wholes = [bound for bound in bounds if not _tells_apart(bound, space)]
+
+    def rank(self, rank: int) -> Iterator[Operation]:
+        """What prepares, then all tiles, which are one launch, then what they announce."""
+        yield from self._before(rank)
+        found = groups(self.space, self.bounds, rank)
+        self._check_all_read(rank, found)
+        applies = [self.apply(rank, place, group) for place, group in enumerate(found)]
+        ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds], self.places)
+        yield from with_puts(ordered, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds])
+        yield from self._behind(rank)
+
+    def _before(self, rank: int) -> Iterator[Operation]:
+        """What is launched before its tiles, of all tensors by turns."""
+        before = [bound.before.get(rank, []) for bound in self.bounds]
+        return (step for steps in zip_longest(*before) for step in steps if step is not None)
+
+    def _behind(self, rank: int) -> Iterator[Operation]:
+        return chain.from_iterable(bound.behind.get(rank, []) for bound in self.bounds)
+
+    def apply(self, rank: int, place: int, group: Group) -> Apply:
+        waits: list[Wait] = []
+        notifies: list[Notify] = []
+        for bound, touched in zip(self.tellers, group.key, strict=True):
+            for chunk in (bound.chunks[rank][at] for at in touched):
+                waits += chunk.waits
+                notifies += chunk.notifies
+        self._check_one_place(rank, group)
+        late = [(bound, chunk) for bound in self.wholes for chunk in bound.chunks.get(rank, [])]
+        streamed = [pair for pair in late if is_streamed(pair[0], self.space)]
+        whole = [pair for pair in late if not is_streamed(pair[0], self.space)]
+        waits += [wait for _, chunk in whole for wait in chunk.waits]
+        late_waits = tuple(wait for _, chunk in streamed for wait in chunk.waits)
+        return Apply(
+            name=f"{self.space.kernel}.{rank}.{place}",
+            rank=rank,
+            queue=TILES,
+            waits=tuple(dict.fromkeys(waits)),
+            notifies=tuple(notifies),
+            function=self.space.kernel,
+            needs=(
+                *(
+                    need
+                    for bound in self.tellers
+                    if bound.exchange.side == GATHER
+                    for need in self._needs(bound, rank, group)
+                ),
+                *(_need(bound, chunk) for bound, chunk in (whole if late_waits else late)),
+            ),
+            late_needs=tuple(_need(bound, chunk) for bound, chunk in streamed) if late_waits else (),
+            makes=tuple(self._makes(rank, group)),
+            late_waits=late_waits,
+            tiles=_runs(group.numbers),
+        )
+
+    def _check_all_read(self, rank: int, found: list[Group]) -> None:
+        """What arrives is waited for by somebody, or its signal could not be used again."""
+        for at, bound in enumerate(self.tellers):
+            touched = {chunk for group in found for chunk in group.key[at]}
+            for number, chunk in enumerate(bound.chunks[rank]):
+                if chunk.waits and number not in touched:
+                    asked = f"gather {bound.operand.tensor} for {self.space.kernel}"
+                    unread = f"no tile reads its rows [{chunk.rows[0]}:{chunk.rows[1]}]"
+                    raise ScheduleError(asked, unread, "Say the dimension that tiles read, an axis or an extent")
+
+    def _check_one_place(self, rank: int, group: Group) -> None:
+        """A tile announces one chunk, and stores at one place, or at the same ones of every peer."""
+        told: list[tuple[Bound, Chunk]] = []
+        for bound, touched in zip(self.tellers, group.key, strict=True):
+            chunks = [(bound, bound.chunks[rank][at]) for at in touched]
+            told += [one for one in chunks if one[1].notifies]
+            if len(chunks) > 1 and any(chunk.places for _, chunk in chunks):
+                told = chunks
+        if len(told) > 1:
+            raise self._straddling(*told[:2])
+
+    def _straddling(self, one: tuple[Bound, Chunk], other: tuple[Bound, Chunk]) -> ScheduleError:
+        asked = f"weave {self.space.kernel}"
+        operand, also = one[0].operand, other[0].operand
+        if operand != also:
+            found = f"a tile stores {operand.tensor} and {also.tensor}, and can announce one of them"
+            return ScheduleError(asked, found, "Let a collective exchange one of them")
+        axis = self.space.axis(str(operand.dims[0].axis))
+        chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
+        found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
+        cure = f"Let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {axis.block} rows"
+        return ScheduleError(asked, found, cure)
+
+    def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:
+        touched = group.key[self.tellers.index(bound)]
+        if not touched:  # its blocks lie beyond the tensor's rows
+            return
+        first = bound.chunks[rank][touched[0]]
+        offset = first.region.rows[0] - first.rows[0]
+        for rows in self._touched(bound.operand.dims[0], group):
+            region = Region(first.region.buffer, rank, shifted(rows, offset), (0, bound.operand.cols))
+            yield Given(region, bound.exchange.read(rank), rows[0], 0)
+
+    def _makes(self, rank: int, group: Group) -> Iterator[Goal]:
+        moved = {bound.operand.tensor: bound for bound in self.bounds}
+        for store in self.space.stores:
+            bound = moved.get(store.tensor)
+            places = self._places(bound, rank, group) if bound else [(Region(store.tensor, rank, (0, 0), (0, 0)), 0)]
+            for cols in self._columns(store, group):
+                touched = self._touched(store.dims[0], group)
+                for rows in bound.exchange.apart(touched) if bound else touched:
+                    made = bound.exchange.made(rank, rows[0]) if bound else (store.tensor, 0, ())
+                    for place, by in places:
+                        stored = Region(place.buffer, place.rank, shifted(rows, by), cols)
+                        yield Goal(stored, made[0], rows[0] + made[1], cols[0], made[2])
+
+    def _places(self, bound: Bound, rank: int, group: Group) -> list[tuple[Region, int]]:
+        """Where the group's tiles store a tensor: a buffer of some rank, and how far on its rows lie there."""
+        if bound in self.tellers:
+            for at in group.key[self.tellers.index(bound)]:
+                chunk = bound.chunks[rank][at]
+                if chunk.places:
+                    return [(place, place.rows[0] - chunk.rows[0]) for place in chunk.places]
+        return [(Region(bound.buffer.name, rank, (0, 0), (0, 0)), 0)]
+
+    def _columns(self, store: Operand, group: Group) -> tuple[Range, ...]:
+        """Of a matrix, those that the group's tiles write; of more dimensions, all or none."""
+        if len(store.dims) == 2:
+            return self._touched(store.dims[1], group)
+        touched = [self._touched(dim, group) for dim in store.dims[1:]]
+        if any(ranges != ((0, dim.extent),) for ranges, dim in zip(touched, store.dims[1:], strict=True)):
+            found = (
+                f"some tiles write only a part of the rows of {store.tensor}, which has {len(store.dims)} dimensions"
+            )
+            raise ScheduleError(f"weave {self.space.kernel}", found, "Exchange tensors along their first axis only")
+        return ((0, store.cols),)
+
+    def _touched(self, dim: Dim, group: Group) -> tuple[Range, ...]:
+        """Elements of a dimension that the group's tiles touch, as ranges that leave gaps between them."""
+        if dim.axis is None or dim.axis not in group.blocks:
+            return ((0, dim.extent),)
+        ranges = [self.space.touched(dim, {dim.axis: block}) for block in group.blocks[dim.axis]]
+        return united(ranges)
+
+
+def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
+    """Brings all chunks into one buffer, at the rows of the whole tensor. Raises ScheduleError where they lie apart.
+
+    chooses: the kernel can read the own shard where the caller has it.
+    """
+    communication = exchange.communication
+    chunks = [step for step in communication.steps if isinstance(step, Chunk)]
+    known = {buffer.name: buffer for buffer in communication.buffers}
+    moved = [chunk for chunk in chunks if not _stays_with_caller(chunk, known)]
+    targets = dict.fromkeys(chunk.region.buffer for chunk in moved or chunks)
+    if len(targets) != 1 or any(chunk.region.rows != chunk.rows for chunk in moved or chunks):
+        found = f"its chunks lie in {', '.join(targets)}, at other rows than the tensor's"
+        raise ScheduleError(
+            f"give {space.kernel} one pointer to {exchange.operand.tensor}", found, "Use another schedule"
+        )
+    (target,) = targets
+    made = Bound(exchange, known[target], {}, {}, {}, {})
+    stays = chooses and _are_blocks([chunk for chunk in chunks if chunk not in moved], exchange.operand, space)
+    for step in communication.steps:
+        if isinstance(step, Chunk):
+            made.chunks.setdefault(step.rank, []).append(step if stays else _in_place(step, made))
+        elif isinstance(step, Put) and step.queue == TILES:
+            own = next((one for one in chunks if one.rank == step.rank and one not in moved), None)
+            put = step if stays and own else from_workspace(step, own, target)
+            made.puts.setdefault(step.rank, []).append(put)
+        else:
+            side = made.behind if step.rank in made.chunks or exchange.side != GATHER else made.before
+            side.setdefault(step.rank, []).append(step)
+    return made
+
+
+def _in_place(chunk: Chunk, bound: Bound) -> Chunk:
+    """The chunk in the bound buffer; the rows that the caller holds are copied there, if no step does so."""
+    if chunk.region.buffer == bound.buffer.name:
+        return chunk
+    region = Region(bound.buffer.name, chunk.rank, chunk.rows, chunk.region.cols)
+    steps = bound.exchange.communication.steps
+    if any(isinstance(step, Copy) and region in step.destinations for step in steps):
+        return replace(chunk, region=region)
+    own = Copy(
+        name=f"{bound.operand.tensor}.own.{chunk.rank}",
+        rank=chunk.rank,
+        queue=MAIN,
+        sources=(chunk.region,),
+        destinations=(region,),
+    )
+    bound.before.setdefault(chunk.rank, []).insert(0, own)
+    return replace(chunk, region=region)
+
+
+def _are_blocks(chunks: list[Chunk], operand: Operand, space: TileSpace) -> bool:
+    """Whether chunks are made of whole blocks of the operand's axis, so that no tile has rows of two, or none at all.
+
+    A tile that reaches beyond the last row may wrap round to the first, which the caller's shard does not have.
+    """
+    dim = operand.dims[0]
+    if dim.axis is None or space.axis(dim.axis).is_streamed or (dim.scale, dim.shift) != (1, 0):
+        return False
+    block = space.axis(dim.axis).block
+    return all(lo % block == 0 and hi % block == 0 for lo, hi in (chunk.rows for chunk in chunks))
+
+
+def _stays_with_caller(chunk: Chunk, known: dict[str, Buffer]) -> bool:
+    return known[chunk.region.buffer].home == "input"
+
+
+def _need(bound: Bound, chunk: Chunk) -> Given:
+    return Given(chunk.region, bound.exchange.read(chunk.rank), chunk.rows[0], 0)
+
+
+def _tells_apart(bound: Bound, space: TileSpace) -> bool:
+    """Whether tiles differ in the chunks they touch: not if each tile reads all of them."""
+    axis = bound.operand.dims[0].axis
+    return axis is not None and not space.axis(axis).is_streamed
+
+
+def is_streamed(bound: Bound, space: TileSpace) -> bool:
+    """Whether a loop inside every tile walks the rows, chunk after chunk."""
+    axis = bound.operand.dims[0].axis
+    return axis is not None and space.axis(axis).is_streamed
+
+
+def _chunks_by_block(bound: Bound, space: TileSpace, rank: int) -> list[tuple[int, ...]]:
+    """For each block of the exchange's axis, the chunks of the rank that it touches, by their place in the order."""
+    dim = bound.operand.dims[0]
+    chunks = bound.chunks.get(rank, [])
+    touched = (space.touched(dim, {str(dim.axis): block}) for block in range(space.axis(str(dim.axis)).count))
+    return [tuple(at for at, chunk in enumerate(chunks) if not is_empty(common(rows, chunk.rows))) for rows in touched]
+
+
+def _runs(numbers: Iterable[int]) -> tuple[Range, ...]:
+    return united((number, number + 1) for number in sorted(numbers))

@@ -1,0 +1,62 @@
+"""The copy engine alone: every shard to every peer in ring order, with no signals and nothing that waits.
+
+This is the roof that overlapped methods are held against, moved by the same machinery that moves their chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from overweave.errors import MachineError
+from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.group import Group
+from overweave.memory.steps import CopyStep, Place
+
+try:
+    from overweave.memory.cuda.copy_engine import CopyQueue
+except ImportError:  # cuda-bindings is an extra: without it there is no copy engine to measure
+    HAS_COPY_ENGINE = False
+else:
+    HAS_COPY_ENGINE = True
+
+Piece = tuple[int, int, int]  # offset in the sent tensor, offset in the peer's landing zone, length: all in bytes
+
+
+class PeerCopies:
+    """Pushes pieces of one tensor into the peers' landing zones. Built collectively.
+
+    piece: what goes to a peer. landing_bytes: size of the zone that each rank offers, the same on every rank. rounds:
+    how often all of it is pushed.
+    """
+
+    def __init__(
+        self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], Piece], rounds: int = 1
+    ) -> None:
+        if not HAS_COPY_ENGINE:
+            raise MachineError(
+                "measure the copy engine", "cuda-bindings is not installed", "pip install overweave[cuda]"
+            )
+        self._heap = CudaHeap(group, device, landing_bytes)
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        steps = []
+        for distance in range(1, group.world_size):
+            peer = (group.rank - distance) % group.world_size
+            source, target, length = piece(peer)
+            if length:
+                landing = Place(None, self._heap.addresses[peer] + target, length)
+                steps.append(CopyStep(Place("sent", source, length), landing, length, 1))
+        self._queue = CopyQueue(tuple(steps) * rounds)
+
+    def start(self, sent: torch.Tensor) -> None:
+        """Begins to push, on the own stream, behind what the current stream holds."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        addresses = {"sent": sent.data_ptr()}
+        if not torch.cuda.is_current_stream_capturing():
+            self._queue.prepare(self.stream.cuda_stream, addresses)
+        self._queue.launch(self.stream.cuda_stream, addresses)
+
+    def join(self) -> None:
+        """What follows on the current stream starts after the pushes."""
+        torch.cuda.current_stream().wait_stream(self.stream)

@@ -1,0 +1,68 @@
+"""A method as captured graphs: how decoding runs it, without the host in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from msgspec.structs import replace
+
+from overweave.tuner.measure.attempt import Result, attempt
+from overweave.tuner.measure.sides import MOST_INPUT_SETS, Call, Setting
+from overweave.tuner.measure.timer import Effort
+
+_R = TypeVar("_R", bound=Result)
+SIGHTS = 2  # of the same tensors, until an eager call with them is a graph (runtime/gpu/replays.py)
+REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them
+
+
+def is_replayed(setting: Setting, m: int) -> bool:
+    """Whether a problem of so many rows is timed as captured graphs."""
+    return setting.device.type == "cuda" and m <= REPLAYED_ROWS
+
+
+def settled(effort: Effort, setting: Setting) -> Effort:
+    """The effort with rounds enough before those that count for eager calls to be what they stay: graphs of ours."""
+    if setting.device.type != "cuda":
+        return effort
+    return replace(effort, warmup=max(effort.warmup, SIGHTS * MOST_INPUT_SETS))
+
+
+def captured(call: Call, expected: Result | None, setting: Setting) -> tuple[Call, str]:
+    """A method that has run, as captured graphs, tried once; and why it must be left out, or an empty string.
+
+    Collective, with one verdict on every rank. expected: what it must give back, on input set 0; None if nothing can
+    be said of its result.
+    """
+    made: list[Call] = []
+
+    def capture(turn: int) -> Result:
+        made.append(replayed(call))
+        return made[0](turn)
+
+    why = attempt(capture, expected, setting)
+    return (made[0] if made else call), (f"as a captured graph: {why}" if why else "")
+
+
+def replayed(call: Callable[[int], _R]) -> Callable[[int], _R]:
+    """The method captured once for each set of inputs, on the current stream's device; a call replays one graph.
+
+    It must have run before: nothing may compile, allocate slots or agree with peers under capture. Results of a replay
+    lie where the capture put them, until the next replay of that set. What a call needs only while it runs lies at the
+    same place in all graphs, as in one graph of many layers: else it would come from memory, not from the L2 cache.
+    """
+    torch.cuda.synchronize()
+    kept: list[tuple[torch.cuda.CUDAGraph, _R, Callable[[int], _R]]] = []  # the call owns what its graphs address
+    for turn in range(MOST_INPUT_SETS):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=kept[0][0].pool() if kept else None):
+            kept.append((graph, call(turn), call))
+    torch.cuda.synchronize()
+
+    def replay(turn: int) -> _R:
+        graph, result, _ = kept[turn % MOST_INPUT_SETS]
+        graph.replay()
+        return result
+
+    return replay

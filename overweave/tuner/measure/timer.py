@@ -1,0 +1,169 @@
+"""The one timer: several methods, side by side, on every rank of a group at once.
+
+A sample goes like this, on each rank (time runs down; on a CPU the barrier is the group's and the clock the host's):
+
+    stream                          host
+    sleep 1 ms                      enqueues everything below while the GPU sleeps
+    all-reduce of one number        no rank passes before all have come: ranks start within microseconds
+    event: start
+    the method                      launches hidden behind the sleep, so this is device time
+    event: end                      synchronizes, so that the next sample starts from an idle device
+
+The sleep stands before the barrier: clocks differ from GPU to GPU, and so would the end of a sleep behind it. Methods
+of a round run in rotated order. What the host pays is measured apart, in bursts of calls that nobody waits for: few
+enough that no queue of the driver fills up, and the median burst counts, so that what happens once does not.
+The slowest rank counts: each sample is the largest over ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+
+from overweave.errors import InputError
+from overweave.memory.pause_gc import without_collection
+from overweave.tuner.measure.statistics import median
+
+Call = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample
+
+SLEEP_CYCLES = 2_000_000  # about 1 ms on Hopper: longer than the host needs to enqueue one sample
+BURST_CALLS = 10
+
+
+class Effort(Struct, frozen=True, kw_only=True):
+    """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide.
+
+    warmup: rounds before those that count. host_calls: over how many calls, in bursts, the host's cost is measured; 0:
+    it is not asked for.
+    """
+
+    rounds: int = 30
+    warmup: int = 5
+    host_calls: int = 100
+
+
+class Samples(Struct, frozen=True):
+    """Microseconds by method. device_us: one per round, slowest rank. host_us: of a call, in the median burst.
+
+    On a CPU a call is host time and nothing else, and `host_us` is empty.
+    """
+
+    device_us: dict[str, tuple[float, ...]]
+    host_us: dict[str, float]
+
+
+class Clock(Protocol):
+    """Times one call, ranks aligned."""
+
+    def sample_us(self, call: Call, turn: int) -> float: ...
+
+    def host_us(self, call: Call, calls: int) -> float | None: ...
+
+
+def compare(
+    methods: Mapping[str, Call],
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+    effort: Effort | None = None,
+    on_round: Callable[[int], None] | None = None,
+) -> Samples:
+    """Samples every method in paired rounds. Collective: all ranks of `group` call it with the same names in one order.
+
+    `group` None: this process alone. `on_round` is told the number of each finished round, warm-up included.
+    Raises InputError for no methods or no rounds; whatever a method raises passes through, on this rank only.
+    """
+    effort = effort or Effort()
+    if not methods or effort.rounds < 1:
+        raise InputError("compare", f"{len(methods)} methods, {effort.rounds} rounds", "Give at least one of each")
+    clock: Clock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
+    names = list(methods)
+    table: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    with without_collection():
+        for turn in range(effort.warmup + effort.rounds):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                elapsed_us = clock.sample_us(methods[name], turn)
+                if turn >= effort.warmup:
+                    table[name].append(elapsed_us)
+            if on_round is not None:
+                on_round(turn)
+        host = {name: clock.host_us(methods[name], effort.host_calls) for name in names}
+    slowest = _slowest([*table.values(), [us or 0.0 for us in host.values()]], device, group)
+    host_us = dict(zip(names, slowest[-1], strict=True)) if device.type == "cuda" and effort.host_calls else {}
+    return Samples(dict(zip(names, slowest, strict=False)), host_us)
+
+
+class _HostClock:
+    """CPU: a call has ended when it returns."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+
+    def sample_us(self, call: Call, turn: int) -> float:
+        if self._group is not None:
+            dist.barrier(self._group)
+        start_ns = time.perf_counter_ns()
+        call(turn)
+        return (time.perf_counter_ns() - start_ns) / 1e3
+
+    def host_us(self, call: Call, calls: int) -> float | None:
+        return None
+
+
+class _CudaClock:
+    """CUDA: events on the current stream, which a method must have joined again when it returns."""
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self._device, self._group = device, group
+        self._one = torch.ones(1, dtype=torch.float32, device=device)
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def _align(self) -> None:
+        torch.cuda._sleep(SLEEP_CYCLES)
+        if self._group is not None:
+            dist.all_reduce(self._one, dist.ReduceOp.MAX, self._group)
+
+    def sample_us(self, call: Call, turn: int) -> float:
+        torch.cuda.synchronize(self._device)
+        self._align()
+        self._start.record()
+        call(turn)
+        self._end.record()
+        torch.cuda.synchronize(self._device)
+        elapsed_ms: float = self._start.elapsed_time(self._end)
+        return elapsed_ms * 1e3
+
+    def host_us(self, call: Call, calls: int) -> float | None:
+        if not calls:
+            return None
+        return median([self._burst_us(call, first) for first in range(0, calls, BURST_CALLS)])
+
+    def _burst_us(self, call: Call, first: int) -> float:
+        """Of each of a few calls behind each other, every rank at once."""
+        self._align()
+        torch.cuda.synchronize(self._device)
+        start_ns = time.perf_counter_ns()
+        for turn in range(first, first + BURST_CALLS):
+            call(turn)
+        elapsed_ns = time.perf_counter_ns() - start_ns
+        torch.cuda.synchronize(self._device)
+        return elapsed_ns / BURST_CALLS / 1e3
+
+
+def _slowest(
+    table: list[list[float]], device: torch.device, group: dist.ProcessGroup | None
+) -> list[tuple[float, ...]]:
+    """The largest over ranks of each entry. Rows may differ in length."""
+    flat = torch.tensor([entry for row in table for entry in row], dtype=torch.float64, device=device)
+    if group is not None:
+        dist.all_reduce(flat, dist.ReduceOp.MAX, group)
+    entries = iter(flat.tolist())
+    return [tuple(next(entries) for _ in row) for row in table]

@@ -1,0 +1,1 @@
+"""The choice: by measurement, by the model, or by a rule of size, with its reasons."""

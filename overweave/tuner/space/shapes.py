@@ -1,0 +1,105 @@
+"""Shape sets: the global matmuls that a comparison runs over, as files of one form.
+
+    {"operator": "all_gather_matmul", "source": "...", "note": "...", "cases": [{"name", "m", "n", "k"}, ...]}
+
+`m` counts rows after the gather or before the scatter; `n` and `k` are the sizes before tensor parallelism. A case may
+have `columns`, those of each of several weights, and `after`, what happens to the product. Only
+`cases` is required. The sets of the repository lie in `benchmarks/shapes/SET.OPERATOR.json`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.operators.registry import operator_of
+from overweave.ir.problem import LONGEST_LIST, Problem
+from overweave.tuner.space.problem_words import compared, dressed
+
+SETS = Path("benchmarks/shapes")
+LARGEST_FILE_BYTES = 1 << 20
+_CURE = 'Give a file such as {"cases": [{"name": "a", "m": 8192, "n": 14336, "k": 4096}]}'
+# As commands and results say.
+DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
+DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
+Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Case(Struct, frozen=True, forbid_unknown_fields=True):
+    """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: what happens to the
+    product, in the words of `endings.dressed`.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    m: Extent
+    n: Size
+    k: Size
+    columns: Annotated[tuple[Size, ...], Meta(max_length=LONGEST_LIST)] = ()
+    after: Annotated[str, Meta(max_length=128)] = ""
+
+    def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
+        """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES. Raises InputError."""
+        cut = operator_of(operator).parts(world_size)
+        columns, k = tuple(-(-cols // cut["n"]) for cols in self.columns or (self.n,)), -(-self.k // cut["k"])
+        own = Problem(operator=operator, m=self.m, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
+        return dressed(compared(own), columns, self.after)
+
+
+class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A named list of cases, where they come from, and for which operator they are meant (any, if empty)."""
+
+    cases: Annotated[tuple[Case, ...], Meta(min_length=1, max_length=10_000)]
+    operator: str = ""
+    source: str = ""
+    note: str = ""
+
+
+def read_shapes(name: str, operator: str) -> ShapeSet:
+    """Reads a file, or the repository's set `name` for `operator`. Raises InputError for anything but a shape set."""
+    path = _find(name, operator)
+    asked = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
+    try:
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise InputError(asked, "it is larger than 1 MiB", _CURE)
+        shapes = msgspec.json.decode(path.read_bytes(), type=ShapeSet)
+    except OSError as error:
+        raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(asked, str(error), _CURE) from error
+    if shapes.operator not in ("", operator):
+        raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
+    for case in shapes.cases:
+        if case.columns and sum(case.columns) != case.n:
+            found = f"{case.name}: columns {list(case.columns)} are not n={case.n}"
+            raise InputError(f"shapes {name}", found, "Give n as the sum of all columns")
+    names = [case.name for case in shapes.cases]
+    if len(set(names)) < len(names):
+        raise InputError(f"shapes {name}", "two cases share a name", "Name every case")
+    return shapes
+
+
+def set_names(operator: str) -> tuple[str, ...]:
+    """The sets that the repository holds for `operator`."""
+    ending = f".{operator}.json"
+    found = {path.name.removesuffix(ending) for folder in _folders() for path in folder.glob(f"*{ending}")}
+    return tuple(sorted(found))
+
+
+def _folders() -> tuple[Path, ...]:
+    """Below the working directory, and beside the package where it runs from a clone."""
+    return SETS, Path(__file__).parents[3] / SETS
+
+
+def _find(name: str, operator: str) -> Path:
+    for path in (Path(name), *(folder / f"{name}.{operator}.json" for folder in _folders())):
+        if path.is_file():
+            return path
+    known = ", ".join(set_names(operator))
+    sets = f"one of the sets: {known}" if known else f"work in a clone, whose {SETS} holds sets"
+    raise InputError(f"shapes {name}", "there is no such file or set", f"Give a file, or {sets}")

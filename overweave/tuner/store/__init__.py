@@ -1,0 +1,1 @@
+"""What was measured, kept: tables of the package and files of the user's cache."""

@@ -1,0 +1,70 @@
+"""What is chosen unmeasured, held against tables and result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from campaigns.choices.cold_choice import TABLES, Share, main, read, shares, verdict
+from overweave.errors import InputError
+from overweave.ir.problem import Problem
+from overweave.tuner.store.table import Entry, Time
+from tests.source_tree import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+PROBLEM = Problem(operator="all_gather_matmul", m=1024, n=512, k=256, world_size=4, dtype="bfloat16")
+TIMES = (
+    Time("push", {"mover": "copy_kernel", "copy_programs": 16, "pieces": 1}, 110.0),
+    Time("push", {"pieces": 2}, 120.0),
+    Time("torch.fused", {}, 100.0),
+    Time("sequential", {}, 150.0),
+)
+ENTRY = Entry(PROBLEM, TIMES)
+
+
+def judged(choice: str) -> list[Share]:
+    return shares([ENTRY], lambda problem: choice)
+
+
+def test_a_choice_is_held_against_the_quickest_and_against_theirs():
+    (share,) = judged("push pieces=2")
+    assert (share.share, share.over_theirs) == (100 / 120, 100 / 120)
+    (share,) = shares([replace(ENTRY, times=(*TIMES[:2], TIMES[3]))], lambda problem: "push pieces=2")
+    assert (share.share, share.over_theirs) == (110 / 120, 150 / 120)
+
+
+def test_only_pieces_and_tile_shapes_may_differ():
+    assert judged("push pieces=4")[0].taken == TIMES[1]
+    assert judged("push copy_programs=32 mover=copy_kernel pieces=1")[0].taken == TIMES[0]
+    assert judged("push order=all_peers pieces=2") == judged("pull pieces=1") == []
+
+
+def test_verdicts():
+    assert verdict("x", 3, []) == (True, "none  x: no choice for its 3 problems was measured")
+    holds, said = verdict("x", 1, judged("push pieces=2"))
+    assert not holds
+    assert said == "FAIL  x: mean 0.833 of the quickest over 1 of 1; 1 below 0.98 of theirs"
+    assert verdict("x", 1, judged("torch.fused"))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--shipped"]])
+def test_tables_and_results_are_read(options: list[str], capsys: pytest.CaptureFixture[str]):
+    results = RESULTS / "small_plans.matmul_all_reduce.h200x4.2026-11-20.json"
+    assert main([*options, str(TABLES / "h200x2.json"), str(results)]) == 0
+    told = capsys.readouterr().out
+    assert "h200x2.json: mean" in told
+    assert f"{results.name}: mean " in told
+    assert "torch.two_shot" in told
+
+
+def test_what_nobody_wrote_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "strange.json"
+    for content in (b"", b"{}", b"[1]", b'{"fingerprint": 1}', b'{"runs": [], "middle": 0}'):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="overweave bench"):
+            read(path)
+    assert main([str(path)]) == 2
+    assert "strange.json" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The accuracy of the simulator: a real case passes, and each of the claims can fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from campaigns.choices.measured_rows import read
+from campaigns.choices.sim_accuracy import Row, distinct_pairs, main, simulated, verdicts
+from overweave.hardware.machine import load
+
+# 4 x H200, 2026-11-20: what `overweave bench` wrote of MLP-2, and the end of the first of two runs.
+MEASURED_US = {
+    "all_gather_matmul": {"matmul": 315.7, "sequential": 502.3, "per_shard": 380.6, "overweave": 331.7},
+    "matmul_reduce_scatter": {"matmul": 316.8, "sequential": 502.8, "per_shard": 493.0, "overweave": 354.2},
+}
+SHAPES = {"all_gather_matmul": (8192, 14336, 4096), "matmul_reduce_scatter": (8192, 4096, 14336)}
+TOTAL, EXPOSED, DISTINCT, IN_SUM, ORDER = range(5)
+
+
+def written(path: Path, operator: str, changed: dict[str, float] | None = None, m: int | None = None) -> Path:
+    """A result file of one case with two runs, of which the second is the middle one."""
+    times = MEASURED_US[operator] | {"ceiling": 322.0} | (changed or {})
+    methods = [{"name": name, "label": "", "median_us": us, "p90_us": us + 2} for name, us in times.items()]
+    sizes = dict(zip("mnk", SHAPES[operator], strict=True)) | ({} if m is None else {"m": m})
+    cases = [{"case": {"name": "MLP-2", **sizes}, "methods": methods, "left_out": {}}]
+    run = {
+        "operator": operator, "world_size": 4, "device": "cuda", "dtype": "bf16", "effort": {"rounds": 30},
+        "cases": cases,
+    }  # fmt: skip
+    report = {"command": "overweave bench", "runs": [run | {"cases": []}, run], "middle": 1, "spread": {}}
+    path.write_bytes(msgspec.json.encode(report))
+    return path
+
+
+def rows_of(path: Path) -> list[Row]:
+    machine = load("h200x4")
+    return [simulated(measured, machine) for measured in read(path, machine)]
+
+
+@pytest.mark.parametrize("operator", list(MEASURED_US))
+def test_a_measured_case_is_predicted(operator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(written(tmp_path / "a.json", operator))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-5:]] == ["pass"] * 5
+    assert len(lines) == 1 + 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "fails"),
+    [
+        ({"sequential": 560.0}, {TOTAL}),  # 10 % off, and the order as it was
+        ({"matmul": 330.0}, {EXPOSED, DISTINCT}),  # 1.7 us exposed in place of 14
+        ({"matmul": 331.5}, {EXPOSED}),  # 0.2 us, which is no more than noise
+        ({"overweave": 339.0, "per_shard": 356.5}, set()),  # 5.2 % apart, still in order
+        ({"overweave": 366.0, "per_shard": 348.0}, {TOTAL, EXPOSED, DISTINCT, ORDER}),
+        ({"sequential": 333.0, "per_shard": 333.0, "overweave": 333.0}, {TOTAL, EXPOSED, DISTINCT, IN_SUM}),
+    ],
+)
+def test_each_claim_can_fail(changed: dict[str, float], fails: set[int], tmp_path: Path):
+    found = verdicts(rows_of(written(tmp_path / "a.json", "all_gather_matmul", changed)))
+    assert {place for place, verdict in enumerate(found) if not verdict.holds} == fails
+
+
+def test_exposed_communication_is_what_exceeds_the_matmul_alone():
+    row = Row(
+        where=("o", "c"), method="m", is_judged=True, predicted_us=120, measured_us=110, predicted_matmul_us=100,
+        measured_matmul_us=95, noise_us=14,
+    )  # fmt: skip
+    assert row.exposed_us == (20, 15)
+    assert row.exposed_error == pytest.approx(1 / 3)
+    assert row.is_distinct
+    assert not msgspec.structs.replace(row, measured_us=81).is_distinct
+    assert msgspec.structs.replace(row, measured_us=94.9).exposed_error == pytest.approx(20.1)
+
+
+def test_methods_within_five_percent_have_no_order(tmp_path: Path):
+    rows = rows_of(written(tmp_path / "a.json", "matmul_reduce_scatter"))
+    named = {frozenset((one.method, other.method)) for one, other in distinct_pairs(rows)}
+    assert named == {frozenset(("overweave", "per_shard")), frozenset(("overweave", "sequential"))}
+
+
+def test_few_rows_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(written(tmp_path / "a.json", "all_gather_matmul", m=512))]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("not judged") == 3
+    assert "FAIL  rows to judge: none" in printed
+
+
+def test_what_is_no_result_file_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(tmp_path / "absent.json")]) == 2
+    assert "absent.json" in capsys.readouterr().err

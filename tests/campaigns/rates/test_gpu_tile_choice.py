@@ -1,0 +1,89 @@
+"""What the campaign asks for and how its times are read; no GPU is needed for either."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+
+from campaigns.rates.gpu_rates import configs as tried
+from campaigns.rates.gpu_rates import rows_of
+from campaigns.rates.gpu_tile_choice import LEAST_ROWS, MOST_TILES, SETS, candidates, chosen, configs, local_shapes
+from campaigns.rates.tile_fit import Wave, dealt, fitted, shares_fitted
+from campaigns.rates.tile_times import Candidate, Record, Times, wave_us
+from overweave.ir.plan import MatmulConfig, split_obstacle
+from overweave.schedules.tiles.along_k import steps_of
+from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
+from overweave.sim.shares import COUNT_US, LEAVE_US, READ_US, sum_us, to_share_us
+
+FIRST = HOPPER[0].config
+
+
+def test_local_shapes_are_those_of_one_rank_and_stand_once():
+    found = list(local_shapes(list(SETS), 4))
+    assert len(found) == len(set(found))
+    assert {(8192, 2752, 4096), (8192, 4096, 2752), (512, 12288, 12288), (2048, 2560, 8192)} <= set(found)
+    assert min(m for m, _, _ in found) == 512
+    for m, n, _ in found:  # what is chosen is always among what is timed
+        chosen = tile_shape((m,), n, 132, shapes("bfloat16", "hopper"))
+        assert -(-m // chosen.block_m) * -(-n // chosen.block_n) <= MOST_TILES
+
+
+def test_what_is_chosen_is_timed_with_tiles_dealt_out_and_without():
+    for shape in local_shapes(["llm_layers"], 4, range(LEAST_ROWS, 1025)):
+        timed = candidates(shape, 132)
+        assert len(timed) == len(set(timed))
+        assert {chosen(shape, 132, 1), chosen(shape, 132, BEST)} <= set(timed)
+
+
+def test_every_candidate_has_a_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    for one in candidates((512, 2560, 8192), 132):
+        rows = rows_of(512, 2560, 8192, one.config, one.split_k)
+        assert {row.shares for row in rows} - {0} == ({one.split_k} if one.split_k > 1 else set())
+    for config in configs():  # as they are compiled beforehand
+        assert rows_of(16 * config.block_m, config.block_n, 1024, config)
+
+
+def test_a_wave_is_counted_as_one_of_the_largest_tiles():
+    half = MatmulConfig(kernel="hopper", block_m=128, block_n=128)
+    assert wave_us(25.0, 2, half) == 20.0
+    assert wave_us(25.0, 1, replace(half, block_n=256)) == 20.0
+
+
+@pytest.mark.parametrize("kernel", ["hopper", "portable"])
+def test_every_tile_shape_is_tried_once_and_can_be(kernel):
+    configs_of = tried((kernel,))
+    assert len(configs_of) == len(set(configs_of))
+    assert not [config for config in configs_of if split_obstacle(config)]
+    if kernel == "hopper":
+        assert {config for config in configs() if config.block_k == 64} <= set(configs_of)
+        assert {(config.block_n, config.split_n) for config in configs()} >= {(192, 3), (256, 2), (256, 4)}
+
+
+def modelled(shape: tuple[int, int, int], waves: dict[MatmulConfig, Wave], sms: int = 132) -> Times:
+    """Times as the model has them."""
+    (m, n, k), us = shape, dict[Candidate, float]()
+    for config, wave in waves.items():
+        tiles, steps = count_tiles((m,), n, config).tiles, steps_of(k, config)
+        us[Candidate(config)] = wave.us(-(-tiles // sms), steps)
+        for split_k in range(2, 9):
+            if along_k(config, tiles, sms, k, split_k).split_k:
+                rounds, part = -(-(tiles % sms) * split_k // sms), -(-steps // split_k) / steps
+                shared_us = rounds * to_share_us(wave.of_one(steps), part, config) + sum_us(split_k, config)
+                us[Candidate(config, split_k)] = wave.us(tiles // sms, steps) + shared_us
+    return Times(m, n, k, 1.0, us)
+
+
+def test_a_fit_finds_the_constants_that_times_were_made_of():
+    waves = {FIRST: Wave(6.0, 3.0, 0.7), replace(FIRST, block_n=128, stages=5): Wave(6.0, 2.0, 0.37)}
+    sizes = ((512, 7168, 4096), (1024, 4096, 8192), (512, 8192, 896), (1024, 8192, 2048), (2048, 8192, 1024))
+    found = [modelled(size, waves) for size in (*sizes, (2048, 8192, 4096), (4096, 8192, 1024), (8192, 8192, 512))]
+    records = [msgspec.json.decode(msgspec.json.encode(times.record()), type=Record) for times in found]
+    assert [record.times for record in records] == found
+    for config, wave in waves.items():
+        assert fitted(found, config, 132) == pytest.approx(wave)
+    assert shares_fitted([*dealt(found, waves, 132)]) == pytest.approx([LEAVE_US, COUNT_US, READ_US])

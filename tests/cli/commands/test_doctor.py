@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli.commands import doctor
+from overweave.cli.main import app
+from overweave.runtime import diagnosis
+from overweave.runtime.diagnosis import CHECKS, Check, Finding
+
+OK = Check("fine", lambda: Finding("ok", "all there"))
+BAD = Check("broken", lambda: Finding("failed", "nothing there", "Plug it in"))
+
+
+def raises() -> Finding:
+    raise OSError("no such device")
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    def use(*given: Check) -> None:
+        monkeypatch.setattr(doctor, "ALL_CHECKS", given)
+
+    return use
+
+
+def test_a_healthy_machine_exits_with_0(checks):
+    checks(OK)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0
+    assert "all there" in result.stdout
+
+
+def test_a_failed_check_shows_its_cure_and_exits_with_1(checks):
+    checks(OK, BAD)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "Plug it in" in result.stdout
+
+
+def test_json_is_one_object(checks):
+    checks(OK, BAD)
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["healthy"] is False
+    assert told["checks"][1] == {"name": "broken", "status": "failed", "found": "nothing there", "cure": "Plug it in"}
+
+
+def test_what_this_machine_says_fits_json():
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    assert {"packages", "python", "torch", "caches"} <= {check["name"] for check in told["checks"]}
+
+
+def test_a_probe_that_raises_has_failed():
+    finding = Check("raises", raises).run()
+    assert finding.status == "failed"
+    assert "no such device" in finding.found
+    assert finding.cure
+
+
+def test_checks_for_gpus_are_not_asked_without_one(monkeypatch):
+    monkeypatch.setattr(diagnosis.torch.cuda, "device_count", lambda: 0)
+    assert not any(check.needs_gpu for check in diagnosis.applicable(CHECKS))
+    monkeypatch.setattr(diagnosis.torch.cuda, "device_count", lambda: 2)
+    assert diagnosis.applicable(CHECKS) == CHECKS
+
+
+@pytest.mark.parametrize(
+    ("what", "version", "status"),
+    [("2.13.0+cpu", "2.13.0+cpu", "ok"), ("older", "2.9.1", "failed"), ("untested", "2.12.0+cu130", "note")],
+)
+def test_versions_of_torch(what, version, status, monkeypatch):
+    monkeypatch.setattr(diagnosis.torch, "__version__", version)
+    assert diagnosis._torch().status == status
+
+
+def test_triton_with_a_numpy_that_breaks_its_interpreter(monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", {"triton": "3.6.0", "numpy": "2.4.1"}.get)
+    assert diagnosis._triton().status == "failed"
+    monkeypatch.setattr(diagnosis, "installed", {"triton": "3.6.0", "numpy": "2.3.5"}.get)
+    assert diagnosis._triton().status == "ok"
+    monkeypatch.setattr(diagnosis, "installed", lambda package: "")
+    assert diagnosis._triton().status == "note"
+
+
+def test_what_compiles_annotated_kernels_may_be_missing(monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", lambda package: "")
+    finding = diagnosis._libcst()
+    assert (finding.status, "pip install" in finding.cure) == ("note", True)
+    monkeypatch.setattr(diagnosis, "installed", {"libcst": "1.8.0"}.get)
+    assert diagnosis._libcst().status == "ok"
+
+
+def test_little_shared_memory(monkeypatch):
+    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda path: type("", (), {"free": 64 << 20}))
+    assert "--shm-size" in diagnosis._shared_memory().cure
+
+
+def test_caches_that_others_may_write(tmp_path):
+    folder = tmp_path / "cache"
+    assert doctor.cache_finding({"triton": folder}).status == "ok"
+    folder.mkdir(mode=0o700)
+    assert doctor.cache_finding({"triton": folder}).status == "ok"
+    folder.chmod(0o777)
+    assert doctor.cache_finding({"triton": folder}).status == "failed"

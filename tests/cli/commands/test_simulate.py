@@ -1,0 +1,121 @@
+"""`overweave simulate`: numbers, pictures, traces, files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli.main import app
+from overweave.ir.problem import Problem
+from overweave.ir.text.files import to_json
+from overweave.ir.timeline.trace import from_chrome
+from overweave.schedules.catalog.catalog import build, names
+
+SMALL = ("--shape", "1024,512,256", "--world", "2")
+
+
+def run(*words: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["simulate", *words])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", names())
+def test_numbers_for_programs(name: str):
+    report = json.loads(run(name, *SMALL, "--json"))
+    assert report["plan"] == name
+    assert report["total_us"] > report["matmul_us"] > 0
+    assert report["effective_communication_us"] == pytest.approx(report["total_us"] - report["matmul_us"], abs=0.002)
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert all(rank["compute_us"] > 0 for rank in report["ranks"])
+
+
+def test_a_narrow_terminal_costs_no_digits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    shown = run("all_gather_matmul.push", *SMALL)
+    assert "…" not in shown
+    assert all(word in shown for word in ("compute", "collective", "overlap"))
+
+
+def test_what_tiles_store_at_peers_has_no_overlap_of_its_own():
+    with_copies, without = (
+        next(line for line in run(name, "--shape", "8192,4096,14336").splitlines() if line.startswith("│    0"))
+        for name in ("matmul_reduce_scatter.fused_ring", "matmul_reduce_scatter.ring_stored")
+    )
+    assert float(with_copies.split("│")[-2]) > 0.5
+    assert without.split("│")[-2].strip() == ""
+
+
+def test_the_shape_is_the_global_one():
+    def m_n_k(name: str, shape: str) -> float:
+        return json.loads(run(name, "--shape", shape, "--world", "4", "--json"))["matmul_us"]
+
+    assert m_n_k("all_gather_matmul.sequential", "8192,14336,4096") == pytest.approx(313, rel=0.02)
+    assert m_n_k("matmul_reduce_scatter.sequential", "8192,4096,14336") == pytest.approx(313, rel=0.03)
+
+
+def test_sizes_that_ranks_do_not_divide_are_those_of_the_first():
+    name, uneven = "matmul_reduce_scatter.sequential", ("--shape", "512,512,509", "--world", "2")
+    shown = run(name, *uneven)
+    assert "k=509 does not divide by 2 ranks: each is taken to have 255" in shown
+    assert "does not divide" not in run(name, *SMALL)
+
+
+def test_a_table_and_a_picture():
+    output = run("matmul_reduce_scatter.scatter", *SMALL)
+    assert "effective communication" in output
+    assert "rank 1 sums" in output
+    assert all(sign in output for sign in ("█ compute", "▓ copy", "▚ reduce"))
+
+
+def test_a_trace_of_every_tile(tmp_path: Path):
+    path = tmp_path / "trace.json"
+    run("all_gather_matmul.push", *SMALL, "--trace", str(path))
+    (timeline,) = from_chrome(path.read_bytes())
+    assert timeline.source == "simulated"
+    assert any(span.track.startswith("tiles.") for span in timeline.spans)
+    assert timeline.arrows
+
+
+def test_files_hold_plans_and_schedules(tmp_path: Path):
+    problem = Problem(operator="all_gather_matmul", m=1024, n=256, k=256, world_size=2, dtype="bfloat16")
+    plan = build("all_gather_matmul.push", problem, {})
+    named = json.loads(run("all_gather_matmul.push", *SMALL, "--json"))
+    for value in (plan, plan.schedule):
+        path = tmp_path / "file.json"
+        path.write_bytes(to_json(value))
+        assert json.loads(run(str(path), "--json"))["total_us"] == pytest.approx(named["total_us"], rel=0.2)
+
+
+def test_a_file_is_verified_first(tmp_path: Path):
+    problem = Problem(operator="all_gather_matmul", m=1024, n=256, k=256, world_size=2, dtype="bfloat16")
+    data = json.loads(to_json(build("all_gather_matmul.push", problem, {})))
+    data["plan"]["schedule"]["credits"] = []
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(data))
+    assert "reuse" in run(str(path), exit_code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("all_gather_matmul.push",), "no shape"),
+        (("all_gather_matmul.push", "--shape", "8,8"), "three numbers"),
+        (("all_gather_matmul.push", "--shape", "8,8,-8"), "three numbers"),
+        (("all_gather_matmul.push", "--shape", "8,8,9999999999"), "each 0 to 2147483647"),
+        (("all_gather_matmul.push", *SMALL, "-o", "n=8"), "Say the sizes once"),
+        (("all_gather_matmul.push", "--shape", "8,8,8", "--world", "0"), "0 ranks"),
+        (("all_gather_matmul.push", "--shape", "512,512,100", "--world", "2"), "need a multiple of 16"),
+        (("matmul_reduce_scatter.scatter", "--shape", "512,100,512", "--world", "2"), "need a multiple of 16"),
+        (("all_gather_matmul.push", "--shape", "64,64,64", "--world", "8"), "8 ranks on 4 GPUs"),
+        (("all_gather_matmul.push", *SMALL, "--machine", "abacus"), "h200x4"),
+        (("all_gather_matmul.push", *SMALL, "-o", "magic=1"), "magic"),
+        (("no.such",), "neither a schedule nor a file"),
+        (("all_gather_matmul.push", *SMALL, "--trace", "/no/such/folder/t.json"), "write"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], reason: str):
+    assert reason in run(*words, exit_code=2)

@@ -1,0 +1,73 @@
+"""`overweave trace`: any schedule of the catalog, on emulated ranks, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli.main import app
+from overweave.cli.shape import problem_of_shape
+from overweave.ir.timeline.trace import from_chrome
+from overweave.ops.trial import case_of
+from overweave.schedules.catalog.catalog import names
+from tests.source_tree import ROOT
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "overweave.cli.main", "trace", *words, "--device", "cpu"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", sorted({name.split(".")[0] for name in names()}))
+def test_every_schedule_leaves_a_trace(operator: str):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", operator]
+    cases = subprocess.run(
+        [*command, "tests/cli/interpreted_trace.py"], capture_output=True, text=True, timeout=280, check=False, cwd=ROOT
+    )
+    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_options_reach_both_timelines(tmp_path: Path):
+    words = ("all_gather_matmul", "--shape", "256,128,64", "-w", "2", "--plan", "push", "-o", "pieces=4")
+    assert run(*words, "--out", str(tmp_path)).returncode == 0
+    for timeline in from_chrome((tmp_path / "trace.all_gather_matmul.push.json").read_bytes()):
+        assert len([span for span in timeline.spans if span.kind == "copy" and span.rank == 0]) == 4
+
+
+@pytest.mark.slow
+def test_more_ranks_than_a_described_machine_has_are_traced_without_it(tmp_path: Path):
+    ended = run("all_gather_matmul", "--shape", "40,40,32", "-w", "5", "--plan", "sequential", "--out", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing simulated: 5 ranks are more than the GPUs of h200x4" in ended.stdout
+    (measured,) = from_chrome((tmp_path / "trace.all_gather_matmul.sequential.json").read_bytes())
+    assert (measured.source, measured.world_size) == ("measured", 5)
+
+
+def test_what_the_interpreter_cannot_end_in_time_torch_computes():
+    small, large = (problem_of_shape("all_gather_matmul", shape, 2) for shape in ("256,256,64", "8192,8192,4096"))
+    odd = problem_of_shape("all_gather_matmul", "256,256,63", 2)
+    depths = [case_of("all_gather_matmul.push", problem, "cpu", {}).depth for problem in (small, large, odd)]
+    assert depths == ["interpreter", "library", "library"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("matmul", "--shape", "8,8,8"), "no such operator"),
+        (("all_gather_matmul", "--shape", "8,8"), "three numbers"),
+        (("all_gather_matmul", "--shape", "64,64,64", "--plan", "scatter"), "unknown"),
+        (("all_gather_matmul", "--shape", "64,64,64", "-o", "magic=1", "--plan", "push"), "magic"),
+        (("all_gather_matmul", "--shape", "64,64,64", "--world", "8", "--machine", "h200x4"), "8 ranks on 4 GPUs"),
+        (("all_gather_matmul", "--shape", "64,64,64", "--out", "/proc/no/such"), "Name a folder that can be made"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], reason: str):
+    result = CliRunner().invoke(app, ["trace", *words, "--device", "cpu"])
+    assert result.exit_code == 2, result.output
+    assert reason in result.output

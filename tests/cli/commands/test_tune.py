@@ -1,0 +1,142 @@
+"""`overweave tune`: the ranks it starts, what it prints and what it keeps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli.commands import tune as command
+from overweave.cli.main import app
+from overweave.ir.problem import Problem
+from overweave.tuner.measure.search import Tuned
+from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.space import Candidate, candidate
+from overweave.tuner.space.target import Target
+from overweave.tuner.store.cache import decode, fingerprint, path_of, write
+from overweave.tuner.store.table import Entry, Table, Time
+
+OWN = fingerprint(Target("cpu"), 2)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def tune(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "overweave.cli.main", "tune", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=240, check=False, env=os.environ)
+
+
+@pytest.mark.slow
+def test_a_shape_is_tuned_printed_as_code_kept_and_added_to_a_table(tmp_path: Path):
+    """The second one has several weights."""
+    table = tmp_path / "table.json"
+    for shape, weights in (("60,32,16", "w"), ("128,32+16,16", "[w0, w1]")):
+        done = tune("all_gather_matmul", f"--shape={shape}", "-w", "2", "--device=cpu", f"--json={table}")
+        assert done.returncode == 0, done.stderr
+        assert f'ow.all_gather_matmul(x, {weights}, group, plan="' in done.stdout
+        assert "library" in done.stdout
+    kept, added = decode(path_of(OWN).read_bytes()), decode(table.read_bytes())
+    assert kept == added
+    found = [(entry.problem.m, entry.problem.n, entry.problem.columns) for entry in kept.entries]
+    assert found == [(64, 16, ()), (128, 24, (16, 8))]
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_is_told_by_the_exit_code():
+    assert tune("all_gather_matmul", "--shape=8,8,8", "-w", "9", "--device=cuda").returncode != 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("matmul", "--shape=8,8,8"),
+        ("all_gather_matmul", "--shape=8,8"),
+        ("all_gather_matmul", "--shape=8,0,8"),
+        ("all_gather_matmul", "--shape=8,-8,8"),
+        ("all_gather_matmul", "--shape=8,8,2147483648"),
+        ("all_gather_matmul", "--shapes=no_such_set"),
+        ("all_gather_matmul", "--shape=8,8,8", "--dtype=int8"),
+        ("all_gather_matmul", "--shape=8,8+,8"),
+        ("matmul_reduce_scatter", "--shape=8,8+8,8"),
+        ("all_gather_matmul", "--shape=8,8,8", "--after=tanh"),
+        ("all_gather_matmul", "--shapes=mlp", "--after=silu"),
+        ("all_gather_matmul", "--shape=64,96,64", "-w", "4", "--dtype=fp8"),
+        ("all_gather_matmul", "--shape=64,48+80,64", "-w", "2", "--dtype=fp8"),
+        ("matmul_all_reduce", "--shapes=mlp", "-w", "3", "--dtype=fp8"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "start_ranks", lambda words, world: pytest.fail("nothing may be started"))
+    assert CliRunner().invoke(app, ["tune", *words, "--device=cpu"]).exit_code == 2
+
+
+def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    problem = Problem(operator="all_gather_matmul", m=64, n=16, k=16, world_size=2, dtype="bfloat16")
+    times = (Time("push", {"pieces": 2}, 8.0), Time("sequential", {}, 12.0), Time("per_shard", {}, 16.0))
+    tuned = Tuned(Entry(problem, times), Candidate("per_shard"), {"torch.fused": "RuntimeError: no"})
+    command._tell({"a case": tuned}, OWN, tmp_path / "table.json")
+    told = capsys.readouterr().out
+    assert "8.0 us, library 12.0 us, 1.50 times; the model's choice has 0.50 of its speed" in told
+    assert 'ow.all_gather_matmul(x, w, group, plan="push pieces=2")' in told
+    assert "left out: torch.fused: RuntimeError: no" in told
+    assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
+    assert f"not kept: {path_of(OWN)}" in told
+    write(path_of(OWN), Table(fingerprint=OWN, entries=(tuned.entry,)))
+    command._tell({"a case": tuned}, OWN, None)
+    assert f"\nkept in {path_of(OWN)}" in capsys.readouterr().out
+    assert tuned.winner == candidate("push", {"pieces": 2})
+
+
+@pytest.mark.parametrize(
+    ("case", "operator", "pasted"),
+    [
+        (Case("a", 64, 64, 32, columns=(32, 16, 16)), "all_gather_matmul", '(x, [w0, w1, w2], group, plan="p")'),
+        (
+            Case("a", 64, 64, 32, after="gate+silu"),
+            "all_gather_matmul",
+            '(x, w, group, extras=ow.Extras(gate=gate, activation="silu"), plan="p")',
+        ),
+        (
+            Case("a", 64, 64, 32, after="residual+rms_norm"),
+            "matmul_all_reduce",
+            '(x, w, group, norm=ow.RmsNorm(weight, residual), plan="p")',
+        ),
+        (
+            Case("a", 64, 64, 32, after="bias+gelu+residual"),
+            "matmul_reduce_scatter",
+            '(x, w, group, extras=ow.Extras(bias=bias, residual=residual, activation="gelu"), plan="p")',
+        ),
+    ],
+)
+def test_what_is_pasted_has_all_that_was_tuned(case: Case, operator: str, pasted: str):
+    assert command.code(case.problem(operator, 2, "bf16"), "p") == f"ow.{operator}{pasted}"
+
+
+def test_what_is_pasted_for_fp8_passes_scales():
+    problem = Case("a", 64, 64, 32).problem("all_gather_matmul", 2, "fp8")
+    assert "scale_x=sx, scale_w=sw), plan=" in command.code(problem, "push")
+
+
+def test_it_starts_its_ranks_with_the_same_words(monkeypatch: pytest.MonkeyPatch):
+    started: list[object] = []
+    monkeypatch.setattr(command, "start_ranks", lambda words, world: started.append((list(words), world)))
+    monkeypatch.delenv("RANK", raising=False)
+    done = CliRunner().invoke(app, ["tune", "all_gather_matmul", "--shapes=mlp", "-w", "3", "--device=cpu"])
+    assert done.exit_code == 0, done.output
+    words = ["tune", "all_gather_matmul", "--device=cpu", "--dtype=bf16", "--shapes=mlp"]
+    assert started == [(words, 3)]
+
+
+@pytest.mark.parametrize(("shape", "is_long"), [("64,64,64", False), ("8192,8192,8192", True)])
+def test_shapes_that_take_hours_on_a_cpu_are_told(shape: str, is_long: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "start_ranks", lambda words, world: None)
+    result = CliRunner().invoke(app, ["tune", "all_gather_matmul", f"--shape={shape}", "--device=cpu"])
+    assert result.exit_code == 0
+    assert ("take hours" in result.output) == is_long

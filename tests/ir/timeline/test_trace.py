@@ -1,0 +1,73 @@
+"""Trace files: what viewers need is there, and nothing is lost on the way back."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+
+import pytest
+
+from overweave.errors import ScheduleFileError
+from overweave.ir.timeline.timeline import KINDS, Arrow, Span, make_timeline
+from overweave.ir.timeline.trace import from_chrome, to_chrome
+
+
+def scattered(seed: int, source: str = "measured"):
+    """A random timeline in which spans of one track overlap."""
+    chance = random.Random(seed)
+    found = []
+    for number in range(60):
+        begin = chance.uniform(0, 300)
+        kind = chance.choice(KINDS)
+        end = begin + chance.uniform(0, 40)
+        found.append(Span(chance.randrange(3), chance.choice(["tiles", "copies"]), f"s{number}", kind, begin, end))
+    arrows = {(chance.randrange(60), chance.randrange(60)) for _ in range(20)}
+    return make_timeline(f"t{seed}", source, 3, found, [Arrow(*pair) for pair in arrows])
+
+
+def test_round_trip_of_measured_beside_simulated():
+    both = scattered(1), scattered(2, "simulated")
+    assert from_chrome(to_chrome(*both)) == both
+
+
+def test_slices_of_a_thread_never_overlap():
+    events = json.loads(to_chrome(*(scattered(seed) for seed in range(5))))["traceEvents"]
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for slices in threads.values():
+        slices.sort()
+        assert all(first[1] <= second[0] + 1e-6 for first, second in pairwise(slices))
+
+
+def test_processes_and_threads_have_names_and_arrows_both_ends():
+    events = json.loads(to_chrome(scattered(1), scattered(2, "simulated")))["traceEvents"]
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"} == named
+    titles = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert titles == [f"{source} rank {rank}" for source in ("measured", "simulated") for rank in range(3)]
+    ends = [{event["id"] for event in events if event["ph"] == phase} for phase in "sf"]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == len(scattered(1).arrows) + len(scattered(2).arrows)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        to_chrome(scattered(1)).replace(b"timeline/1", b"timeline/9"),
+        to_chrome(scattered(1)).replace(b'"cat":"copy"', b'"cat":"magic"'),
+        to_chrome(scattered(1)).replace(b'"rank":1', b'"rank":7'),
+        to_chrome(scattered(1)).replace(b'"target":', b'"target":9'),
+    ],
+    ids=["empty", "cut", "list", "bytes", "deep", "schema", "kind", "rank", "arrow"],
+)
+def test_a_file_that_is_no_trace_is_refused(data: bytes):
+    with pytest.raises(ScheduleFileError):
+        from_chrome(data)

@@ -1,0 +1,197 @@
+"""Short versions of verify's campaigns, and tests of the judge that they trust."""
+
+from __future__ import annotations
+
+import json
+import sys
+from random import Random
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from campaigns.oracle import verify_mutations, verify_valid
+from campaigns.oracle.interleavings import explore
+from campaigns.oracle.mutations import MUTATIONS
+from campaigns.oracle.random.schedules import TEMPLATES
+from overweave.ir.schedule import Schedule
+from overweave.ir.verify import schedule as passes
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.verdict import Findings
+from tests.ir.two_ranks import altered, exchange, put, sums, take, total
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.make.__name__)
+def test_right_schedules_are_right_in_every_interleaving(template):
+    for seed in range(3):
+        schedule = template.make(Random(seed), 2, 1)
+        assert verify_schedule(schedule).refusals == ()
+        for serial in (False, True):
+            assert explore(schedule, serial).kind == "right"
+            assert explore(schedule, serial, reduced=False).kind in ("right", "unfinished")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind"),
+    [
+        (exchange(), "right"),
+        (sums(), "right"),
+        (exchange(put(0, notifies=()), put(1), take(0), take(1)), "stuck"),
+        (exchange(put(0, notifies=()), put(1), take(0), take(1, waits=())), "conflict"),
+        (exchange(credits=()), "conflict"),
+        (exchange(given=exchange().given[:1]), "unwritten"),
+        (exchange(goal=(replace(exchange().goal[0], row=1),)), "value"),
+        (altered(sums(), total_0=total(0, operands=total(0).operands[::-1])), "value"),
+        (exchange(put(0, destinations=(replace(put(0).destinations[0], rows=(1, 3)),))), "malformed"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_the_judge_sees_what_is_wrong(schedule, kind):
+    assert explore(schedule).kind == kind
+    assert (explore(schedule, reduced=False).kind == "right") == (kind == "right")
+
+
+def test_the_judge_sees_a_deadlock_that_only_serial_ranks_have():
+    crossed = exchange(take(0), put(0), take(1), put(1))
+    assert explore(crossed).kind == "right"
+    assert explore(crossed, serial=True).kind == "stuck"
+
+
+@pytest.mark.slow
+def test_random_schedules_have_the_sizes_the_campaign_promises():
+    sizes = [len(verify_valid.draw(seed).operations) for seed in range(120)]
+    assert sorted(sizes)[60] >= 200
+    assert sum(size > verify_valid.LARGE for size in sizes) >= 4
+    assert {2, 8} <= {verify_valid.draw(seed).world_size for seed in range(40)}
+
+
+@pytest.mark.slow
+def test_valid_schedules_are_proven():
+    result = verify_valid.campaign(300, processes=1, seed=77)
+    assert result.refused == []
+    assert result.seconds < 30
+
+
+@pytest.mark.slow
+def test_no_wrong_mutant_is_accepted():
+    tallies = verify_mutations.campaign(per_class=25, seed=99)
+    assert len(tallies) == len(MUTATIONS) >= 12
+    for name, tally in tallies.items():
+        assert tally.wrong_accepted == [], name
+        assert tally.disputed == [], name
+        assert tally.mutants + tally.unfinished == 25
+    assert sum(tally.wrong_refused for tally in tallies.values()) > 200
+    assert sum(tally.right_accepted for tally in tallies.values()) > 50
+
+
+def test_a_hole_in_the_proof_would_be_seen():
+    """The campaign's bookkeeping: a race that is called proven lands among the wrong and accepted."""
+    tally = verify_mutations.Tally()
+    race = exchange(put(0, notifies=()), put(1), take(0), take(1, waits=()))
+    tally.add("race", verify_schedule(exchange()), explore(race))
+    tally.add("none", verify_schedule(race), explore(exchange()))
+    assert len(tally.wrong_accepted) == len(tally.right_refused) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "mutation"),
+    [
+        ("reuse", "early_reuse"),
+        ("caller_memory", "stale_read"),
+        ("race", "issue_for_completion"),
+        ("stale_read", "launch_order"),
+        ("contribution_order", "contribution_order"),
+        ("contributions", "drop_chunk"),
+        ("unwritten", "drop_tile"),
+        ("value", "wrong_slot"),
+        ("double_write", "duplicate_chunk"),
+    ],
+)
+def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):
+    """Each rule is needed: without it the campaign finds wrong mutants that are accepted."""
+
+    class Lenient(Findings):
+        def add(self, found, operation, message, region=None):
+            if found != rule:
+                super().add(found, operation, message, region)
+
+    monkeypatch.setattr(passes, "Findings", Lenient)
+    assert verify_mutations.campaign(60, 1, (mutation,))[mutation].wrong_accepted
+
+
+def leaves(node: object, path: tuple = ()) -> list[tuple]:
+    """The paths of all numbers and words in nested lists and maps."""
+    if isinstance(node, dict):
+        return [leaf for key, value in node.items() for leaf in leaves(value, (*path, key))]
+    if isinstance(node, list):
+        return [leaf for at, value in enumerate(node) for leaf in leaves(value, (*path, at))]
+    return [path]
+
+
+def spoiled(rng: Random, schedule: Schedule) -> Schedule | None:
+    """The schedule with a few numbers and words replaced; None if the types refuse it already."""
+    node = json.loads(msgspec.json.encode(schedule))
+    paths = leaves(node)
+    for _ in range(rng.randint(1, 4)):
+        *path, last = rng.choice(paths)
+        parent = node
+        for step in path:
+            parent = parent[step]
+        if isinstance(parent[last], str):
+            parent[last] = rng.choice(
+                ["zz", "x", "y", "main", "arrived", "complete", "issue", "put.0", "local", "input"]
+            )
+        else:
+            parent[last] = rng.choice([0, 1, 2, 3, 7, 2**31 - 2, 2**31 - 1, True])
+    try:
+        return msgspec.convert(node, Schedule)
+    except msgspec.ValidationError:
+        return None
+
+
+def test_hostile_schedules_get_a_verdict():
+    """Whatever a file says, verify answers, and never raises."""
+    rng = Random(5)
+    verdicts = []
+    for _ in range(800):
+        schedule = spoiled(rng, verify_mutations.small_schedule(rng))
+        if schedule is not None:
+            verdict = verify_schedule(schedule)
+            verdicts.append(verdict.ok)
+            assert all(str(refusal) for refusal in verdict.refusals)
+    assert len(verdicts) > 300
+    assert sum(verdicts) < len(verdicts) / 2
+
+
+def test_numbers_that_no_file_could_hold_are_refused_too():
+    """Schedules are built in Python as well, where nothing checks the types."""
+    for change in ({"rank": -1}, {"rank": 2**40}, {"notifies": (replace(put(0).notifies[0], signal=-1),)}):
+        assert not verify_schedule(exchange(put(0, **change), put(1), take(0), take(1))).ok
+    assert not verify_schedule(exchange(world_size=0, operations=(), given=(), goal=(), credits=())).ok
+
+
+def test_large_schedules_take_linear_time():
+    """Ten times the operations, far less than a hundred times the work."""
+    small, large = (TEMPLATES[0].make(Random(1), 8, pieces) for pieces in (3, 30))
+    assert len(large.operations) > 8 * len(small.operations)
+    steps = [count_steps(schedule) for schedule in (small, large)]
+    assert steps[1] < 16 * steps[0]
+
+
+def count_steps(schedule: Schedule) -> int:
+    """Python calls that a proof takes."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        assert verify_schedule(schedule).ok
+    finally:
+        sys.setprofile(None)
+    return calls

@@ -1,0 +1,93 @@
+"""Plans that end with a norm are proven to norm every row once, where it is whole; what does not is refused."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.epilogue import MOST_NORM_COLS, Norm
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Reduce
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.catalog.catalog import build, names
+from overweave.schedules.methods.registry import method_of
+
+NORM = Norm(eps=1e-5, residual=True)
+PLAIN = Problem(operator="matmul_all_reduce", m=300, n=40, k=32, world_size=4, dtype="bfloat16")
+SCATTER = "matmul_reduce_scatter"
+NORMED = replace(PLAIN, norm=NORM)
+
+
+def refusals(plan: Plan) -> str:
+    return str(verify_plan(plan, MachineLimits()))
+
+
+@pytest.mark.parametrize("name", [name for name in names("matmul_all_reduce") if method_of(name).norms])
+@pytest.mark.parametrize("changes", [{}, {"m": 3}, {"m": 0}, {"n": 12288}, {"world_size": 1}, {"world_size": 2}])
+def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
+    problem = replace(NORMED, **changes)
+    if name.endswith((".two_shot", "_stored")) and problem.world_size == 1:
+        with pytest.raises(InputError, match="group of one"):
+            build(name, problem, {})
+        return
+    plan = build(name, problem, {})
+    assert verify_plan(plan, MachineLimits()).ok
+    sums = plan.realization.reduction
+    assert sums is None or (sums.block_n >= problem.n and sums.block_n // sums.parts <= 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "options", "why"),
+    [
+        ("matmul_all_reduce.one_shot_packed", replace(NORMED, n=MOST_NORM_COLS + 8), {}, "columns"),
+        (
+            "matmul_reduce_scatter.scatter_packed",
+            replace(NORMED, operator="matmul_reduce_scatter"),
+            {},
+            "Only matmul_all_reduce",
+        ),
+    ],
+)
+def test_what_cannot_norm_is_refused(name: str, problem: Problem, options: dict[str, str], why: str):
+    with pytest.raises(InputError, match=why):
+        build(name, problem, options)
+    assert build(name, replace(problem, norm=None), options)
+
+
+def test_results_that_reach_the_output_unnormed_are_refused():
+    packed = build("matmul_reduce_scatter.scatter_packed", replace(PLAIN, operator="matmul_reduce_scatter"), {})
+    assert "a packed scatter does not norm" in refusals(replace(packed, problem=NORMED))
+
+
+def test_tiles_that_hold_no_whole_row_are_refused():
+    plain = build("matmul_all_reduce.two_shot", replace(PLAIN, n=2048), {})
+    assert "holds no row" in refusals(replace(plain, problem=replace(NORMED, n=2048)))
+
+
+def test_parts_of_rows_belong_to_a_norm():
+    plan = build("matmul_all_reduce.two_shot", replace(NORMED, n=8192), {})
+    assert plan.realization.reduction.parts == 2
+    assert "parts" in refusals(replace(plan, problem=replace(PLAIN, n=8192)))
+
+
+def test_half_a_row_is_no_row():
+    plan = build("matmul_all_reduce.two_shot", NORMED, {})
+    moves = {
+        each.name for each in plan.schedule.operations if isinstance(each, Reduce) and each.name.startswith("move")
+    }
+
+    def halved(reduce: Reduce) -> tuple[Reduce, Reduce]:
+        parts = []
+        for at, cols in enumerate(((0, 16), (16, 40))):
+            out = replace(reduce.out, cols=cols)
+            operands = tuple(replace(each, cols=cols) for each in reduce.operands)
+            parts.append(replace(reduce, name=f"{reduce.name}.{at}", out=out, operands=operands))
+        return tuple(parts)
+
+    operations = []
+    for operation in plan.schedule.operations:
+        operations += halved(operation) if operation.name in moves else [operation]
+    changed = replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
+    assert "no whole row" in refusals(changed)

@@ -1,0 +1,43 @@
+"""When a copy queue makes graphs: of new places, with no call in flight, and a few at most."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overweave.memory.steps import CopyStep, Place
+
+copy_engine = pytest.importorskip("overweave.memory.cuda.copy_engine", reason="no CUDA bindings here")
+STEPS = (CopyStep(Place("x", 0, 64), Place(None, 4096, 64), 64, 2),)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the driver."""
+    asked: list[str] = []
+
+    class Graph:
+        """Appends what it is asked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: asked.append(name)
+
+    description = SimpleNamespace(srcDevice=0, dstDevice=0)
+    monkeypatch.setattr(copy_engine.driver, "LinearGraph", Graph)
+    monkeypatch.setattr(copy_engine.driver, "copy_description", lambda *given: description)
+    return asked
+
+
+def test_calls_have_ended_before_a_graph_is_made_and_need_not_for_one_that_is_pointed_elsewhere(log: list[str]) -> None:
+    queue = copy_engine.CopyQueue(STEPS, lambda: log.append("settled"))
+    for _ in range(2):
+        queue.prepare(7, {"x": 64})
+        assert log == ["settled", "add_copy", "instantiate", "upload"]
+    for place in range(2, copy_engine.MOST_GRAPHS + 1):
+        queue.prepare(7, {"x": 64 * place})
+    assert log.count("settled") == log.count("instantiate") == copy_engine.MOST_GRAPHS
+    log.clear()
+    queue.prepare(7, {"x": 0})
+    assert log == ["point_copy", "upload"]

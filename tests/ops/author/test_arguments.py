@@ -1,0 +1,150 @@
+"""What calls of compiled kernels refuse: by type, with a cure, before anything is planned or written past its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import overweave as ow
+from overweave.errors import InputError
+from overweave.ir.footprint import Dim, Operand
+from overweave.ops.author.arguments import check_memory, check_on_paper, check_options, check_others, unusable
+from overweave.runtime.authored import tensor_of
+from overweave.runtime.host.processes import run_ranks
+from tests.source_tree import ROOT
+
+MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
+NUMBERS = {"M": 64, "N": 64, "K": 64, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
+OUT = Operand("C", "c_ptr", (Dim(64, "M"), Dim(32, "N")))
+
+
+def refusal(act: Callable[..., object], *arguments: Any, **named: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        act(*arguments, **named)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"num_warps": 3}, {"num_warps": "8"}, {"num_stages": 0}, {"maxnreg": True}])
+def test_options_of_a_launch_are_numbers(options: dict[str, object]):
+    assert next(iter(options)) in refusal(check_options, "kernel", options)
+    check_options("kernel", {"num_warps": 8, "num_stages": 3, "maxnreg": 168})
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (torch.zeros(32, 32), "the [64, 32] of C: got [32, 32]"),  # half of it: tiles would write past its end
+        (torch.zeros(64, 32).numpy(), "got ndarray"),
+        (None, "got NoneType"),
+    ],
+)
+def test_a_tensor_that_stays_has_the_elements_that_tiles_touch(value: object, found: str):
+    check_others("kernel", [OUT], {"c_ptr": torch.zeros(64, 32)})
+    check_others("kernel", [OUT], {"c_ptr": torch.zeros(64, 64)[:, ::2]})
+    assert found in refusal(check_others, "kernel", [OUT], {"c_ptr": value})
+
+
+def test_an_array_of_numpy_is_no_tensor_even_if_it_lies_in_one():
+    array = torch.zeros(4).numpy()
+    assert isinstance(array.base, torch.Tensor)
+    assert tensor_of(array) is None
+    assert "b_ptr: got ndarray" in str(unusable("kernel", {"a_ptr": torch.zeros(2), "b_ptr": np.zeros(3)}))
+
+
+def test_tensors_of_a_call_lie_on_one_device_that_runs_kernels():
+    here, nowhere = torch.zeros(2), torch.zeros(2, device="meta")
+    assert "b: it is on meta" in refusal(check_memory, "kernel", {"a": here, "n": 3, "b": nowhere})
+    assert "a: it is on meta" in refusal(check_memory, "kernel", {"a": nowhere, "b": nowhere})
+    described = TensorDescriptor.from_tensor(torch.zeros(16, 16), [16, 16])
+    described.base = torch.zeros(16, 16, device="meta")
+    assert "b: it is on meta" in refusal(check_memory, "kernel", {"a": here, "b": described})
+    check_memory("kernel", {"a": here, "n": 3, "b": here})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numbers", "world_size", "dtype", "found"),
+    [
+        ([64], 2, "bfloat16", "numbers: got list"),
+        ({1: 64}, 2, "bfloat16", "numbers: got dict"),
+        (NUMBERS | {"M": "64"}, 2, "bfloat16", "M: got str"),
+        (NUMBERS | {"M": 64.0}, 2, "bfloat16", "M: got float"),
+        (NUMBERS | {"BLOCKM": 16}, 2, "bfloat16", "BLOCKM: it has no such parameter"),
+        (NUMBERS, 0, "bfloat16", "world_size 0"),
+        (NUMBERS, "2", "bfloat16", "world_size 2"),
+        (NUMBERS, 2, "bf16", "bfloat16, float16, float32, as a string"),
+        (NUMBERS, 2, torch.bfloat16, "dtype torch.bfloat16"),
+    ],
+)
+def test_what_cannot_be_planned_on_paper(numbers: Any, world_size: Any, dtype: Any, found: str):
+    source = ow.compile(MATMUL, "all_gather.push").kernel.source
+    check_on_paper(source, NUMBERS, 2, "bfloat16")
+    assert found in refusal(check_on_paper, source, numbers, world_size, dtype)
+    assert found in refusal(ow.compile(MATMUL, "all_gather.push").plan, numbers, world_size, dtype)
+    assert found in refusal(ow.compile_auto(MATMUL, "all_gather.auto").rank, numbers, world_size, dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"configs": {"BLOCK_M": 16}}, "got dict"),
+        ({"configs": [16]}, "a list of mappings"),
+        ({"tile_us": "x"}, "tile_us: got 'x'"),
+        ({"tile_us": -1.0}, "microseconds above 0"),
+        ({"tile_us": float("nan")}, "microseconds above 0"),
+    ],
+)
+def test_what_cannot_be_chosen_among(options: Any, found: str):
+    assert found in refusal(ow.compile_auto, MATMUL, "all_gather.auto", **options)
+
+
+@pytest.mark.parametrize("fuse", [ow.compile, ow.compile_auto])
+def test_some_tensor_is_exchanged(fuse: Callable[..., object]):
+    assert "no tensor has a schedule" in refusal(fuse, MATMUL, {})
+
+
+def test_a_fused_kernel_has_no_grid():
+    fused = ow.compile(MATMUL, "all_gather.push")
+    assert "without a grid" in refusal(lambda: fused[8,])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "schedule", "found"),
+    [
+        ("no\0file.py:kernel", "all_gather.push", "null byte"),
+        (MATMUL, {3: "all_gather.push"}, "Name a tensor"),
+        (MATMUL, {None: "all_gather.push"}, "Name a tensor"),
+        (MATMUL, ["all_gather.push"], "a list"),
+    ],
+)
+def test_what_is_no_kernel_or_schedule(kernel: Any, schedule: Any, found: str):
+    assert found in refusal(ow.compile, kernel, schedule)
+
+
+def call_with_what_lies_elsewhere() -> list[str]:
+    fused = ow.compile(MATMUL, "all_gather.push pieces=1")
+    strides = dict.fromkeys(("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"), 1)
+    tensors = {name: torch.zeros(64, 64) for name in ("a_ptr", "b_ptr", "c_ptr")}
+
+    def call(a: torch.Tensor) -> None:
+        fused(**(tensors | {"a_ptr": a}), **NUMBERS, **strides)
+
+    a = tensors["a_ptr"]
+    fake = FakeTensorMode().from_tensor(a)
+    return [
+        refusal(act) for act in (lambda: call(fake), lambda: call(a.to_sparse()), lambda: torch.vmap(call)(a[None]))
+    ]
+
+
+@pytest.mark.slow
+def test_tensors_that_lie_elsewhere_are_refused():
+    fake, sparse, wrapped = run_ranks(call_with_what_lies_elsewhere, 1)[0]
+    assert "matmul_kernel: a_ptr: got FakeTensor" in fake
+    assert "a_ptr: its layout is torch.sparse_coo" in sparse
+    assert "a_ptr: it has no memory of its own" in wrapped

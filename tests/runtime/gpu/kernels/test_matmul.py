@@ -1,0 +1,33 @@
+"""What a launch of the tile kernels is given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from overweave.ir.plan import ReduceConfig
+from overweave.memory.cuda.heap import OVERLAPPING
+from overweave.runtime.gpu.kernels.kernels import summing_programs
+from overweave.runtime.gpu.kernels.matmul import hopper_parts, hopper_strip, programs_for
+from overweave.schedules.tiles.shape import FLOAT8_HOPPER, HOPPER, TileShape
+
+
+@pytest.mark.parametrize("shape", [*HOPPER, *FLOAT8_HOPPER], ids=lambda shape: str(shape.config))
+def test_what_leaves_for_a_peer_is_whole_strips(shape: TileShape):
+    """Rows of a strip are rows of swizzled shared memory, whose patterns are 8 rows high."""
+    (rows, cols), (high, wide) = hopper_parts(shape.config), hopper_strip(shape.config)
+    assert (rows % high, high % 8, cols % wide) == (0, 0, 0)
+    assert wide in (32, 64)
+
+
+@pytest.mark.parametrize(("allowed", "tiles", "sums"), [("0", 132, 528), ("1", 124, 32)])
+def test_kernels_that_wait_leave_sms_to_copies_between_ranks_of_one_gpu(
+    allowed: str, tiles: int, sums: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setenv(OVERLAPPING, allowed)
+    assert programs_for(1000, torch.device("cuda")) == tiles
+    assert programs_for(3, torch.device("cuda")) == 3
+    assert summing_programs(ReduceConfig(), 1000) == sums

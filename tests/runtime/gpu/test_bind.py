@@ -1,0 +1,353 @@
+"""Every kind of plan bound as on a GPU, without one: kernels compile with the very arguments that a launch passes them.
+
+A call is then made, with a driver that only writes down what it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+
+from campaigns.rates.gpu_paces import noted_peers
+from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import INPUT, OUTPUT, Compute
+from overweave.memory.layout import lay_out
+from overweave.runtime.gpu import launch
+from overweave.runtime.gpu.kernels.packed import PackedRun
+from overweave.runtime.gpu.order import launch_order
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.tiles.shape import (
+    FLOAT8_HOPPER,
+    FLOAT8_PORTABLE,
+    GATED,
+    GATED_FLOAT8,
+    HOPPER,
+    Kernel,
+    TileShape,
+)
+from tests.runtime.without_gpu import CALLER, HostSlot, Launched, check_waits, launched, settle, waited, workspace
+
+__all__ = ["launched", "waited"]  # fixtures
+
+KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+
+
+class Case(NamedTuple):
+    """A plan, what is special about its problem, which rank binds it, and of how many."""
+
+    operator: str
+    plan: str
+    special: Mapping[str, Any] = MappingProxyType({})
+    rank: int = 0
+    world_size: int = 2
+
+    def __str__(self) -> str:
+        special = (f"{name}={value}" for name, value in self.special.items())
+        return " ".join((self.operator, self.plan, *special, f"rank={self.rank} of {self.world_size}"))
+
+    def build(self) -> Plan:
+        name, *pairs = self.plan.split()
+        options = dict(pair.split("=") for pair in pairs)
+        size = {"m": 512, "n": 768, "k": 256, "dtype": "bfloat16"} | dict(self.special)
+        problem = Problem(operator=self.operator, world_size=self.world_size, **size)
+        return build(f"{self.operator}.{name}", problem, options, rank=self.rank)
+
+
+FP8 = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "b_is_transposed": True}
+SPECIAL: tuple[dict[str, Any], ...] = (
+    {},
+    {"b_is_transposed": True, "epilogue": Epilogue(bias=True, activation="silu", residual=True)},
+    {"epilogue": Epilogue(activation="silu", gate=True)},
+    {"columns": (512, 128, 128)},
+    FP8 | {"epilogue": Epilogue(scaling="rows")},
+    FP8 | {"epilogue": Epilogue(scaling="tensor")},
+)
+SWIGLU = Epilogue(activation="silu", gate=True)
+SCALED_SWIGLU = Epilogue(scaling="rows", activation="silu", gate=True)
+SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "stages", "warps", "split_n", "kernel")
+NORMED = (
+    "two_shot kernel=hopper pieces=2",
+    "two_shot kernel=portable",
+    "two_shot kernel=hopper sums=epilogue",
+)
+PACKED = ("one_shot_packed", "two_shot_packed")
+LIBRARY_PLANS = ("per_shard",)
+
+
+def pinned(shape: TileShape) -> str:
+    """A tile shape as options of a plan."""
+    return " ".join(f"{name}={getattr(shape.config, name)}" for name in SHAPE_OPTIONS)
+
+
+def gated_cases() -> Iterator[Case]:
+    """Both kernels in each of their tile shapes."""
+    for kernel in KERNELS:
+        for shape, turned in product(GATED[kernel], (False, True)):
+            yield Case(GATHER, f"push {pinned(shape)}", {"epilogue": SWIGLU, "b_is_transposed": turned})
+        for shape in GATED_FLOAT8[kernel]:
+            yield Case(GATHER, f"push {pinned(shape)}", FP8 | {"epilogue": SCALED_SWIGLU, "m": 500})
+            yield Case(GATHER, f"push {pinned(shape)} split_k=2", FP8 | {"epilogue": SCALED_SWIGLU, "k": 1024})
+        geglu = Epilogue(scaling="tensor", activation="gelu", residual=True, gate=True)
+        yield Case(GATHER, f"pull kernel={kernel}", FP8 | {"epilogue": geglu}, rank=1)
+    for plan in LIBRARY_PLANS:
+        yield Case(GATHER, plan, FP8 | {"epilogue": SCALED_SWIGLU})
+
+
+def norm_cases() -> Iterator[Case]:
+    """With and without a residual; rows in one part and in several; a rank without rows of its own to sum."""
+    for plan in NORMED:
+        yield Case(REDUCE, plan, {"norm": Norm(eps=1e-5, residual=True)})
+        yield Case(REDUCE, plan, {"norm": Norm(eps=1e-5), "n": 8200, "m": 5}, rank=1)
+        yield Case(REDUCE, plan, {"norm": Norm(eps=1e-5, residual=True), "m": 1}, rank=1)
+
+
+def fp8_cases() -> Iterator[Case]:
+    """The library's products, where scales travel, and the tile shapes of the kernels."""
+    for plan, scaling in product(LIBRARY_PLANS, (Epilogue(scaling="rows"), Epilogue(scaling="tensor"))):
+        yield Case(GATHER, plan, FP8 | {"epilogue": scaling})
+    by_rows = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+    for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
+        yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500})
+    for plan in ("push kernel=hopper", "push kernel=portable", "per_shard"):
+        scaled = Epilogue(scaling="rows", bias=True)
+        yield Case(GATHER, plan, FP8 | {"epilogue": scaled, "columns": (512, 128, 128)})
+        yield Case(GATHER, plan, {"epilogue": Epilogue(bias=True, activation="gelu"), "columns": (512, 256)})
+
+
+SUMMED = (
+    (SCATTER, "per_shard"),
+    (SCATTER, "scatter kernel=hopper pieces=2"),
+    (SCATTER, "scatter kernel=portable sums=epilogue"),
+    (SCATTER, "scatter kernel=hopper mover=copy_kernel"),
+    (SCATTER, "fused_ring kernel=hopper"),
+    (SCATTER, "scatter_pull kernel=hopper"),
+    (REDUCE, "two_shot kernel=hopper"),
+    (REDUCE, "two_shot kernel=portable sums=epilogue"),
+)
+
+
+def fp8_sum_cases() -> Iterator[Case]:
+    """Products that are scaled before they are summed over ranks; the tile shapes of tiles that add what arrived."""
+    for (operator, plan), scaling in product(SUMMED, ("rows", "tensor")):
+        yield Case(operator, plan, FP8 | {"epilogue": Epilogue(scaling=scaling)})  # type: ignore[arg-type]
+    by_rows = FP8 | {"epilogue": Epilogue(scaling="rows"), "m": 500}
+    for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
+        yield Case(SCATTER, f"scatter sums=epilogue {pinned(shape)}", by_rows)
+    yield Case(REDUCE, "two_shot kernel=hopper", by_rows | {"norm": Norm(eps=1e-5, residual=True)})
+    yield Case(SCATTER, "scatter kernel=hopper", by_rows | {"m": 1}, rank=1)
+
+
+ENDING = Epilogue(bias=True, activation="silu", residual=True)
+FINISHED = (
+    (SCATTER, "scatter kernel=hopper pieces=2"),
+    (SCATTER, "remote_add kernel=portable sms=1"),
+    (SCATTER, "scatter_pull kernel=portable pieces=2"),
+    (REDUCE, "two_shot kernel=hopper sums=epilogue"),
+)
+
+
+def finished_cases() -> Iterator[Case]:
+    """Sums that kernels finish; by tiles of fp8 too, in a ring of three, and on a rank that has none."""
+    yield from (Case(operator, plan, {"epilogue": ENDING}) for operator, plan in FINISHED)
+    yield Case(SCATTER, "fused_ring kernel=hopper", {"epilogue": ENDING}, world_size=3)
+    yield Case(SCATTER, "scatter kernel=portable sums=epilogue", {"epilogue": ENDING}, world_size=4)
+    scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+    yield Case(SCATTER, "scatter kernel=hopper sums=epilogue", scaled, world_size=3)
+    yield Case(SCATTER, "scatter kernel=hopper sums=epilogue", {"epilogue": ENDING, "m": 1}, rank=1)
+    yield Case(REDUCE, "two_shot kernel=hopper", {"epilogue": ENDING, "m": 1}, rank=1)
+
+
+STORED = ((SCATTER, "scatter_stored"), (SCATTER, "ring_stored"), (REDUCE, "ring_stored"))
+
+
+def stored_cases() -> Iterator[Case]:
+    """Tiles that store at peers, by both kernels; a rank that has no rows to sum; what may come with them, by turns."""
+    for operator, plan in STORED:
+        yield Case(operator, f"{plan} kernel=hopper", world_size=4)
+        yield Case(operator, f"{plan} kernel=hopper", {"m": 1}, rank=1, world_size=3)
+        yield Case(operator, f"{plan} kernel=hopper", {"epilogue": ENDING, "m": 500}, world_size=4)
+    scaled = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+    for plan in ("ring_stored",):
+        yield Case(REDUCE, f"{plan} kernel=portable", world_size=3)
+        yield Case(REDUCE, f"{plan} kernel=hopper", world_size=8)
+        yield Case(REDUCE, f"{plan} kernel=hopper", {"m": 1}, world_size=3)
+        yield Case(REDUCE, f"{plan} {pinned(HOPPER[2])}", world_size=4)
+    yield Case(SCATTER, "ring_stored kernel=hopper", scaled, world_size=4)
+    yield Case(REDUCE, "ring_stored kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}, world_size=4)
+
+
+def packed_cases() -> Iterator[Case]:
+    for special in ({}, {"m": 1, "n": 8}, {"dtype": "float16", "m": 4000, "n": 1000}, {"dtype": "float32"}):
+        yield from (Case(REDUCE, plan, special) for plan in PACKED)
+    yield from (Case(REDUCE, plan, {"m": 3}, rank=1) for plan in PACKED)
+    yield from (Case(REDUCE, plan, FP8 | {"epilogue": Epilogue(scaling="rows")}) for plan in PACKED)
+    yield from (Case(REDUCE, plan, {"epilogue": ENDING}) for plan in PACKED)
+    yield Case(SCATTER, "scatter_packed", FP8 | {"epilogue": Epilogue(scaling="rows", bias=True)})
+    yield Case(SCATTER, "scatter_packed", {"epilogue": ENDING, "m": 1, "n": 8, "dtype": "float32"}, rank=1)
+
+
+def cases_of_one_row() -> Iterator[Case]:
+    """The second rank has none."""
+    for rank in (0, 1):
+        for plan, special in product(("push kernel=hopper", "pull kernel=hopper"), SPECIAL):
+            yield Case(GATHER, plan, {**special, "m": 1}, rank)
+        yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
+        yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
+        yield Case(SCATTER, "fused_ring kernel=hopper", {"m": 1}, rank)
+        yield from (Case(SCATTER, f"remote_add kernel=hopper sms={sms}", {"m": 1}, rank) for sms in (1, 132))
+        yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
+
+
+def split_cases() -> Iterator[Case]:
+    """Tiles dealt out along k, by both kernels and with all that may come with them."""
+    for special in SPECIAL[:5]:
+        yield Case(GATHER, "push kernel=hopper split_k=2", {"k": 1024} | special)
+    yield Case(GATHER, "push kernel=hopper block_m=128 block_n=160 stages=5 split_k=2", {"k": 1024})
+    yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024})
+    yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024} | SPECIAL[2])
+    yield Case(SCATTER, "scatter sums=epilogue kernel=hopper split_k=3", {"k": 1024}, rank=1)
+
+
+CASES = (
+    *(Case(GATHER, f"push kernel={kernel}", special) for kernel in ("hopper", "portable") for special in SPECIAL),
+    Case(GATHER, "pull kernel=hopper pieces=2"),
+    Case(GATHER, "push mover=copy_kernel kernel=portable"),
+    Case(SCATTER, "scatter kernel=hopper"),
+    Case(SCATTER, "scatter kernel=hopper block_m=128 block_n=160 stages=5", {"m": 1}, rank=1),
+    Case(SCATTER, "scatter sums=epilogue kernel=hopper"),
+    *(Case(SCATTER, f"fused_ring kernel={kernel}", world_size=ranks) for kernel in KERNELS for ranks in (2, 3)),
+    *(Case(SCATTER, "remote_add kernel=hopper sms=1", {"dtype": dtype}) for dtype in ("bfloat16", "float16")),
+    Case(SCATTER, "remote_add kernel=portable", {"dtype": "float32"}, world_size=3),
+    Case(REDUCE, "two_shot kernel=hopper", {"norm": Norm(eps=1e-5, residual=True)}),
+    *gated_cases(),
+    *norm_cases(),
+    *fp8_cases(),
+    *fp8_sum_cases(),
+    *cases_of_one_row(),
+    *split_cases(),
+    *finished_cases(),
+    *stored_cases(),
+)
+
+
+def tensors_of(plan: Plan, rank: int) -> dict[str, torch.Tensor]:
+    """The caller's, as the operators pass them."""
+    problem = plan.problem
+    buffers = [buffer for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)]
+    shapes = {buffer.name: (buffer.rows, buffer.cols, buffer.dtype or problem.dtype) for buffer in buffers}
+    sides = (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
+    shapes |= {name: problem.operand(name, rank) for name in sides}
+    made = {
+        name: torch.zeros((rows, cols), dtype=getattr(torch, dtype)) for name, (rows, cols, dtype) in shapes.items()
+    }
+    turned = [name for name in made if problem.b_is_transposed and name.split(".")[0] in ("w", "gate")]
+    return made | {name: made[name].t().contiguous().t() for name in turned}
+
+
+def stored_by_kernels(plan: Plan, rank: int) -> set[str]:
+    """The caller's tensors that kernels of a rank store in."""
+    kernels = {one.queue for one in plan.realization.engines if one.engine in ("tile_kernel", "reduce_kernel")}
+    writes = [part for each in plan.schedule.of_rank(rank) if each.queue in kernels for part in each.writes]
+    stored = {part.buffer for part in writes if not part.is_empty and plan.schedule.buffer(part.buffer).home == OUTPUT}
+    return stored | ({Z} if plan.problem.norm and stored else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_compile_with_the_arguments_of_a_launch(
+    case: Case, launched: list[Launched], waited: list[tuple[int, int]]
+) -> None:
+    plan = case.build()
+    layout = lay_out(plan.schedule, plan.realization.dtype)
+    tensors = tensors_of(plan, case.rank)
+    slot: Any = HostSlot(layout.size_bytes, case.world_size)
+    space = workspace(case.rank, case.world_size)
+    bound = launch.BoundSlot(plan, space, slot, launch_order(plan, case.rank), tensors, False)
+    assert all(copies._settle is settle for _, copies in bound._queues)  # before a graph is made
+    others = tensors_of(plan, case.rank)
+    addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
+    bound.begin(CALLER.cuda_stream)
+    for enqueue in bound.enqueue:
+        enqueue(CALLER, others, addresses)
+    found = set[Any]().union(*(each.addresses for each in launched))
+    rows = [row for order in plan.tile_orders for row in order.rows]
+    assert any(row.shares for row in rows) == ("split_k" in case.plan)
+    assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
+    assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
+    by_library = (
+        each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
+    )
+    check_waits(plan, space, launched, waited)
+    by_sums = launch.before_sums(plan, case.rank, launch_order(plan, case.rank))
+    telling = [each for each in by_library if each.notifies]
+    assert sum("tell" in each for each in launched) == len(telling) - (by_sums is not None)
+    assert by_sums is None or by_sums in telling
+    reads_peers = "_pull" in case.plan or case.plan == "pull"
+    assert not reads_peers or plan.realization.matmul or by_sums is not None, "one launch less behind the library's"
+    ready = bound._kernels._ready()
+    notifies = by_sums.notifies if by_sums is not None else ()
+    words = [slot.bases[each.rank] + layout.signal_offset(each.pad, each.signal) for each in notifies]
+    assert words == ([] if ready is None else ready.tolist()[: len(words)])
+    if plan.problem.of_sums.bits and any(getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)):
+        assert {addresses[name] for name in plan.problem.of_sums.inputs} <= found
+    kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
+    for assignment in plan.realization.engines:
+        kind = kinds.get(assignment.engine)
+        if kind and plan.tile_order(case.rank, assignment.queue).rows:
+            assert any(kind in each for each in launched), launched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in stored_cases() if "ring_stored kernel=hopper" in case.plan], ids=str)
+def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Case, launched: list[Launched]) -> None:
+    plan = case.build()
+    layout = lay_out(plan.schedule, plan.realization.dtype)
+    slot: Any = HostSlot(layout.size_bytes, case.world_size)
+    order, tensors = launch_order(plan, case.rank), tensors_of(plan, case.rank)
+    with noted_peers() as made, mock.patch("overweave.runtime.gpu.bind.pace_ns", return_value=77) as pace_ns:
+        launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, order, tensors, False)
+    computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
+    spread = {copy.buffer for each in computes for copy in each.copies}
+    sums = [slot.bases[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]
+    assert [peers.places[-1].tolist() for peers in made] == [[*sums, 77]]
+    config = plan.realization.matmul
+    assert config is not None
+    strip = 16 * min(64, config.block_n // config.split_n if config.block_m >= 128 else config.block_n // 2)
+    assert pace_ns.call_args.args[3] == strip * tensors["y"].itemsize
+    assert len(made[0].places) == case.world_size + 1
+
+
+class HostSpace:
+    """Memory of packed messages in host memory."""
+
+    def __init__(self, half_bytes: int) -> None:
+        self.half_bytes = half_bytes
+        self.spaces = torch.zeros(2, dtype=torch.int64)
+        self.state = torch.zeros(1, dtype=torch.int64)
+
+    def product(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(packed_cases()), ids=str)
+def test_packed_kernels_compile_with_the_arguments_of_a_launch(
+    case: Case, launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", object)
+    plan = case.build()
+    own, others = workspace(case.rank), tensors_of(plan, case.rank)
+    own.packed_space = HostSpace
+    PackedRun(plan, own, tensors_of(plan, case.rank))(others)
+    assert ["packed" in each for each in launched] == [True]
+    read = plan.problem.of_sums.inputs if others["y"].numel() else ()
+    assert {others[name].data_ptr() for name in ("y", *read)} <= launched[0].addresses

@@ -1,0 +1,44 @@
+"""Runs the interpreted cases in a process that interprets, and shows that one that compiles says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+# Each group is one process, which imports torch and triton once.
+INTERPRETED = (
+    ("sums",),
+    ("messages", "endings", "operands"),
+    ("norm", "fp8", "weights"),
+    ("kernels", "split_k", "skinny", "head", "waits"),
+)
+
+
+@pytest.mark.parametrize("names", INTERPRETED, ids=" ".join)
+def test_the_repairs_and_the_real_kernels(names: tuple[str, ...]):
+    files = [f"tests/runtime/interpreted_{name}.py" for name in names]
+    cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files)
+    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
+
+
+def test_every_interpreted_file_is_run():
+    written = {path.stem.removeprefix("interpreted_") for path in Path(__file__).parents[1].glob("interpreted_*.py")}
+    assert sorted(written) == sorted(name for names in INTERPRETED for name in names)
+
+
+def test_a_process_that_compiles_is_told_so():
+    result = run("-c", "import triton; from overweave.runtime.interpreter.interpreter import repair; repair()")
+    assert "triton was imported for compiling" in result.stderr
+    assert "MachineError" in result.stderr

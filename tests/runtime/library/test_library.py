@@ -1,0 +1,238 @@
+"""Library operations: uneven collectives on gloo move what the schedule says, sums are fp32 and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from overweave.errors import ScheduleError
+from overweave.ir.epilogue import Norm
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
+from overweave.memory.fast_empty import maker
+from overweave.memory.group import resolve
+from overweave.runtime.host.processes import run_ranks
+from overweave.runtime.library import epilogue, scaled
+from overweave.runtime.library.library import equal_parts, full_precision, run_operation, with_room
+from overweave.runtime.library.norm import apply_norm
+from overweave.schedules.catalog.catalog import build
+
+
+def collective_of(operator: str, m: int, world_size: int, rank: int) -> Collective:
+    problem = Problem(operator=operator, m=m, n=8, k=8, world_size=world_size, dtype="float32")
+    operations = build(f"{operator}.sequential", problem, {}).schedule.of_rank(rank)
+    return next(operation for operation in operations if isinstance(operation, Collective))
+
+
+def collect(operator: str, m: int, dtype: torch.dtype, has_room: bool) -> bool:
+    """Runs the collective of a plan on buffers whose elements name their row, and the rank that holds them."""
+    group = resolve(None)
+    collective = collective_of(operator, m, group.world_size, group.rank)
+    rows = torch.arange(m).float().reshape(m, 1).expand(m, 8)
+    tensors: dict[str, torch.Tensor] = {}
+    for region in collective.writes:
+        make = maker(rows.device)
+        whole = with_room(make, (m, 8), dtype, group.world_size) if has_room else make((m, 8), dtype)
+        tensors.setdefault(region.buffer, whole.fill_(torch.nan))
+    for region in collective.reads:
+        first = group.rank * -(-m // group.world_size) if operator == "all_gather_matmul" else 0
+        values = (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
+        roomy = with_room(maker(rows.device), (values.shape[0], 8), dtype, group.world_size).copy_(values)
+        tensors.setdefault(region.buffer, roomy if has_room else values)
+    run_operation(collective, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
+    (target,) = {region.buffer for region in collective.writes}
+    if operator == "all_gather_matmul":
+        return torch.equal(tensors[target], rows.to(dtype))
+    lo, hi = collective.sources[group.rank].rows
+    total = rows[lo:hi] * group.world_size + sum(range(group.world_size))
+    return torch.equal(tensors[target][: hi - lo], total.to(dtype))
+
+
+def collect_all(operator: str) -> list[str]:
+    world_size = resolve(None).world_size
+    return [
+        f"m={m} {dtype} {has_room}"
+        for m in (1, world_size, world_size + 1, 2 * world_size + 1, 8 * world_size)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for has_room in (False, True)
+        if not collect(operator, m, dtype, has_room)
+    ]
+
+
+@pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_collectives_of_even_and_uneven_shards(operator: str, world_size: int):
+    assert run_ranks(collect_all, world_size, operator) == [[]] * world_size
+
+
+def reduce_everywhere(is_in_place: bool) -> list[bool]:
+    """An all-reduce of each dtype, whose source keeps what it holds unless it is the destination."""
+    group, told = resolve(None), []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        tensors = {"a": torch.full((3, 2), group.rank + 1.0, dtype=dtype), "b": torch.zeros(3, 2, dtype=dtype)}
+        parts = {name: (Region(name, group.rank, (0, 3), (0, 2)),) for name in tensors}
+        collective = Collective(
+            name="r", rank=group.rank, queue="main", function="all_reduce", label="r", ranks=(0, 1, 2),
+            sources=parts["a"], destinations=parts["a" if is_in_place else "b"],
+        )  # fmt: skip
+        run_operation(collective, lambda part, tensors=tensors: tensors[part.buffer], group)
+        kept = is_in_place or tensors["a"].eq(group.rank + 1).all()
+        told.append(bool(kept and tensors["a" if is_in_place else "b"].eq(6).all()))
+    return told
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_all_reduce(is_in_place: bool):
+    assert run_ranks(reduce_everywhere, 3, is_in_place) == [[True] * 3] * 3
+
+
+def region(name: str, rows: int = 2, cols: int = 2) -> Region:
+    return Region(name, 0, (0, rows), (0, cols))
+
+
+def run_alone(operation: Compute | Reduce | Put, **tensors: torch.Tensor) -> None:
+    run_operation(operation, lambda part: tensors[part.buffer][slice(*part.rows), slice(*part.cols)], None)  # type: ignore[arg-type]
+
+
+def test_a_matmul_overwrites_or_adds():
+    a, b, out = torch.eye(2) * 3, torch.ones(2, 2), torch.full((2, 2), 5.0)
+    compute = Compute(name="c", rank=0, queue="main", a=(region("a"),), b=region("b"), out=(region("out"),))
+    run_alone(compute, a=a, b=b, out=out)
+    assert out.eq(3).all()
+    added = Compute(
+        name="c", rank=0, queue="main", a=(region("a"),), b=region("b"), out=(region("out"),), accumulate=True
+    )
+    run_alone(added, a=a, b=b, out=out)
+    assert out.eq(6).all()
+
+
+def test_a_sum_is_in_fp32_in_order_and_rounded_once():
+    """In bf16, 256 + 1 is 256: summed step by step the ones would be lost."""
+    parts = {name: torch.full((2, 2), value).bfloat16() for name, value in (("a", 256.0), ("b", 1.0), ("c", 1.0))}
+    out = torch.empty(2, 2).bfloat16()
+    reduce = Reduce(name="r", rank=0, queue="main", operands=tuple(map(region, parts)), out=region("out"))
+    run_alone(reduce, **parts, out=out)
+    assert out.eq(258).all()
+
+
+def test_a_sum_leaves_its_operands_alone():
+    """In fp32 too, where the first operand needs no conversion."""
+    parts, out = {name: torch.ones(2, 2) for name in "ab"}, torch.empty(2, 2)
+    run_alone(
+        Reduce(name="r", rank=0, queue="main", operands=(region("a"), region("b")), out=region("out")), **parts, out=out
+    )
+    assert out.eq(2).all()
+    assert parts["a"].eq(1).all()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_product_is_added_at_its_place_before_it_is_rounded(place: int):
+    """2^24 swallows a 1 in fp32: only where the product stands between 2^24 and -2^24 is it lost."""
+    large = torch.full((2, 2), 2.0**24).bfloat16()
+    parts = {"p": large, "q": -large, "a": torch.ones(2, 2).bfloat16(), "b": torch.full((2, 2), 0.5).bfloat16()}
+    out = torch.empty(2, 2).bfloat16()
+    compute = Compute(
+        name="m",
+        rank=0,
+        queue="main",
+        a=(region("a"),),
+        b=region("b"),
+        out=(region("out"),),
+        addends=(region("p"), region("q")),
+        place=place,
+    )
+    run_alone(compute, **parts, out=out)
+    assert out.eq(1 if place == 2 else 0).all()
+
+
+def test_what_moves_between_ranks_is_no_library_operation():
+    put = Put(name="p", rank=0, queue="main", sources=(region("a"),), destinations=(region("b"),))
+    with pytest.raises(ScheduleError) as caught:
+        run_alone(put)
+    assert "copy engine" in str(caught.value)
+
+
+# What torch may do behind a matmul of a dtype: TF32 for fp32, 16-bit sums for 16-bit operands.
+SHORTCUTS = {
+    torch.float32: "allow_tf32",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+}
+
+
+@pytest.fixture(params=SHORTCUTS)
+def shortcut(request: pytest.FixtureRequest) -> Iterator[tuple[torch.dtype, str]]:
+    """A dtype and the name of its setting, which is afterwards as it was."""
+    name = SHORTCUTS[request.param]
+    before = getattr(torch.backends.cuda.matmul, name)
+    yield request.param, name
+    setattr(torch.backends.cuda.matmul, name, before)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_callers_shortcuts_are_put_aside_and_put_back(shortcut: tuple[torch.dtype, str], wanted: bool):
+    settings, (dtype, name) = torch.backends.cuda.matmul, shortcut
+    setattr(settings, name, wanted)
+    with full_precision(dtype):
+        assert not getattr(settings, name)
+    assert getattr(settings, name) == wanted
+
+
+def test_they_are_put_back_after_an_error(shortcut: tuple[torch.dtype, str]):
+    settings, (dtype, name) = torch.backends.cuda.matmul, shortcut
+    setattr(settings, name, True)
+    with pytest.raises(ZeroDivisionError), full_precision(dtype):
+        _ = 1 / 0
+    assert getattr(settings, name)
+
+
+def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
+    """What each kind of library part makes of numbers that bf16 cannot hold."""
+    x, w, sum_of = (
+        torch.full((2, 4), 1 + 2**-10, dtype=dtype),
+        torch.eye(4, dtype=dtype),
+        torch.zeros(2, 4, dtype=dtype),
+    )
+    tensors = {"x": x, "w": w, "y": torch.zeros(2, 4, dtype=dtype), "more": sum_of, "gate": w}
+    a, b, out, more = (Region(name, 0, (0, rows), (0, 4)) for name, rows in (("x", 2), ("w", 4), ("y", 2), ("more", 2)))
+    summed = Compute(name="c", rank=0, queue="main", a=(a,), b=b, out=(out,), addends=(more,))
+    made = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run_operation(summed, lambda region: tensors[region.buffer], None)  # type: ignore[arg-type]
+        made.append(tensors["y"].clone())
+        made.append(epilogue._gate(summed, 0, lambda region: tensors[region.buffer], tensors))
+        scaled.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
+        made.append(tensors["y"].clone())
+        apply_norm(
+            tensors["y"], slice(0, 2), Norm(eps=1e-5), {"z": sum_of, "norm_weight": torch.ones(1, 4, dtype=dtype)}
+        )
+        made.append(sum_of)
+        assert torch.is_autocast_enabled("cpu"), "the caller's own operations are still cast"
+        assert torch.mm(x, w).dtype == torch.bfloat16
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nothing_is_cast_under_a_callers_autocast(dtype: torch.dtype):
+    for product in products_under_autocast(dtype):
+        assert product.dtype == dtype
+        assert torch.equal(product, torch.full((2, 4), 1 + 2**-10, dtype=dtype))
+
+
+def test_parts_of_a_tensor_with_room_are_equal_parts_of_its_memory():
+    whole = with_room(maker(torch.device("cpu")), (4, 3), torch.float32, 3)
+    parts = [whole[:2], whole[2:4], whole[4:4]]
+    found = equal_parts(parts, 2)
+    assert found is not None
+    assert found.shape == (6, 3)
+    assert found.data_ptr() == whole.data_ptr()
+
+
+def test_what_lies_behind_a_callers_rows_is_no_part_of_them():
+    whole = torch.empty(8, 3)  # more than three parts of two rows
+    assert equal_parts([whole[:2], whole[2:4], whole[4:4]], 2) is None
+    assert equal_parts([whole[:2], whole[2:4]], 2) is not None
+    assert equal_parts([whole[:2], whole[4:6]], 2) is None
+    assert equal_parts([whole[:2, :2], whole[2:4, :2]], 2) is None

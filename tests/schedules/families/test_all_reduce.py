@@ -1,0 +1,84 @@
+"""All-reduces: what each plan moves and in which order, and that no rank's sums could start ahead of its tiles."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from overweave.errors import InputError
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective, Compute, Put
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.catalog.catalog import build, names
+
+OPERATOR = "matmul_all_reduce"
+TWO_SHOTS = [
+    {"sums": sums, "order": order, "pieces": pieces}
+    for sums, order, pieces in itertools.product(("kernel", "epilogue"), ("ring", "all_peers"), (1, 3))
+]
+
+
+def plan_of(method: str, m: int = 512, world_size: int = 4, **options: str | int) -> Plan:
+    problem = Problem(operator=OPERATOR, m=m, n=48, k=16, world_size=world_size, dtype="bfloat16")
+    return build(f"{OPERATOR}.{method}", problem, options)
+
+
+@pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
+def test_every_two_shot_is_proven_for_any_number_of_rows(options: dict[str, str | int]):
+    for world_size, m in itertools.product((2, 3, 4), (1, 3, 5, 37, 200)):
+        plan = plan_of("two_shot", m, world_size, block_m=16, **options)
+        assert verify_plan(plan, MachineLimits()).refusals == ()
+
+
+@pytest.mark.parametrize("method", ["one_shot_packed", "two_shot_packed"])
+def test_every_other_plan_is_proven_for_any_number_of_rows(method: str):
+    for world_size, m in itertools.product((2, 3, 4), (1, 3, 5, 37, 200)):
+        assert verify_plan(plan_of(method, m, world_size), MachineLimits()).refusals == ()
+
+
+@pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
+@pytest.mark.parametrize("m", [1, 5, 200])
+def test_sums_beside_the_tiles_wait_for_own_tiles_first(m: int, options: dict[str, str | int]):
+    """Else they could take the SMs that the tiles need (runtime/gpu/launch.py). Ranks without rows of their own too."""
+    schedule = plan_of("two_shot", m, block_m=16, **options).schedule
+    for rank in range(4):
+        own = list(schedule.of_rank(rank))
+        told = {(n.pad, n.signal) for tile in own if isinstance(tile, Compute) for n in tile.notifies if n.rank == rank}
+        first = next((operation for operation in own if operation.queue == "sums"), None)
+        assert first is None or any((wait.pad, wait.signals[0]) in told for wait in first.waits)
+
+
+def test_sequential_multiplies_into_the_result_and_reduces_it_there():
+    compute, reduce = plan_of("sequential").schedule.of_rank(1)
+    assert isinstance(compute, Compute)
+    assert isinstance(reduce, Collective)
+    assert reduce.function == "all_reduce"
+    assert compute.out == reduce.sources == reduce.destinations
+    assert compute.out[0].buffer == "y"
+
+
+def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
+    of_one = list(plan_of("two_shot", pieces=2, block_m=64).schedule.of_rank(1))
+    tiles = [operation.name for operation in of_one if isinstance(operation, Compute)]
+    assert tiles == [f"multiply.1-{owner}.{p}" for p in (0, 1) for owner in (2, 3, 0)] + [
+        "multiply.1-1.0",
+        "multiply.1-1.1",
+    ]
+    copies = [operation.name for operation in of_one if isinstance(operation, Put)]
+    assert copies == [f"{shot}.1-{peer}.{p}" for shot in ("scatter", "share") for p in (0, 1) for peer in (2, 3, 0)]
+    waits = {operation.name: operation.waits for operation in of_one}
+    assert waits["share.1-2.0"]
+    assert not waits["share.1-3.0"]  # it stands behind the one that waited
+    sums = [operation for operation in of_one if operation.queue == "sums"]
+    assert [one.name for one in sums[:2]] == ["sum.1.0", "sum.1.1"]
+    assert sums[0].instances == 8
+    assert [one.name for one in sums[2:6]] == ["move.1-1.0", "move.1-0.0", "move.1-3.0", "move.1-2.0"]
+
+
+def test_more_rows_than_a_number_holds_are_refused():
+    problem = Problem(operator=OPERATOR, m=2**30, n=8, k=8, world_size=4, dtype="bfloat16")
+    for name in names(OPERATOR):
+        with pytest.raises(InputError, match="31 bits"):
+            build(name, problem, {}, rank=0)

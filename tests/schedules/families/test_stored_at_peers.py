@@ -1,0 +1,122 @@
+"""Tiles that store at peers: proven, refuted without any one wait; and back ends that cannot be, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Apply, Put, Reduce
+from overweave.ir.text.files import from_json, to_json
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.moves.back_ends import MOVERS, legal, obstacle
+from overweave.schedules.weave.author_plan import author_plan
+from overweave.schedules.weave.transports import TRANSPORTS, wanted_of
+from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul, without_one_emitted_wait, without_one_wait
+
+SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
+SPREAD, SEND, TWO_SHOT, ONE_SHOT = (
+    "spread.push mover=tiles pieces=2",
+    "all_to_all.send mover=tiles",
+    "all_reduce.two_shot mover=tiles",
+    "all_reduce.one_shot mover=tiles",
+)
+
+
+def norm(rows: int) -> TileSpace:
+    whole = (Dim(rows, "ROWS"), Dim(64))
+    return TileSpace("norm", (Axis("ROWS", rows, 1),), (Operand("X", "x", whole),), (Operand("C", "out", whole),))
+
+
+def plans(world_size: int) -> Iterator[Plan]:
+    whole = matmul(2 * BLOCK * world_size, k=64)
+    for wanted in ({"C": SCATTER}, {"A": PUSH, "C": SCATTER}, {"C": SEND}, {"C": TWO_SHOT}, {"C": ONE_SHOT}):
+        yield author_plan(whole, wanted, world_size, "bfloat16")
+    gathered = {"A": "all_gather.push mover=tiles", "C": "reduce_scatter.scatter mover=tiles"}
+    yield author_plan(whole, gathered, world_size, "bfloat16", chosen="A")
+    yield author_plan(norm(5), {"C": SPREAD}, world_size, "bfloat16")
+
+
+def refusals(plan: Plan) -> set[str]:
+    return {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_every_plan_is_proven_and_is_data(world_size: int):
+    for plan in plans(world_size):
+        verify_plan(plan, MachineLimits()).raise_if_refused()
+        assert from_json(to_json(plan)) == plan
+
+
+@pytest.mark.slow
+def test_without_any_one_wait_a_plan_is_refuted():
+    for plan in plans(3):
+        assert all(refusals(broken) for broken in without_one_wait(plan)), plan.name
+        assert all(refusals(broken) for broken in without_one_emitted_wait(plan)), plan.name
+
+
+@pytest.mark.parametrize("mover", ["copy_kernel", "bulk_kernel", "tiles"])
+def test_whole_partials_may_be_carried_by_others_than_the_copy_engine(mover: str):
+    plan = author_plan(matmul(100, k=64), {"C": f"all_reduce.one_shot mover={mover}"}, 3, "bfloat16")
+    assert not refusals(plan)
+    assert any(isinstance(one, Put) for one in plan.schedule.operations) == (mover != "tiles")
+    broken = [*without_one_wait(plan), *without_one_emitted_wait(plan)]
+    assert all(map(refusals, broken))
+    assert broken
+
+
+def test_a_tile_that_is_stored_at_every_peer_tells_all_the_same_signal():
+    plan = author_plan(matmul(64), {"C": ONE_SHOT}, 4, "bfloat16")
+    applies = [one for one in plan.schedule.of_rank(0) if isinstance(one, Apply)]
+    assert {(notify.rank, notify.signal) for one in applies for notify in one.notifies} == {(1, 0), (2, 0), (3, 0)}
+    (waits,) = (one.waits for one in plan.schedule.of_rank(0) if isinstance(one, Reduce))
+    assert waits[0].count == 3 * sum(one.instances for one in applies)
+
+
+def test_no_put_is_left_and_sums_wait_for_all_tiles_of_peers():
+    plan = author_plan(matmul(64), {"C": "reduce_scatter.scatter mover=tiles"}, 2, "bfloat16")
+    assert not any(isinstance(one, Put) for one in plan.schedule.operations)
+    stored = [one for one in plan.schedule.of_rank(0) if isinstance(one, Apply) and one.makes[0].region.rank == 1]
+    told = {notify.rank for one in stored for notify in one.notifies}
+    counts = {wait.count for one in plan.schedule.of_rank(1) if isinstance(one, Reduce) for wait in one.waits}
+    assert told == {1}
+    assert stored[0].instances in counts
+
+
+def test_pieces_of_unequally_many_tiles_are_counted_apart():
+    """A sum waits for the piece that it reads alone, so that a row of a table can say its count."""
+    uneven = matmul(3 * BLOCK * 2)
+    for words in (SCATTER, f"{SCATTER.replace('pieces=2', 'pieces=1')} own_pieces=1"):
+        plan = author_plan(uneven, {"C": words}, 2, "bfloat16")
+        verify_plan(plan, MachineLimits()).raise_if_refused()
+
+
+def test_a_tile_that_tells_another_than_it_stores_at_is_refuted():
+    plan = author_plan(matmul(96), {"C": "reduce_scatter.scatter mover=tiles"}, 3, "bfloat16")
+    operations = list(plan.schedule.operations)
+    at = next(i for i, one in enumerate(operations) if isinstance(one, Apply) and one.makes[0].region.rank != one.rank)
+    apply = operations[at]
+    assert isinstance(apply, Apply)
+    made = tuple(replace(one, region=replace(one.region, rank=apply.rank)) for one in apply.makes)
+    operations[at] = replace(apply, makes=made)
+    assert refusals(replace(plan, schedule=replace(plan.schedule, operations=tuple(operations))))
+
+
+@pytest.mark.parametrize("name", [name for name, transport in TRANSPORTS.items() if "mover" in str(transport.options)])
+def test_every_back_end_is_planned_or_refused_with_its_reason(name: str):
+    transport = TRANSPORTS[name]
+    tensor = "A" if transport.side == "gather" else "C"
+    for mover in MOVERS:
+        words, found = f"{name} mover={mover}", obstacle(name, mover)
+        assert (mover in legal(name)) == (not found)
+        if found:
+            with pytest.raises(InputError, match=found[:40]):
+                wanted_of(["A"], ["C"], {tensor: words})
+        else:
+            plan = author_plan(matmul(128, n=64, k=64), {tensor: words}, 2, "bfloat16", chosen="A")
+            verify_plan(plan, MachineLimits()).raise_if_refused()

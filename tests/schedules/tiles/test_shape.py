@@ -1,0 +1,176 @@
+"""The tile shape follows the waves."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8
+from overweave.ir.epilogue import Epilogue, Scaling
+from overweave.ir.plan import gate_obstacle, narrow_width, shares_obstacle, split_obstacle, step_obstacle
+from overweave.ir.problem import Problem
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.catalog.options import Settings
+from overweave.schedules.tiles.shape import Kernel, count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
+
+KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
+
+
+def blocks(heights: tuple[int, ...], cols: int, sms: int = 132, dtype: str = "bfloat16") -> tuple[int, int]:
+    config = tile_shape(heights, cols, sms, shapes(dtype))
+    return config.block_m, config.block_n
+
+
+def test_large_problems_take_the_most_efficient_tile():
+    assert blocks((2048,) * 4, 28672) == (128, 256)
+
+
+def test_a_nearly_empty_last_wave_changes_the_shape():
+    # 132 tiles of 128 x 256 are one wave; 144 are two, of which the second is nearly empty.
+    assert blocks((128 * 11,), 256 * 12) == (128, 256)
+    assert blocks((128 * 12,), 256 * 12) != (128, 256)
+
+
+def test_low_chunks_take_low_tiles():
+    assert blocks((64,) * 8, 256 * 20) == (64, 256)
+
+
+def test_a_smaller_gpu_chooses_for_itself():
+    assert len({blocks((1024,), 4096, sms) for sms in range(8, 140, 4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("tile", "m", "n", "whole", "narrow", "cut"),
+    [
+        ((256, 2), 8192, 2752, 704, 0, 44),  # 5 waves and 44 tiles: 88 halves share the sixth
+        ((256, 2), 8192, 7392, 1856, 0, 8),
+        ((256, 2), 8192, 8192, 2048, 0, 0),  # 15 waves and 68 tiles: 136 halves are more than a wave
+        ((256, 2), 8192, 8448, 2112, 0, 0),  # whole waves
+        ((256, 2), 8192, 2688, 640, 64, 16),  # the last column is half a tile wide
+        ((256, 2), 128, 4096, 16, 0, 16),
+        ((256, 4), 8192, 2752, 640, 64, 0),  # 192 of the last 256 columns: 64 tiles that take 0.88 each
+        ((256, 4), 2048, 2560, 160, 0, 28),  # 112 quarters
+        ((256, 4), 8192, 8192, 2048, 0, 0),  # 68 tiles: 272 quarters are three rounds
+        ((192, 3), 1024, 5184, 216, 0, 0),  # 84 tiles: 252 thirds are two rounds, longer than one whole
+        ((192, 3), 1024, 4096, 168, 8, 42),  # 21.3 tiles a row
+    ],
+)
+def test_the_last_wave_is_cut_where_its_parts_take_less_time(
+    tile: tuple[int, int], m: int, n: int, whole: int, narrow: int, cut: int
+):
+    hopper = (shape.config for shape in shapes("bfloat16", "hopper"))
+    config = next(one for one in hopper if (one.block_n, one.split_n) == tile)
+    count = count_tiles((m,), n, config)
+    assert (count.whole, count.narrow, tiles_to_cut(count, 132, config)) == (whole, narrow, cut)
+
+
+def test_a_cut_wave_is_counted_when_shapes_are_compared():
+    hopper = shapes("bfloat16", "hopper")
+    assert tile_shape((8192,), 2752, 132, hopper).block_n == 256
+    assert tile_shape((8192,), 2752, 132, hopper).split_n == 2  # five waves and one of halves
+    assert tile_shape((8192,), 9216, 132, hopper).split_n == 2
+
+
+def test_one_full_wave_is_better_than_one_that_leaves_sms_idle_or_two():
+    """Of 160 columns 128 tiles, of 192 columns 112, of 128 columns 160."""
+    config = tile_shape((1024,), 2560, 132, shapes("bfloat16", "hopper"))
+    assert (config.block_m, config.block_n, config.split_n) == (128, 160, 5)
+
+
+def test_192_columns_are_three_rectangles_of_the_hopper_kernel():
+    chosen = shapes("bfloat16", "hopper")[0].config
+    assert Settings(block_n=192).tile(chosen).split_n == 3
+    assert Settings(block_n=128).tile(chosen).split_n == 2
+    for asked, split_n in ((Settings(block_n=192, split_n=2), 2), (Settings(block_n=256, split_n=3), 3)):
+        with pytest.raises(InputError, match=f"split_n={split_n}.*no powers of two"):
+            asked.tile(chosen)
+    with pytest.raises(InputError, match=r"block_n=192.*kernel=hopper"):
+        Settings(block_n=192).tile(shapes("bfloat16")[0].config)
+
+
+def test_tiles_of_no_multiple_of_64_columns_are_rectangles_of_32_in_the_hopper_kernel():
+    chosen = shapes("bfloat16", "hopper")[0].config
+    config = Settings(block_n=160).tile(chosen)
+    assert config.split_n == 5
+    assert (config.part_n, narrow_width(128, config), narrow_width(129, config)) == (32, 128, 0)
+    with pytest.raises(InputError, match=r"split_n=4.*less than 64"):  # where 64 will do, 32 are not taken
+        Settings(block_n=128, split_n=4).tile(chosen)
+    with pytest.raises(InputError, match=r"block_n=160.*kernel=hopper"):
+        Settings(block_n=160).tile(shapes("bfloat16")[0].config)
+    assert not shares_obstacle(config)
+
+
+def test_epilogues_take_no_tiles_whose_kernel_would_spill():
+    config = tile_shape((8192,), 2752, 132, shapes("bfloat16", "hopper", Epilogue(activation="silu")))
+    assert (config.block_n, config.split_n) == (256, 2)
+
+
+def test_finished_tiles_of_three_weights_are_no_taller_or_wider_than_fits():
+    biased = Epilogue(bias=True)
+    for kernel in ("portable", "hopper"):
+        two, three = (shapes("bfloat16", kernel, biased, weights) for weights in (2, 3))
+        assert two == shapes("bfloat16", kernel, biased)
+        left_out = [shape.config for shape in two if shape not in three]
+        assert [max(config.block_m, config.block_n) for config in left_out] == [256]
+        assert shapes("bfloat16", kernel, weights=3) == shapes("bfloat16", kernel)
+        assert shapes("float8_e4m3fn", kernel, biased, 3) == shapes("float8_e4m3fn", kernel, biased)
+
+
+def test_full_precision_has_shapes_of_its_own():
+    assert blocks((4096,), 4096, dtype="float32") in {(s.config.block_m, s.config.block_n) for s in shapes("float32")}
+    assert len(shapes("bfloat16")) >= 3
+
+
+def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
+    assert {shape.config.kernel for shape in shapes("float16", "hopper")} == {"hopper"}
+    assert all(shape.config.block_m >= 64 for shape in shapes("bfloat16", "hopper"))
+    assert not any(split_obstacle(shape.config) for shape in shapes("bfloat16", "hopper"))
+    assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
+    with pytest.raises(InputError, match="kernel=portable"):
+        shapes("float32", "hopper")
+
+
+@pytest.mark.parametrize("scaling", ["rows", "tensor"])
+def test_gated_tiles_are_such_as_can_be(scaling: Scaling):
+    for activation, residual in product((None, "silu", "gelu"), (False, True)):
+        epilogue = Epilogue(gate=True, activation=activation, residual=residual)  # type: ignore[arg-type]
+        scaled = replace(epilogue, scaling=scaling)
+        for kernel in KERNELS:
+            of_fp8 = [shape.config for shape in shapes(FLOAT8, kernel, scaled)]
+            assert not any(gate_obstacle(shape.config, "bfloat16") for shape in shapes("bfloat16", kernel, epilogue))
+            assert not any(gate_obstacle(config, FLOAT8) or step_obstacle(config, FLOAT8) for config in of_fp8)
+    tall = shapes("bfloat16", "hopper", Epilogue(gate=True))[1].config
+    assert tall.block_m == 256
+    assert "128 rows, not 256" in gate_obstacle(tall, FLOAT8)
+    assert not gate_obstacle(replace(tall, kernel="portable"), FLOAT8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "block_k", "words"),
+    [
+        ("bfloat16", "hopper", 128, "256 bytes of k"),
+        ("float8_e4m3fn", "hopper", 16, "tensor cores take 32"),
+        ("float8_e4m3fn", "portable", 16, "tensor cores take 32"),
+    ],
+)
+def test_steps_of_k_that_no_kernel_can_take_are_refused(dtype: str, kernel: str, block_k: int, words: str):
+    fp8 = {"b_is_transposed": True, "epilogue": Epilogue(scaling="rows"), "out_dtype": "bfloat16"}
+    size = {"operator": "all_gather_matmul", "m": 512, "n": 512, "k": 512, "world_size": 2, "dtype": dtype}
+    problem = Problem(**size, **(fp8 if dtype != "bfloat16" else {}))
+    with pytest.raises(InputError, match=words):
+        build("all_gather_matmul.push", problem, {"kernel": kernel, "block_k": block_k})
+    assert build("all_gather_matmul.push", problem, {"kernel": kernel, "block_k": 64})
+
+
+@pytest.mark.parametrize("rows", [1, 16, 500, 100_000])
+@pytest.mark.parametrize("cols", [8, 40, 1024, 4096, 5120, 16384])
+def test_tiles_to_norm_hold_whole_rows_and_their_parts_fit_registers(rows: int, cols: int):
+    shape = row_shape(rows, cols, sms=132)
+    assert shape.block_n >= cols
+    part = shape.block_m * shape.block_n // shape.parts
+    assert part <= 4096
+    assert part // (32 * shape.warps) <= 16  # numbers of a thread
+    assert shape.block_m == 1 or rows // shape.block_m >= 66  # every other SM has a tile, where rows suffice

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from overweave.memory.cuda.workspace import SLOTS
+from overweave.tuner.measure.replay import REPLAYED_ROWS, SIGHTS, is_replayed, replayed, settled
+from overweave.tuner.measure.sides import CACHE_BYTES, Setting, _input_sets
+from overweave.tuner.measure.timer import Effort
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "wanted"),
+    [("cuda", 1, True), ("cuda", REPLAYED_ROWS, True), ("cuda", REPLAYED_ROWS + 1, False), ("cpu", 1, False)],
+)
+def test_decoding_sizes_are_replayed_on_gpus(device: str, rows: int, wanted: bool):
+    setting = Setting(None, torch.device(device), torch.bfloat16, None)  # type: ignore[arg-type]
+    assert is_replayed(setting, rows) == wanted
+
+
+@pytest.mark.parametrize("bytes_per_set", [0, 1, CACHE_BYTES // 3, CACHE_BYTES // 2, CACHE_BYTES * 2])
+def test_rounds_that_count_begin_when_eager_calls_are_graphs(bytes_per_set: int):
+    """In a slot a call becomes a graph when its tensors come for the second time; sets and slots take turns."""
+    sets = _input_sets(bytes_per_set)
+    setting = Setting(None, torch.device("cuda"), torch.bfloat16, None)  # type: ignore[arg-type]
+    warmup = settled(Effort(rounds=15, warmup=3), setting).warmup
+    seen = [(turn % sets, turn % SLOTS) for turn in range(warmup)]
+    assert sets * bytes_per_set >= min(CACHE_BYTES, 4 * bytes_per_set)
+    for turn in range(warmup, warmup + 2 * sets):
+        assert seen.count((turn % sets, turn % SLOTS)) >= SIGHTS
+
+
+def test_a_longer_warm_up_and_a_cpu_stay_as_asked():
+    long, short = Effort(warmup=20), Effort(warmup=1)
+    for effort, device in ((long, "cuda"), (long, "cpu"), (short, "cpu")):
+        setting = Setting(None, torch.device(device), torch.bfloat16, None)  # type: ignore[arg-type]
+        assert settled(effort, setting) == effort
+
+
+def test_what_a_call_owns_lives_as_long_as_its_graphs(monkeypatch: pytest.MonkeyPatch):
+    """Graphs hold addresses only. One campaign's buffers were gone by the time that its graphs ran."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
+    monkeypatch.setattr(torch.cuda, "graph", MagicMock())
+
+    class Owner:
+        def __call__(self, turn: int) -> torch.Tensor:
+            return torch.tensor(turn)
+
+    owner = Owner()
+    alive, replay = weakref.ref(owner), replayed(owner)
+    del owner
+    gc.collect()
+    assert alive() is not None
+    assert int(replay(1)) == 1

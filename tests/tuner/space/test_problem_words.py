@@ -1,0 +1,70 @@
+"""Problems in words: what may be beside a bare product, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.epilogue import Epilogue, Norm
+from overweave.ir.problem import Problem
+from overweave.tuner.space.problem_words import bare, compared, dressed
+
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+
+
+def product(operator: str = GATHER, dtype: Dtype = "bfloat16") -> Problem:
+    return compared(Problem(operator=operator, m=512, n=96, k=64, world_size=2, dtype=dtype))
+
+
+def test_what_a_problem_may_have_beside_its_product():
+    one = product()
+    for after, epilogue in (
+        ("", Epilogue()),
+        ("silu+bias", Epilogue(bias=True, activation="silu")),
+        ("gate+silu+residual", Epilogue(gate=True, activation="silu", residual=True)),
+    ):
+        assert dressed(one, (), after) == replace(one, epilogue=epilogue)
+        assert bare(dressed(one, (), after)) == one
+    assert dressed(one, (48, 32, 16)) == replace(one, columns=(48, 32, 16))
+    assert dressed(one, (96,)) == one
+    assert bare(dressed(one, (48, 48))) == one
+    for operator in (SCATTER, REDUCE):
+        ending = dressed(product(operator), (), "bias+residual")
+        assert ending == replace(product(operator), epilogue=Epilogue(bias=True, residual=True))
+        assert bare(ending) == product(operator)
+    normed = dressed(product(REDUCE), (), "residual+rms_norm")
+    assert normed.norm == Norm(eps=1e-5, residual=True)
+    assert bare(normed) == product(REDUCE)
+
+
+def test_fp8_stays_scaled():
+    problem = dressed(product(dtype=FLOAT8), (), "bias+gelu")
+    assert problem.epilogue == Epilogue(scaling="rows", bias=True, activation="gelu")
+    assert bare(problem) == product(dtype=FLOAT8)
+    gated = dressed(product(dtype=FLOAT8), (), "gate+silu")
+    assert gated.epilogue == Epilogue(scaling="rows", gate=True, activation="silu")
+    assert gated.multiplied_columns == 2 * gated.n
+
+
+@pytest.mark.parametrize(
+    ("problem", "columns", "after", "found"),
+    [
+        (product(), (), "tanh", "'tanh' is none"),
+        (product(), (), "bias+bias", "twice"),
+        (product(), (), "silu+gelu", "silu and gelu"),
+        (product(), (), "bias+gate", "bias beside a gate"),
+        (product(dtype=FLOAT8), (), "bias+gate", "bias beside a gate"),
+        (product(), (48, 48), "residual", "takes one"),
+        (product(dtype=FLOAT8), (48, 48), "gate", "takes one"),
+        (product(SCATTER), (48, 48), "", "takes one"),
+        (product(SCATTER), (), "gate+silu", "takes no gate"),
+        (product(), (), "rms_norm", "it has none"),
+        (product(REDUCE), (), "bias+rms_norm", "bias beside a norm"),
+        (product(dtype=FLOAT8), (40, 56), "", "n=40"),
+    ],
+)
+def test_what_is_refused(problem: Problem, columns: tuple[int, ...], after: str, found: str):
+    with pytest.raises(InputError, match=found):
+        dressed(problem, columns, after)
