@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 
+from overweave.kernels import arguments
+from overweave.memory.cuda import shares
 from tests.source_tree import ROOT, modules, tree
 
 FILES_PER_FOLDER = 16
@@ -13,6 +16,11 @@ FILE_LINES = 400
 HOST_FUNCTION_LINES = 60
 DEVICE_FUNCTION_LINES = 120
 PUBLIC_PARAMETERS = 8
+KERNEL_ENTRIES = 24  # tensor descriptors not counted
+TUPLE_FIELDS = 12
+# What a kernel takes in front as tensor descriptors, which Triton 3.6 does not launch inside tuples.
+DESCRIPTORS = re.compile(r"(a_shard|a_workspace|b|out|addend_tiles|total_tiles|tiles|sums)(_\d)?")
+TAKES_DESCRIPTORS = {"matmul_kernel": 5, "matmul_hopper_kernel": 24}
 FORBIDDEN_STEMS = ("utils", "util", "helpers", "misc", "common")
 FORBIDDEN_ENDINGS = ("_v1", "_v2", "_v3", "_new", "_old", "_copy")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -74,6 +82,35 @@ def test_public_functions_take_few_parameters():
     assert not heavy
 
 
+def kernels() -> Iterator[Function]:
+    """What is launched: device functions whose names end so."""
+    every = (function for path in modules().values() for function in functions(tree(path)))
+    return (function for function in every if function.name.endswith("_kernel") and is_device(function))
+
+
+def entries(kernel: Function) -> int:
+    """Of its signature, without tensor descriptors."""
+    return parameters(kernel) - TAKES_DESCRIPTORS.get(kernel.name, 0)
+
+
+def test_kernels_take_few_entries():
+    taken = {kernel.name: entries(kernel) for kernel in kernels()}
+    assert TAKES_DESCRIPTORS.keys() <= taken.keys()
+    assert not {name: count for name, count in taken.items() if count > KERNEL_ENTRIES}
+
+
+def test_what_counts_as_a_descriptor_is_named_like_one():
+    for kernel in kernels():
+        first = [argument.arg for argument in kernel.args.args][: TAKES_DESCRIPTORS.get(kernel.name, 0)]
+        assert all(DESCRIPTORS.fullmatch(name) for name in first), kernel.name
+
+
+def test_tuples_of_kernels_have_few_fields():
+    known = [each for module in (arguments, shares) for each in vars(module).values() if hasattr(each, "_fields")]
+    assert {arguments.TileQueue, shares.Shares} <= {*known}
+    assert not [each for each in known if len(each._fields) > TUPLE_FIELDS]
+
+
 def test_no_junk_drawers_and_no_second_versions():
     assert not [path for path in EVERYTHING if path.stem in FORBIDDEN_STEMS or path.stem.endswith(FORBIDDEN_ENDINGS)]
 
@@ -92,3 +129,5 @@ def test_a_breach_would_be_seen():
     assert too_long(long)
     assert parameters(wide) == 9
     assert is_device(device)
+    crowded = ast.parse(f"def f({', '.join(f'a{n}' for n in range(KERNEL_ENTRIES + 1))}): pass").body[0]
+    assert entries(crowded) > KERNEL_ENTRIES

@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
-from triton.experimental.gluon import language as gl
 
 from overweave.compiler.aot import Source
 from overweave.compiler.ptx_lint.contract import Contract, Guard
@@ -17,7 +16,6 @@ from overweave.schedules.tiles.shape import TileShape
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
-GLUON_DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, FLOAT8: gl.float8e4nv}
 OPERANDS = (2, 4, 8)
 
 
@@ -44,11 +42,8 @@ class Variant(NamedTuple):
         words = {"b^T": self.is_transposed, "two sources": self.two_sources, "traced": self.traced}
         return " ".join(word for word, holds in (words | {"ragged": self.ragged}).items() if holds)
 
-    @property
-    def constexprs(self) -> dict[str, bool]:
-        return {"B_IS_TRANSPOSED": self.is_transposed, "TWO_SOURCES": self.two_sources, "TRACED": self.traced}
 
-
+PLAIN = Variant()
 VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
 SUM = Variant(two_sources=False)
@@ -63,20 +58,20 @@ def dealt(shape: TileShape) -> MatmulConfig:
 
 def source_of(
     kernel: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, Any],
     constexprs: Mapping[str, Any],
     options: Mapping[str, int],
     label: str,
     divisible: tuple[str, ...] = (),
 ) -> Source:
     """What is to be compiled. divisible: numbers that are multiples of 16, as all addresses are."""
-    aligned = (name for name, kind in signature.items() if kind.startswith("*"))
+    parts = (part for name, kind in signature.items() for part in _parts(name, kind))
+    aligned = (name for name, kind in parts if str(kind).startswith("*"))
     return Source(kernel, signature, constexprs, dict.fromkeys((*aligned, *divisible), 16), options, label)
 
 
-def descriptor_type(dtype: Dtype, block: tuple[int, int], is_gluon: bool) -> str:
-    """A tensor map of 16- or 8-bit numbers with such a block, as a kernel's signature names it."""
-    shape = f"{DTYPES_OF_OPERANDS[dtype]}[{block[0]}, {block[1]}]"
-    if not is_gluon:
-        return f"tensordesc<{shape}>"
-    return f"tensordesc<{shape},{gl.NVMMASharedLayout.get_default_for(list(block), GLUON_DTYPES[dtype])!r}>"
+def _parts(name: str, kind: Any) -> list[tuple[str, Any]]:
+    """An argument, or those of a tuple, by name."""
+    if isinstance(kind, str):
+        return [(name, kind)]
+    return [(f"{name}.{field}", part) for field, part in kind._asdict().items()]

@@ -8,33 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import torch
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import (
     DTYPES,
-    DTYPES_OF_OPERANDS,
     OPERANDS,
     RARE_VARIANTS,
     SCALED,
-    SHARES,
     SUM,
     VARIANTS,
     Case,
-    Variant,
     dealt,
-    descriptor_type,
-    source_of,
 )
 from campaigns.lint.lint_gated import gated_tiles
+from campaigns.lint.lint_matmul import matmul_case
 from campaigns.lint.lint_packed import packed_cases
-from campaigns.lint.lint_protocol import PROTOCOL, begin_case, stamp_case, tell_case, wait_case
+from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_skinny import skinny_cases
-from campaigns.lint.lint_stored import Stored, at_no_peer, at_peers, stored_tiles
+from campaigns.lint.lint_stored import stored_tiles
+from overweave.compiler.aot import Source, source_of_launch
 from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import (
-    MOST_WEIGHTS,
     TILE_KERNEL,
     CopyConfig,
     DataPath,
@@ -43,27 +40,26 @@ from overweave.ir.plan import (
     shares_obstacle,
 )
 from overweave.ir.problem import Problem
+from overweave.kernels.arguments import AfterSums, SignalWords, TileQueue
 from overweave.kernels.copy import copy_kernel
-from overweave.kernels.hopper.matmul import matmul_hopper_kernel
-from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.reduction import reduction_kernel
-from overweave.runtime.gpu.kernels.kernels import reduction_options
-from overweave.runtime.gpu.kernels.matmul import hopper_parts
+from overweave.runtime.gpu.kernels.kernels import WORDS_PER_KIB, reduction_options
+from overweave.runtime.gpu.kernels.tile_call import Summing, copy_arguments, reduction_arguments
 from overweave.schedules.finished import shapes_of_tiles
 from overweave.schedules.methods.record import Adds
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, Kernel, row_shape, shapes
 
 TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
-WORDS_PER_KIB = 256  # of int32
 NORMED_COLS = (1024, 4096, 16384)
 EPILOGUES = (
     Epilogue(bias=True, activation="silu"),
     Epilogue(bias=True),
     Epilogue(bias=True, activation="gelu_tanh", residual=True),
 )
-SCALES = (SCALE_X, "scales", SCALE_W)
-# What a kernel that takes tiles from a table is given.
-TABLE = {"table": "*i32", "claims": "*i32", "trace": "*i64", "tiles": "i32", "world_size": "i32", "n": "i32"}
+# What every kernel that takes tiles from a table is given.
+ADDRESSES = torch.empty(16, dtype=torch.int64)
+_WORDS = torch.empty(64, dtype=torch.int32)
+TILES = TileQueue(_WORDS, _WORDS, ADDRESSES, 7), SignalWords(_WORDS, _WORDS, ADDRESSES, 4)
 
 
 SUMMED = "matmul_reduce_scatter"
@@ -109,7 +105,7 @@ def cases() -> Iterator[Case]:
                 yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
         yield from sum_cases(kernel)
         yield from finished_cases(kernel)
-        yield from map(stored_case, stored_tiles(kernel))
+        yield from (matmul_case(*tile) for tile in stored_tiles(kernel))
         yield from several_cases(kernel)
         yield from (matmul_case(*tile) for tile in gated_tiles(kernel))
     yield from split_cases("hopper")
@@ -168,12 +164,6 @@ def finished_cases(kernel: Kernel) -> Iterator[Case]:
     yield matmul_case("bfloat16", config, SUM._replace(traced=True), Epilogue(bias=True), addends=1)
 
 
-def stored_case(tile: Stored) -> Case:
-    """A matmul whose tiles store at peers."""
-    plain = matmul_case(tile.dtype, tile.config, tile.variant, tile.epilogue, addends=tile.addends)
-    return at_peers(plain, tile)
-
-
 def several_cases(kernel: Kernel) -> Iterator[Case]:
     """Tiles of two weights in every shape, of three, traced and ragged; with what an epilogue reads for each column."""
     for shape in shapes("bfloat16", kernel):
@@ -222,147 +212,56 @@ def reduction_case(
     """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes,
     and whose signals it adds to, may lie where a table says. told: how many ranks. ready: how many it tells at first.
     """
-    signature = {"operands": "*i64", "out": f"*{DTYPES_OF_OPERANDS[dtype]}", **PROTOCOL, **TABLE}
-    part_n = config.block_n // config.parts
-    blocks = {
-        "OPERANDS": operands,
-        "FIRST": told - 1,
-        "TOLD": told,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": part_n,
-        "TRACED": traced,
-    }
-    signature |= dict.fromkeys(epilogue.inputs, f"*{DTYPES_OF_OPERANDS[dtype]}")
-    signature |= {"ready": "*i64"} if ready else {}
-    blocks["READY_RANKS"] = ready
-    beside = {BIAS, RESIDUAL, "norm_weight", "z", "ready"} - signature.keys()
-    constexprs = blocks | dict.fromkeys(beside) | {"EPS": 0.0, "SUM_FIRST": sum_first, "EPILOGUE": epilogue.bits}
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
     label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.bits)
     label += f" {told} told" * (told > 1) + f" {ready} ready" * (ready > 0)
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
-    source = source_of(reduction_kernel, signature, constexprs, reduction_options(config, epilogue.bits), label)
+    out = torch.empty(16, dtype=getattr(torch, dtype))
+    after = AfterSums(**dict.fromkeys(epilogue.inputs, out))
+    words = torch.empty(ready, dtype=torch.int64) if ready else None
+    how = Summing(traced, after, 0.0, sum_first, epilogue.bits, words)
+    source = _reduction(config, out, (operands, told - 1, told), how, label)
     announced = [Guard("*operands", ("out", "*operands"), optional=True), *([Guard("*ready", ())] if ready else ())]
-    contract = replace(_tiles(("*operands",), ()), announced=tuple(announced), releases=len(announced))
+    contract = replace(_tiles(("*operands",)), announced=tuple(announced), releases=len(announced))
     # A second look: at all signals, where one did not come, for the first that did not.
     return Case(source, replace(contract, claims_ahead=True, looks=2))
 
 
+def _reduction(
+    config: ReduceConfig, out: torch.Tensor, widths: tuple[int, int, int], how: Summing, label: str
+) -> Source:
+    given = reduction_arguments(config, [ADDRESSES, out, *TILES, 1001], widths, how)
+    return source_of_launch(reduction_kernel, given, reduction_options(config, how.epilogue), label)
+
+
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:
     """The ordered reduction that ends with a norm of whole rows: it reads a residual and a weight too, and writes z."""
-    plain = reduction_case(dtype, operands, False, config)
-    pointer = f"*{DTYPES[dtype]}"
-    read = {"norm_weight": pointer, "z": pointer} | ({"residual": pointer} if has_residual else {})
-    constexprs = {name: value for name, value in plain.source.constexprs.items() if name not in read} | {"EPS": 1e-5}
+    out = torch.empty(16, dtype=getattr(torch, dtype))
+    after = AfterSums(residual=out if has_residual else None, norm_weight=out, z=out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
-    signature = {"operands": "*i64", "out": pointer, **PROTOCOL, **TABLE, **read}
-    source = source_of(reduction_kernel, signature, constexprs, {"num_warps": config.warps}, label)
-    return Case(source, plain.contract)
+    source = _reduction(config, out, (operands, 0, 1), Summing(after=after, eps=1e-5), label)
+    return Case(source, reduction_case(dtype, operands, False, config).contract)
 
 
 def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
     """The same pushes, which add to what peers hold."""
-    source, contract = copy_case(traced, ragged)
-    signature = {name: str(kind) for name, kind in source.signature.items()} | {"source": f"*{DTYPES[dtype]}"}
-    constexprs = {**source.constexprs, "ADDS": True}
-    label = f"adds {dtype} {source.config}"
-    divisible = () if ragged else ("row_words",)
-    return Case(source_of(copy_kernel, signature, constexprs, source.options, label, divisible), contract)
+    return copy_case(traced, ragged, adds=dtype)
 
 
-def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store") -> Case:
+def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store", adds: Dtype | None = None) -> Case:
     """Pushes to peers: where to, and whom to tell, stands in a table of addresses. ragged: rows of any many words."""
     config = CopyConfig(path=path)
-    numbers = {name: kind for name, kind in TABLE.items() if name != "n"}
-    signature = {"targets": "*i64", "source": "*i32", **PROTOCOL, **numbers, "row_words": "i32"}
-    constexprs = {"BLOCK": config.block_kib * WORDS_PER_KIB, "BULK": path == "bulk", "ADDS": False, "TRACED": traced}
-    label = " ".join(word for word, holds in ((path, True), ("traced", traced), ("ragged", ragged)) if holds)
-    divisible = () if ragged else ("row_words",)
-    source = source_of(copy_kernel, signature, constexprs, {"num_warps": config.warps}, label, divisible)
+    words = (f"adds {adds}", adds is not None), (path, True), ("traced", traced), ("ragged", ragged)
+    label = " ".join(word for word, holds in words if holds)
+    source = torch.empty(16, dtype=getattr(torch, adds or "int32"))
+    arguments = [ADDRESSES, source, *TILES, 1001 if ragged else 1024]
+    given = copy_arguments(arguments, config.block_kib * WORDS_PER_KIB, path == "bulk", adds is not None, traced)
     announced = (Guard("*targets", ("*targets",), optional=True),)
-    return Case(source, replace(_tiles(("source",), ()), announced=announced, claims_ahead=True))
+    contract = replace(_tiles(("source",)), announced=announced, claims_ahead=True)
+    return Case(source_of_launch(copy_kernel, given, {"num_warps": config.warps}, label), contract)
 
 
-def matmul_case(
-    dtype: Dtype,
-    config: MatmulConfig,
-    variant: Variant,
-    epilogue: Epilogue = NO_EPILOGUE,
-    addends: int = 0,
-    weights: int = 1,
-) -> Case:
-    """The matmul that `config` names. Tensor cores are promised where the dtype has them."""
-    is_hopper = config.kernel == "hopper"
-    block_m, part_n = hopper_parts(config) if is_hopper else (config.block_m, config.block_n)
-    b_block = (part_n, config.block_k) if variant.is_transposed else (config.block_k, part_n)
-    a = descriptor_type(dtype, (block_m, config.block_k), is_hopper)
-    kept: Dtype = "bfloat16" if dtype == FLOAT8 else dtype
-    out = {"out": f"*{DTYPES[kept]}"}
-    if is_hopper:
-        out = {"out": descriptor_type(kept, (block_m, part_n), True), "out_pointer": f"*{DTYPES[kept]}"}
-    factors = dict.fromkeys(_names("b", 2 if epilogue.gate else weights), descriptor_type(dtype, b_block, is_hopper))
-    outs = {name: kind for base, kind in out.items() for name in _names(base, weights)}
-    sides = {"a_shard": a, "a_workspace": a, **factors, **outs}
-    constant: dict[str, int | str | None] = {"PRECISION": {"float32": "ieee", FLOAT8: "fp8"}.get(dtype, "tf32")}
-    if is_hopper:
-        constant = {"STAGES": config.stages, "SPLIT_N": config.split_n, "IN_COLUMNS": config.block_m < 128}
-    read = set(epilogue.inputs) - {GATE}
-    extras = {name: "*fp32" if name in SCALES else f"*{DTYPES[kept]}" for name in read}
-    extras |= dict.fromkeys(("scale_x", "scales"), "*fp32") if epilogue.scaling else {}
-    reads = {BIAS, RESIDUAL, *SCALES}
-    constant |= dict.fromkeys(reads - extras.keys()) | {"EPILOGUE": epilogue.bits}
-    sums = {"total": f"*{DTYPES[kept]}", "addends": "*i64"} if addends else {}
-    beside = {"total_tiles", "addend_tiles"} if is_hopper else set[str]()
-    sums |= dict.fromkeys(beside if addends else (), out["out"])
-    if addends > 1:
-        sums.pop("addend_tiles", None)
-    constant |= dict.fromkeys({"total", "addends", *beside} - sums.keys()) | {"ADDENDS": addends}
-    shares = {"partials": "*fp32", "arrivals": "*i32"} if config.split_k else {}
-    constant |= dict.fromkeys({"partials", "arrivals"} - shares.keys()) | {"SPLIT_K": config.split_k > 0}
-    constant |= at_no_peer(config.kernel)
-    columns = _names("n", weights)
-    constant |= dict.fromkeys({name for base in ("b", *out, "n") for name in _names(base, MOST_WEIGHTS)})
-    constant = {name: value for name, value in constant.items() if name not in {*sides, *columns}}
-    constant["WEIGHTS"] = weights
-    options = {"num_warps": 4} if is_hopper else {"num_warps": config.warps, "num_stages": config.stages}
-    tile = f"{config.block_m}x{config.block_n}x{config.block_k} {_launch(config)}"
-    added = f"{addends} addend{'s' if addends > 1 else ''}" if addends else ""
-    several = f"{weights} weights" if weights > 1 else ""
-    source = source_of(
-        matmul_hopper_kernel if is_hopper else matmul_kernel,
-        {**sides, **extras, **sums, **shares, **PROTOCOL, **TABLE, **dict.fromkeys(columns, "i32"), "k": "i32"},
-        {**constant, **variant.constexprs},
-        options,
-        " ".join(filter(None, (f"{dtype} {tile}", str(variant), str(epilogue), added, several))),
-        () if variant.ragged else (*columns, "k"),
-    )
-    guarded = ("a_workspace",) if variant.two_sources else ("a_shard",)
-    announced = (*outs, *(name for name in sums if name.startswith("total")))
-    contract = _tiles(guarded, announced, uses_tensor_cores=dtype != "float32")
-    if config.split_k:
-        contract = replace(contract, private=("arrivals",), counted=(SHARES,))
-    contract = replace(contract, depth=0) if dtype == FLOAT8 else contract  # loads alone are ahead of a step's product
-    return Case(source, _with_addends(contract, "addend_tiles" in sums) if addends else contract)
-
-
-def _launch(config: MatmulConfig) -> str:
-    """For labels: warps and stages, rectangles of columns, and whether its kernel knows shares along k."""
-    parts = f"/{config.split_n}" if config.split_n > 1 else ""
-    return f"{config.warps}w{config.stages}s{parts}" + (" along k" if config.split_k else "")
-
-
-def _names(base: str, weights: int) -> list[str]:
-    """What belongs to each weight: `b`, `b_1`, `b_2`."""
-    return [base, *(f"{base}_{index}" for index in range(1, weights))]
-
-
-def _with_addends(contract: Contract, are_loaded: bool) -> Contract:
-    """One more wait, with its alarm's look, which guards what a table of addresses names, or what is loaded in bulk."""
-    guarded = (*contract.guarded, Guard("signals", ("addend_tiles" if are_loaded else "*addends",), optional=True))
-    return replace(contract, waits=2, looks=2, guarded=guarded)
-
-
-def _tiles(guarded: tuple[str, ...], announced: tuple[str, ...], uses_tensor_cores: bool = False) -> Contract:
+def _tiles(guarded: tuple[str, ...]) -> Contract:
     """A kernel that takes tiles from a table, which says what to wait for and what to signal, if anything.
 
     The one look beside the wait is the alarm's, which reports what the signal says.
@@ -371,10 +270,7 @@ def _tiles(guarded: tuple[str, ...], announced: tuple[str, ...], uses_tensor_cor
         waits=1,
         looks=1,
         releases=1,
-        guarded=(Guard("signals", guarded, optional=True),),
-        announced=(Guard("signals", announced, optional=True),),
-        alarm=("words", "*limits"),
-        claims=("claims",),
-        wgmma=uses_tensor_cores,
-        depth=1 if uses_tensor_cores else 0,
+        guarded=(Guard("protocol.signals", guarded, optional=True),),
+        alarm=("protocol.words", "*protocol.limits"),
+        claims=("queue.claims",),
     )

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import RARE_VARIANTS, SCALED, VARIANTS, Variant, dealt
-from overweave.ir.dtype import FLOAT8, Dtype
+from campaigns.lint.lint_case import RARE_VARIANTS, SCALED, VARIANTS, dealt
+from campaigns.lint.lint_matmul import Tile
+from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.shape import Kernel, shapes
-
-
-class Tile(NamedTuple):
-    """What `matmul_case` of lint_cases.py takes."""
-
-    dtype: Dtype
-    config: MatmulConfig
-    variant: Variant
-    epilogue: Epilogue
 
 
 def gated_tiles(kernel: Kernel) -> Iterator[Tile]:

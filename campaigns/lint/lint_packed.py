@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import DTYPES, DTYPES_OF_OPERANDS, OPERANDS, Case, source_of
 from overweave.compiler.ptx_lint.contract import Contract, Packed
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import BIAS, NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, Epilogue, Z
+from overweave.ir.epilogue import NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, Epilogue, Z
 from overweave.ir.plan import PACKED_SUMS, Exchange, PackedConfig
+from overweave.kernels.arguments import AfterSums
 from overweave.runtime.gpu.kernels.kernels import PACKED_KERNELS
 from overweave.runtime.gpu.kernels.packed_call import packed_constants
 from overweave.schedules.tiles.shape import PACKED, PACKED_ROWS
@@ -55,15 +57,14 @@ def packed_case(
     """
     numbers = dict.fromkeys(("count", "shard", "span", "stride", "half", "rank", "world_size"), "i32")
     sides = ("x", "gathered") if config.exchange == "gather" else ("partial", "out")
-    arrays = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
+    arrays: dict[str, Any] = dict.fromkeys(sides, f"*{DTYPES_OF_OPERANDS[dtype]}")
     tables = {"spaces": "*i64", "state": "*i64", "words": "*i32", "limits": "*i64"}
     constexprs = dict(zip(("SENDERS", "POLL", "HELD"), packed_constants(ranks), strict=True))
     constexprs |= {"BLOCK": config.block, "CHAINED": chained}
     if config.exchange in SUMMING:
-        known = (BIAS, RESIDUAL, *((NORM_WEIGHT, Z) if config.exchange in PACKED_SUMS else ()))
         read = (RESIDUAL, NORM_WEIGHT, Z) if normed else epilogue.inputs
-        arrays |= dict.fromkeys(read, f"*{DTYPES_OF_OPERANDS[dtype]}")
-        constexprs |= {"EPILOGUE": epilogue.bits} | dict.fromkeys(name for name in known if name not in read)
+        arrays["after"] = AfterSums(**dict.fromkeys(read, f"*{DTYPES_OF_OPERANDS[dtype]}"))
+        constexprs |= {"EPILOGUE": epilogue.bits}
         constexprs |= {"EPS": 1e-5} if config.exchange in PACKED_SUMS else {}
         numbers["n"] = "i32"
     numbers |= {"turns": "i32"} if normed else {}

@@ -29,7 +29,8 @@ from overweave.ir.plan import CopyConfig, DataPath
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import APPLY, COPY, WORKSPACE, TileRow
 from overweave.memory.group import resolve
-from overweave.runtime.gpu.kernels.kernels import Launch, Moving, table_tensor
+from overweave.runtime.gpu.kernels.arguments import Moving, table_tensor
+from overweave.runtime.gpu.kernels.kernels import Launch
 from overweave.tuner.measure.peer_copies import PeerCopies
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import compare

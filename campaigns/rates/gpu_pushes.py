@@ -20,10 +20,12 @@ from campaigns.gpu_ranks import join, report
 from overweave.ir.plan import CopyConfig
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, WORKSPACE, TileRow
+from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group, resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
-from overweave.runtime.gpu.kernels.kernels import Moving, copy_launch, table_tensor
+from overweave.runtime.gpu.kernels.arguments import Moving, table_tensor
+from overweave.runtime.gpu.kernels.kernels import copy_launch
 from overweave.tuner.measure.peer_copies import PeerCopies
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
@@ -73,19 +75,15 @@ class Pushes:
         limits = torch.zeros(2 + world_size, dtype=torch.int64, device=self.device)
         targets = torch.tensor(zones, dtype=torch.int64, device=self.device)
         claims = Moving(counters.data_ptr(), torch.int32)
+        queue = TileQueue(table_tensor(tuple(table), self.device), claims, limits, len(table))
         arguments = [
             targets,
             self.source,
-            table_tensor(tuple(table), self.device),
-            claims,
-            words,
-            words,
-            limits,
-            limits,
+            queue,
+            SignalWords(words, words, limits, world_size),
+            ROW_BYTES // WORD_BYTES,
         ]
-        launch = copy_launch(
-            config, [*arguments, len(table), ROW_BYTES // WORD_BYTES, world_size], len(table), traced=False
-        )
+        launch = copy_launch(config, arguments, len(table), traced=False)
 
         def call(turn: int) -> torch.Tensor:
             claims.address = counters.data_ptr() + turn * WORD_BYTES

@@ -26,7 +26,8 @@ from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.gpu_rates import operands, product
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 from overweave.memory.cuda.shares import SharedShares
-from overweave.runtime.gpu.kernels.kernels import Launch, Moving, moving
+from overweave.runtime.gpu.kernels.arguments import Moving, moving
+from overweave.runtime.gpu.kernels.kernels import Launch
 from overweave.runtime.gpu.kernels.skinny import skinny_launch
 from overweave.runtime.gpu.kernels.skinny_call import Factors, tiles_of
 from overweave.schedules.tiles.skinny import SHAPES, skinny_shape

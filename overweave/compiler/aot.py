@@ -11,7 +11,7 @@ import contextlib
 import io
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import triton
@@ -20,12 +20,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import JITFunction
+from triton.runtime.jit import create_function_from_signature
 
 from overweave.errors import InputError, MachineError
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ARCHITECTURE = "sm_90a"
 _SCRATCH_PARAMETERS = 2  # Triton 3.6 appends a global and a profiling scratch pointer to every kernel
+_BY_16 = "D"  # what Triton 3.6 says of an argument that a launch finds divisible by 16
 _DESCRIPTOR = re.compile(r"tensordesc<[^\[]*\[([^\]]*)\]")
 
 
@@ -49,6 +51,30 @@ class Source(Struct, frozen=True):
     @property
     def name(self) -> str:
         return str(self.kernel.__name__)
+
+
+def source_of_launch(kernel: Any, arguments: Sequence[Any], options: Mapping[str, int], config: str) -> Source:
+    """What a launch with these arguments compiles: Triton itself says what it specialises for. The arguments may be
+    tensors of any device.
+    """
+    if not isinstance(kernel, JITFunction):
+        raise _not_compilable(kernel)
+    backend = triton.compiler.make_backend(HOPPER)
+    bound, specialisation, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
+    signature: dict[str, str | tuple[Any, ...]] = {}
+    constexprs: dict[str, Any] = {}
+    attrs: dict[str, int] = {}
+    for (name, value), (kind, key) in zip(bound.items(), specialisation, strict=True):
+        if isinstance(kind, tuple):
+            kinds = (given if one == "constexpr" else one for one, given in zip(kind, value, strict=True))
+            signature[name] = type(value)(*kinds)
+            attrs |= {f"{name}.{field}": 16 for field, one in zip(value._fields, key, strict=True) if one == _BY_16}
+        elif kind == "constexpr":
+            constexprs[name] = value
+        else:
+            signature[name] = kind
+            attrs |= {name: 16} if key == _BY_16 else {}
+    return Source(kernel, signature, constexprs, attrs, options, config)
 
 
 class Resources(Struct, frozen=True):
@@ -142,13 +168,17 @@ def resources_of(report: str, shared_bytes: int, num_warps: int) -> Resources:
     )
 
 
+def _not_compilable(kernel: Any) -> MachineError:
+    return MachineError(
+        f"compile {getattr(kernel, '__name__', kernel)} ahead of time",
+        "this process interprets Triton kernels (TRITON_INTERPRET), or this is no @triton.jit function",
+        "Compile in a process of its own, started without TRITON_INTERPRET",
+    )
+
+
 def _require_compilable(source: Source) -> None:
     if triton.knobs.runtime.interpret or not isinstance(source.kernel, JITFunction):
-        raise MachineError(
-            f"compile {getattr(source.kernel, '__name__', source.kernel)} ahead of time",
-            "this process interprets Triton kernels (TRITON_INTERPRET), or this is no @triton.jit function",
-            "Compile in a process of its own, started without TRITON_INTERPRET",
-        )
+        raise _not_compilable(source.kernel)
     names = set(source.kernel.arg_names)
     given = set(source.signature) | set(source.constexprs)
     if (

@@ -41,28 +41,26 @@ TARGET_COLUMNS = tl.constexpr(2)
 def copy_kernel(
     targets,
     source,
-    table,
-    claims,
-    signals,
-    words,
-    limits,
-    trace,
-    tiles,
+    queue,
+    protocol,
     row_words,
-    world_size,
     BLOCK: tl.constexpr,
     BULK: tl.constexpr,
     ADDS: tl.constexpr,
     TRACED: tl.constexpr,
 ):
     """source: the buffer that all operations read, as int32, or where it is added in its own dtype. row_words: 16-byte
-    words in a row of it. BULK: bulk copies move it, not loads and stores of BLOCK elements at a time."""
+    words in a row of it. BULK: bulk copies move it, not loads and stores of BLOCK elements at a time. Tuples:
+    kernels/arguments.py."""
+    table, claims, trace, tiles = queue
     WORD: tl.constexpr = WORD_BITS // source.dtype.element_ty.primitive_bitwidth
     SUMS: tl.constexpr = tl.pointer_type(tl.float32) if ADDS else source.dtype
     tile = claim_tile(claims)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
-        verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+        verdict = wait_for_tile(
+            table, tile, protocol.signals, protocol.words, protocol.limits, protocol.world_size
+        )  # fmt: skip
         record_time(trace, tile, READY, TRACED)
         row = read_column(table, tile, ROW)
         count = (read_column(table, tile, ROW_END) - row) * row_words * WORD

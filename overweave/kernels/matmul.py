@@ -4,9 +4,6 @@
     b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
     b_1 and out_1, b_2 and out_2: further weights, of other n, and their products: `TileRow.weight` says whose a tile is
     b_1 alone: the gate, of b's shape (kernels/epilogue.py)
-    total: a second output beside out; `TileRow.into` says which one a tile writes
-    peers: where tiles store at other ranks, if any do; everyone: how many ranks there are, if sums are stored at every
-    one (kernels/stored.py)
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
@@ -98,25 +95,24 @@ def multiply_tile_by_both(a, b, gate, row, col, low, high, PRECISION: tl.constex
 
 
 @triton.jit
-def gate_tile(
-    value, gate, scale_x, scales, scale_w, table, tile, row, row_end, col, n, EPILOGUE: tl.constexpr
-):  # fmt: skip
+def gate_tile(value, gate, ends, table, tile, row, row_end, col, n, EPILOGUE: tl.constexpr):
     """A tile's two products made one, each scaled by its own before."""
     rows, cols = row + tl.arange(0, value.shape[0]), col + tl.arange(0, value.shape[1])
-    beside = scale_x
+    beside = ends.scale_x
     if SCALES & EPILOGUE:
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
-        beside = scales_of(scale_x, scales, is_own, row, read_column(table, tile, SOURCE_ROW), EPILOGUE)
-    return scaled_and_gated(value, gate, beside, scale_w, rows, row_end, cols, n, EPILOGUE)
+        source_row = read_column(table, tile, SOURCE_ROW)
+        beside = scales_of(ends.scale_x, ends.scales, is_own, row, source_row, EPILOGUE)
+    return scaled_and_gated(value, gate, beside, ends.scale_w, rows, row_end, cols, n, EPILOGUE)
 
 
 @triton.jit
 def end_tile(
-    value, verdict, bias, residual, scale_x, scales, scale_w, out, addends, peers, everyone, table, tile, row, row_end,
-    col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size, TRACED: tl.constexpr,
-    EPILOGUE: tl.constexpr, ADDENDS: tl.constexpr, WEIGHTS: tl.constexpr,
+    value, verdict, ends, target, products, addends, peers, queue, protocol, tile, row, row_end, col, width, cols_end,
+    weight, TRACED: tl.constexpr, EPILOGUE: tl.constexpr, ADDENDS: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """What a tile does with its sums: finishes, stores and announces them."""
+    table, trace = queue.table, queue.trace
     BLOCK_M: tl.constexpr = value.shape[0]
     BLOCK_N: tl.constexpr = value.shape[1]
     rows = row + tl.arange(0, BLOCK_M)
@@ -125,32 +121,33 @@ def end_tile(
     OF_PRODUCT: tl.constexpr = EPILOGUE if ADDENDS == 0 else SCALES & EPILOGUE
     if OF_PRODUCT:
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
-        beside = scales_of(scale_x, scales, is_own, row, read_column(table, tile, SOURCE_ROW), OF_PRODUCT)
-        own_bias, own_scales = bias, scale_w
+        source_row = read_column(table, tile, SOURCE_ROW)
+        beside = scales_of(ends.scale_x, ends.scales, is_own, row, source_row, OF_PRODUCT)
+        own_bias, own_scales = ends.bias, ends.scale_w
         if WEIGHTS > 1:
-            before = columns_before(weight, n, n_1, WEIGHTS)
+            before = columns_before(weight, products.n, products.n_1, WEIGHTS)
             if BIAS & OF_PRODUCT:
-                own_bias = bias + before
+                own_bias = own_bias + before
             if BY_ROWS & OF_PRODUCT:
-                own_scales = scale_w + before
-        value = finished(value, own_bias, residual, beside, own_scales, rows, row_end, cols, cols_end, OF_PRODUCT)
+                own_scales = own_scales + before
+        value = finished(value, own_bias, ends.residual, beside, own_scales, rows, row_end, cols, cols_end, OF_PRODUCT)
     if ADDENDS > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
         record_time(trace, tile, MULTIPLIED, TRACED)
-        verdict &= wait_for_addends(table, tile, signals, words, limits, world_size)
+        verdict &= wait_for_addends(table, tile, protocol)
         record_time(trace, tile, RECEIVED, TRACED)
         value += tl.where(verdict == 1, 0.0, float("nan"))
         store_sum(
-            value, out, bias, residual, addends, peers, table, tile, row, row_end, col, col_end, n, everyone, ADDENDS,
+            value, target, ends, addends, peers, table, tile, row, row_end, col, col_end, products.n, ADDENDS,
             ENDINGS & EPILOGUE,
         )  # fmt: skip
     else:
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
-        places = out + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
-        tl.store(places, value.to(out.dtype.element_ty), mask=inside)
-    if peers is not None:
-        finish_stored_tile(table, tile, peers, verdict, world_size)
+        places = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
+        tl.store(places, value.to(target.dtype.element_ty), mask=inside)
+    if peers.places is not None:
+        finish_stored_tile(table, tile, peers, verdict, protocol.world_size)
     else:
-        finish_tile(table, tile, signals, verdict)
+        finish_tile(table, tile, protocol.signals, verdict)
 
 
 @triton.jit
@@ -160,32 +157,14 @@ def matmul_kernel(
     b,
     b_1,
     b_2,
-    out,
-    out_1,
-    out_2,
-    bias,
-    residual,
-    scale_x,
-    scales,
-    scale_w,
-    total,
+    products,
+    ends,
     addends,
     peers,
-    everyone,
-    partials,
-    arrivals,
-    table,
-    claims,
-    signals,
-    words,
-    limits,
-    trace,
-    tiles,
-    n,
-    n_1,
-    n_2,
+    shares,
+    queue,
+    protocol,
     k,
-    world_size,
     PRECISION: tl.constexpr,
     B_IS_TRANSPOSED: tl.constexpr,
     TWO_SOURCES: tl.constexpr,
@@ -195,13 +174,17 @@ def matmul_kernel(
     WEIGHTS: tl.constexpr,
     SPLIT_K: tl.constexpr,
 ):
+    """Tuples: kernels/arguments.py; shares: memory/shares.Shares, or None. addends: int64 `[operations, ADDENDS]`."""
     BLOCK_N: tl.constexpr = b.block_shape[0] if B_IS_TRANSPOSED else b.block_shape[1]
+    table, claims, trace, tiles = queue
 
     tile = claim_tile(claims)
     while tile < tiles:
         # Prologue.
         record_time(trace, tile, CLAIMED, TRACED)
-        verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+        verdict = wait_for_tile(
+            table, tile, protocol.signals, protocol.words, protocol.limits, protocol.world_size
+        )  # fmt: skip
         record_time(trace, tile, READY, TRACED)
         row = read_column(table, tile, ROW)
         row_end = read_column(table, tile, ROW_END)
@@ -215,12 +198,12 @@ def matmul_kernel(
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
         weight = weight_of(table, tile, WEIGHTS)
-        target = of_weight(weight, out, out_1, out_2, WEIGHTS)
-        if total is not None:
-            target = tl.where(read_column(table, tile, INTO) == 0, target, total)
-        if peers is not None:
+        target = of_weight(weight, products.out, products.out_1, products.out_2, WEIGHTS)
+        if products.total is not None:
+            target = tl.where(read_column(table, tile, INTO) == 0, target, products.total)
+        if peers.places is not None:
             target = target_at(target, table, tile, peers)
-        cols_end = of_weight(weight, n, n_1, n_2, WEIGHTS)
+        cols_end = of_weight(weight, products.n, products.n_1, products.n_2, WEIGHTS)
         low, high = k_range(table, tile, k, a_shard.block_shape[1], SPLIT_K)
         if GATE & EPILOGUE:
             accumulator, gate = multiply_tile_by_both(a, b, b_1, source_row, col, low, high, PRECISION, B_IS_TRANSPOSED)
@@ -234,18 +217,16 @@ def matmul_kernel(
         told = SUMMED
         if SPLIT_K:
             told, accumulator, gate = end_share(
-                accumulator, gate, (GATE & EPILOGUE) != 0, partials, arrivals, table, tile, verdict
-            )
+                accumulator, gate, (GATE & EPILOGUE) != 0, shares, table, tile, verdict
+            )  # fmt: skip
             verdict = (told == SUMMED).to(tl.int32)
         if SPLIT_K == 0 or told != LEFT_OUT:
             if GATE & EPILOGUE:
-                accumulator = gate_tile(
-                    accumulator, gate, scale_x, scales, scale_w, table, tile, row, row_end, col, n, EPILOGUE
-                )
+                accumulator = gate_tile(accumulator, gate, ends, table, tile, row, row_end, col, products.n, EPILOGUE)
             end_tile(
-                accumulator, verdict, bias, residual, scale_x, scales, scale_w, target, addends, peers, everyone, table,
-                tile, row, row_end, col, width, cols_end, n, n_1, weight, signals, words, limits, trace, world_size,
-                TRACED, (ENDINGS & EPILOGUE) if GATE & EPILOGUE else EPILOGUE, ADDENDS, WEIGHTS,
+                accumulator, verdict, ends, target, products, addends, peers, queue, protocol, tile, row, row_end, col,
+                width, cols_end, weight, TRACED, (ENDINGS & EPILOGUE) if GATE & EPILOGUE else EPILOGUE, ADDENDS,
+                WEIGHTS,
             )  # fmt: skip
         record_time(trace, tile, STORED, TRACED)
         tile = claim_tile(claims)

@@ -29,8 +29,9 @@ LEAST = tl.constexpr(8)
 
 
 @triton.jit
-def wait_for_addends(table, tile, signals, words, limits, world_size):
+def wait_for_addends(table, tile, protocol):
     """Waits for the signals that the row names for its addends. 1, or 0 if the wait is void."""
+    signals, words, limits, world_size = protocol
     nobody = tl.full((), SIGNALS_NOBODY, tl.int32)
     return wait_for_signals(
         signals,
@@ -48,8 +49,8 @@ def wait_for_addends(table, tile, signals, words, limits, world_size):
 
 @triton.jit
 def store_sum(
-    product, out, bias, residual, addends, peers, table, tile, row, row_end, col, col_end, n, everyone,
-    ADDENDS: tl.constexpr, EPILOGUE: tl.constexpr, PARTS: tl.constexpr = STRIPS,
+    product, out, ends, addends, peers, table, tile, row, row_end, col, col_end, n, ADDENDS: tl.constexpr,
+    EPILOGUE: tl.constexpr, PARTS: tl.constexpr = STRIPS,
 ):  # fmt: skip
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip.
 
@@ -61,12 +62,11 @@ def store_sum(
         HALF: tl.constexpr = WIDTH // 2
         left, right = product.reshape(HEIGHT, 2, HALF).permute(0, 2, 1).split()
         store_sum(
-            left, out, bias, residual, addends, peers, table, tile, row, row_end, col, col_end, n, everyone, ADDENDS,
-            EPILOGUE, PARTS // 2,
-        )  # fmt: skip
+            left, out, ends, addends, peers, table, tile, row, row_end, col, col_end, n, ADDENDS, EPILOGUE, PARTS // 2
+        )
         store_sum(
-            right, out, bias, residual, addends, peers, table, tile, row, row_end, col + HALF, col_end, n, everyone,
-            ADDENDS, EPILOGUE, PARTS // 2,
+            right, out, ends, addends, peers, table, tile, row, row_end, col + HALF, col_end, n, ADDENDS, EPILOGUE,
+            PARTS // 2,
         )  # fmt: skip
     else:
         rows, cols = row + tl.arange(0, HEIGHT), col + tl.arange(0, WIDTH)
@@ -82,10 +82,10 @@ def store_sum(
         result += tl.where(place == ADDENDS, product, 0.0)
         if EPILOGUE:
             if read_column(table, tile, FINISHES) != 0:
-                result = ended(result, bias, residual, offsets, inside, cols, n, EPILOGUE)
+                result = ended(result, ends.bias, ends.residual, offsets, inside, cols, n, EPILOGUE)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
-        if everyone is not None:
+        if peers.everyone is not None:
             if read_column(table, tile, TO) == AT_ALL:
-                for steps in range(1, everyone):
-                    sums = sums_at(out, peers, everyone, steps)
+                for steps in range(1, peers.everyone):
+                    sums = sums_at(out, peers, steps)
                     tl.store(sums + offsets, result.to(out.dtype.element_ty), mask=inside)

@@ -45,7 +45,7 @@ MOST_UNDER_WAY = tl.constexpr(4 * 8 * 1024)  # elements of all operands of a til
 
 @triton.jit
 def sum_tile(
-    sources, target_address, out, bias, residual, place, finishes, claims, n, verdict, OPERANDS: tl.constexpr,
+    sources, target_address, out, after, place, finishes, claims, n, verdict, OPERANDS: tl.constexpr,
     FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SUM_FIRST: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """One tile, stored. Returns the number of the next one, claimed while the operands are on their way.
@@ -71,10 +71,10 @@ def sum_tile(
     to_result = (row - source_row).to(tl.int64) * n
     if EPILOGUE:
         if finishes != 0:
-            beside = residual
+            beside = after.residual
             if RESIDUAL & EPILOGUE:
-                beside = residual + to_result
-            total = ended(total, bias, beside, offsets, inside, cols, n, EPILOGUE)
+                beside = beside + to_result
+            total = ended(total, after.bias, beside, offsets, inside, cols, n, EPILOGUE)
 
     if target_address == 0:
         target = out + to_result
@@ -88,20 +88,11 @@ def sum_tile(
 def reduction_kernel(
     operands,
     out,
-    bias,
-    residual,
-    norm_weight,
-    z,
-    ready,
-    table,
-    claims,
-    signals,
-    words,
-    limits,
-    trace,
-    tiles,
+    queue,
+    protocol,
     n,
-    world_size,
+    after,
+    ready,
     OPERANDS: tl.constexpr,
     FIRST: tl.constexpr,
     TOLD: tl.constexpr,
@@ -113,7 +104,10 @@ def reduction_kernel(
     SUM_FIRST: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """ready: words of READY_RANKS peers, 0 for none, that become 1: what stands before it in its stream is done."""
+    """ready: words of READY_RANKS peers, 0 for none, that become 1: what stands before it in its stream is done.
+    Tuples: kernels/arguments.py.
+    """
+    table, claims, trace, tiles = queue
     tile = claim_tile(claims)
     if READY_RANKS > 0:
         if tile == 0:
@@ -135,18 +129,20 @@ def reduction_kernel(
         sources = read_operands(addresses, OPERANDS)
         target_address = tl.load(addresses + OPERANDS)
         if operation != waited:  # all tiles of an operation wait for the same
-            verdict = wait_for_duties(duties, operation, signals, words, limits, world_size)
+            verdict = wait_for_duties(
+                duties, operation, protocol.signals, protocol.words, protocol.limits, protocol.world_size
+            )  # fmt: skip
             waited = operation
         record_time(trace, tile, READY, TRACED)
-        if norm_weight is not None:
+        if after.norm_weight is not None:
             sum_and_norm_rows(
-                sources, target_address, out, residual, norm_weight, z, place, n, verdict,
+                sources, target_address, out, after.residual, after.norm_weight, after.z, place, n, verdict,
                 OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS,
             )  # fmt: skip
             following = claim_tile(claims)
         else:
             following = sum_tile(
-                sources, target_address, out, bias, residual, place, finishes, claims, n, verdict,
+                sources, target_address, out, after, place, finishes, claims, n, verdict,
                 OPERANDS, FIRST, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE,
             )  # fmt: skip
         if signal != SIGNALS_NOBODY:  # every rank that may read it, one lane each: they are told at once

@@ -26,8 +26,11 @@ def k_range(table, tile, k, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def end_share(value, gate, HAS_GATE: tl.constexpr, partials, arrivals, table, tile, verdict):
-    """What a row's products are to become, and these: LEFT_OUT, or the sum, of a void share or of none."""
+def end_share(value, gate, HAS_GATE: tl.constexpr, memory, table, tile, verdict):
+    """What a row's products are to become, and these: LEFT_OUT, or the sum, of a void share or of none.
+
+    memory: where shares are left and counted (memory/shares.Shares).
+    """
     ROWS: tl.constexpr = value.shape[0]
     COLS: tl.constexpr = value.shape[1]
     SIZE: tl.constexpr = ROWS * COLS * (2 if HAS_GATE else 1)
@@ -36,12 +39,12 @@ def end_share(value, gate, HAS_GATE: tl.constexpr, partials, arrivals, table, ti
     if shares > 0:
         partial = read_column(table, tile, PARTIAL)
         offsets = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
-        first = partials + partial.to(tl.int64) * SIZE + offsets
+        first = memory.partials + partial.to(tl.int64) * SIZE + offsets
         own = first + read_column(table, tile, SHARE).to(tl.int64) * SIZE
         tl.store(own, value)
         if HAS_GATE:
             tl.store(own + ROWS * COLS, gate)
-        told = _arrive(arrivals + partial * ARRIVALS, shares, verdict)
+        told = _arrive(memory.arrivals + partial * ARRIVALS, shares, verdict)
         if told != LEFT_OUT:
             value = _summed(first, SIZE, shares)
             if HAS_GATE:

@@ -1,9 +1,10 @@
 """Where a tile stores its result and tells so: at its own rank, at a peer, or, a sum, at every rank, of which peers are
 told (`TileRow.to`).
 
-`peers` has a row for each rank of the group, the own one first and the others as they follow it: where its signals lie,
-and how many bytes its slot lies behind the own one. A buffer of the workspace is equally far away. Behind them
-stands where sums of peers lie here, if sums go to every rank, and how far apart the Hopper kernel stores its strips.
+`peers.places` has a row for each rank of the group, the own one first and the others as they follow it: where its
+signals lie, and how many bytes its slot lies behind the own one. A buffer of the workspace is equally far away. Behind
+them stands where sums of peers lie here, if sums go to every rank, and how far apart the Hopper kernel stores its
+strips.
 """
 
 import triton
@@ -19,21 +20,21 @@ AT_ALL = tl.constexpr(EVERYWHERE)
 @triton.jit
 def away(pointer, peers, steps):
     """What `pointer` is in the memory of the rank so many steps behind the own one."""
-    distance = tl.load(peers + 2 * steps + 1)
+    distance = tl.load(peers.places + 2 * steps + 1)
     return tl.multiple_of((pointer.to(tl.int64, bitcast=True) + distance).to(pointer.dtype, bitcast=True), 16)
 
 
 @triton.jit
-def sums_at(out, peers, everyone, steps):
+def sums_at(out, peers, steps):
     """Where sums that are in `out` here go at the rank so many steps behind the own one."""
-    place = tl.load(peers + 2 * everyone) + tl.load(peers + 2 * steps + 1)
+    place = tl.load(peers.places + 2 * peers.everyone) + tl.load(peers.places + 2 * steps + 1)
     return tl.multiple_of(place.to(out.dtype, bitcast=True), 16)
 
 
 @triton.jit
 def signals_of(peers, steps):
     """The signals of that rank."""
-    return tl.load(peers + 2 * steps).to(tl.pointer_type(tl.int32))
+    return tl.load(peers.places + 2 * steps).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit

@@ -3,11 +3,15 @@ unless it says that none of its numbers are."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from campaigns.lint.lint_cases import cases
 from overweave.compiler.aot import Source, compile_kernel
+
+NUMBERS = ("i32", "i64")
 
 
 def _one_per_kernel() -> list[Source]:
@@ -20,16 +24,28 @@ def _one_per_kernel() -> list[Source]:
 
 def _numbers(source: Source) -> list[str]:
     never = source.kernel.do_not_specialize or ()
-    return [name for name, kind in source.signature.items() if kind in ("i32", "i64") and name not in never]
+    parts = (part for name, kind in source.signature.items() if name not in never for part in _parts(name, kind))
+    return [name for name, kind in parts if kind in NUMBERS]
+
+
+def _parts(name: str, kind: str | tuple[Any, ...]) -> list[tuple[str, Any]]:
+    if isinstance(kind, str):
+        return [(name, kind)]
+    return [(f"{name}.{field}", part) for field, part in kind._asdict().items()]  # type: ignore[attr-defined]
+
+
+def _with_ones(kind: str | tuple[Any, ...]) -> str | tuple[Any, ...]:
+    return kind if isinstance(kind, str) else type(kind)(*(1 if part in NUMBERS else part for part in kind))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", _one_per_kernel(), ids=lambda source: source.name)
 def test_it_compiles_with_every_number_a_one(source: Source) -> None:
     numbers = _numbers(source)
-    signature = {name: kind for name, kind in source.signature.items() if name not in numbers}
+    signature = {name: _with_ones(kind) for name, kind in source.signature.items() if name not in numbers}
+    alone = [name for name in numbers if name in source.signature]
     attrs = {name: power for name, power in source.attrs.items() if name not in numbers}
     ones = replace(
-        source, signature=signature, constexprs={**source.constexprs, **dict.fromkeys(numbers, 1)}, attrs=attrs
+        source, signature=signature, constexprs={**source.constexprs, **dict.fromkeys(alone, 1)}, attrs=attrs
     )
     assert compile_kernel(ones).ptx

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +74,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
 
         def launch(stream: int) -> None:
             calls.append(Launched(compiled.metadata.name))
-            calls[-1].addresses = {*map(address_of, arguments)}
+            calls[-1].addresses = {address_of(one) for one in parts_of(arguments)}
             calls[-1].is_early = compiled.metadata.launch_pdl
 
         return launch
@@ -118,6 +118,15 @@ def check_maps(text: str) -> None:
     """A tensor map that a kernel fetches early is one: by its name alone it may be any parameter."""
     for name in re.findall(r"prefetch\.param\.tensormap \[(\w+)\]", text):
         assert re.search(rf"\.param \.align 64 \.b8 {name}\[128\]", text), f"{name} is no tensor map"
+
+
+def parts_of(arguments: Sequence[Any]) -> Iterator[Any]:
+    """Arguments, of tuples their parts."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from parts_of(argument)
+        else:
+            yield argument
 
 
 def address_of(argument: Any) -> Any:

@@ -6,9 +6,8 @@ blocks are made of; so a tile is multiplied in as few accumulators as powers of 
 
 What belongs together is passed on as a tuple, None where a kernel has none of it. stages: operands in shared memory,
 `a_tiles, b_tiles`, and mbarriers that say which are full and empty. results: `c_tiles`, and the same of their halves.
-outs: the outputs of up to three weights, widths: their columns; total: a second output of the first. ends: what an
-epilogue reads, `bias, residual, scale_x, scales, scale_w`. sums: `addends, addend_tiles`, the storer's verdict on them,
-and its mbarrier. shares: `partials, arrivals`, and what the storer is told of them.
+sums: `addends, addend_tiles`, the storer's verdict on them, and its mbarrier. shares: their memory
+(memory/shares.Shares), and what the storer is told of them. products, ends, peers, queue: kernels/arguments.py.
 """
 
 from triton.experimental import gluon
@@ -169,15 +168,14 @@ def multiply_in_steps(
 
 @gluon.jit
 def hand_over(
-    result, c_tiles, at, turn, target, ends, sums, peers, everyone, table, tile, row, row_end, col, n,
-    ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr,
+    result, c_tiles, at, turn, target, ends, sums, peers, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
+    EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
     DTYPE: gl.constexpr = c_tiles.dtype
     layout: gl.constexpr = result.type.layout
-    bias, residual, _, _, _ = ends
     addends, addend_tiles, verdicts, received = sums
     if addend_tiles is not None:
         if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -187,15 +185,13 @@ def hand_over(
             if ENDINGS & EPILOGUE:
                 if read_column(table, tile, FINISHES) != 0:
                     result = finished_by_parts(
-                        result, bias, residual, None, None, row, row_end, col, n, ENDINGS & EPILOGUE
+                        result, ends.bias, ends.residual, None, None, row, row_end, col, n, ENDINGS & EPILOGUE
                     )
     if ADDENDS > 0 and addend_tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(verdicts, received, turn) == 1, 0.0, float("nan"))
-        store_sum(
-            result, target, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE
-        )  # fmt: skip
-    elif row + ROWS > row_end and everyone is not None:
-        store_spread(result, target, peers, table, tile, row, row_end, col, n, everyone)
+        store_sum(result, target, ends, addends, table, tile, row, row_end, col, n, ADDENDS, EPILOGUE)
+    elif row + ROWS > row_end and peers.everyone is not None:
+        store_spread(result, target, peers, table, tile, row, row_end, col, n)
     elif row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
@@ -208,46 +204,47 @@ def hand_over(
 
 
 @gluon.jit
-def target_of(table, tile, weight, outs, total, peers, WEIGHTS: gl.constexpr):
+def target_of(table, tile, weight, products, peers, WEIGHTS: gl.constexpr):
     """The output that a tile writes, at the rank where it belongs."""
-    target = of_weight(weight, outs[0], outs[1], outs[2], WEIGHTS)
-    if total is not None:
-        target = gl.where(read_column(table, tile, INTO) == 0, target, total)
-    if peers is not None:
+    target = of_weight(weight, products.out, products.out_1, products.out_2, WEIGHTS)
+    if products.total is not None:
+        target = gl.where(read_column(table, tile, INTO) == 0, target, products.total)
+    if peers.places is not None:
         target = away(target, peers, gl.maximum(read_column(table, tile, TO), 0))
     return target
 
 
 @gluon.jit
 def end_tile(
-    PARTS: gl.constexpr, WIDE: gl.constexpr, HALF: gl.constexpr, result, others, turn, results, target, ends, sums,
-    peers, everyone, trace, table, tile, row, row_end, col, widths, cols_end, EPILOGUE: gl.constexpr,
+    PARTS: gl.constexpr, WIDE: gl.constexpr, HALF: gl.constexpr, result, others, turn, results, target, products, ends,
+    sums, peers, queue, tile, row, row_end, col, cols_end, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """The products of all of k, finished and handed over."""
     c_tiles, _, c_empty = results
+    table, trace = queue.table, queue.trace
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     AT: gl.constexpr = c_tiles.type.shape[0] // 2 * HALF
     OF_PRODUCT: gl.constexpr = of_product(EPILOGUE, ADDENDS)
     if GATE & EPILOGUE:
         result = gate_half(result, others, PART_N, table, tile, ends, row, row_end, col, cols_end, EPILOGUE)
-    result = finish(result, table, tile, ends, row, row_end, col, widths, cols_end, OF_PRODUCT, WEIGHTS)
+    result = finish(result, table, tile, ends, row, row_end, col, products, cols_end, OF_PRODUCT, WEIGHTS)
     if PARTS > WIDE:
         further = col + WIDE * PART_N
         if ADDENDS == 0:  # with addends, behind those of the others: both would not fit
-            others = finish(others, table, tile, ends, row, row_end, further, widths, cols_end, OF_PRODUCT, WEIGHTS)
+            others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
     if not SPLIT_K:
         await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
     hand_over(
-        result, c_tiles, AT, turn, target, ends, sums, peers, everyone, table, tile, row, row_end, col, cols_end,
-        ADDENDS, EPILOGUE,
+        result, c_tiles, AT, turn, target, ends, sums, peers, table, tile, row, row_end, col, cols_end, ADDENDS,
+        EPILOGUE,
     )  # fmt: skip
     if PARTS > WIDE:
         if ADDENDS > 0:
-            others = finish(others, table, tile, ends, row, row_end, further, widths, cols_end, OF_PRODUCT, WEIGHTS)
+            others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
         hand_over(
-            others, c_tiles, AT + WIDE, turn, target, ends, sums, peers, everyone, table, tile, row, row_end, further,
-            cols_end, ADDENDS, EPILOGUE,
+            others, c_tiles, AT + WIDE, turn, target, ends, sums, peers, table, tile, row, row_end, further, cols_end,
+            ADDENDS, EPILOGUE,
         )  # fmt: skip
 
 
@@ -261,15 +258,16 @@ def await_room(HALF: gl.constexpr, turn, c_empty, trace, table, tile, TRACED: gl
 
 @gluon.jit
 def consume_tile(
-    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, stages, results, outs, total, ends, sums, shares,
-    peers, everyone, trace, table, widths, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, message, turn, step, stages, results, products, ends, sums, shares, peers,
+    queue, k, B_IS_TRANSPOSED: gl.constexpr, IN_COLUMNS: gl.constexpr,
     EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """One consumer's half of a tile of PARTS rectangles; the next step."""
     a_tiles, _, _, _ = stages
     c_tiles, c_full, c_empty = results
     _, addend_tiles, verdicts, received = sums
-    partials, arrivals, told_of = shares
+    memory, told_of = shares
+    table, trace = queue.table, queue.trace
     GATED: gl.constexpr = (GATE & EPILOGUE) != 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
     PART_N: gl.constexpr = c_tiles.type.shape[2]
@@ -285,8 +283,8 @@ def consume_tile(
     tile = message & NUMBER
     if not SPLIT_K:
         row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
-        target = target_of(table, tile, weight, outs, total, peers, WEIGHTS)
-        cols_end = of_weight(weight, widths[0], widths[1], widths[2], WEIGHTS)
+        target = target_of(table, tile, weight, products, peers, WEIGHTS)
+        cols_end = of_weight(weight, products.n, products.n_1, products.n_2, WEIGHTS)
     low, high = k_range(table, tile, k, BLOCK_K, SPLIT_K)
     if IS_FP8:
         result, others, step = multiply_in_steps(
@@ -298,18 +296,16 @@ def consume_tile(
     if HAS_REST:
         others += gl.where(message < VOID, 0.0, float("nan"))
     if SPLIT_K:
-        told, result, others = end_share(
-            HAS_REST, HALF, SIZE, result, others, partials, arrivals, table, tile, message < VOID
-        )
+        told, result, others = end_share(HAS_REST, HALF, SIZE, result, others, memory, table, tile, message < VOID)
         await_room(HALF, turn, c_empty, trace, table, tile, TRACED and ADDENDS > 0)
         if told != LEFT_OUT:
             # Where the tile lies is read here: beside sums of shares there is no register for it.
             row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, WEIGHTS)
-            target = target_of(table, tile, weight, outs, total, peers, WEIGHTS)
-            cols_end = of_weight(weight, widths[0], widths[1], widths[2], WEIGHTS)
+            target = target_of(table, tile, weight, products, peers, WEIGHTS)
+            cols_end = of_weight(weight, products.n, products.n_1, products.n_2, WEIGHTS)
             end_tile(
-                PARTS, LEFT, HALF, result, others, turn, results, target, ends, sums, peers, everyone, trace, table,
-                tile, row, row_end, col, widths, cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+                PARTS, LEFT, HALF, result, others, turn, results, target, products, ends, sums, peers, queue, tile, row,
+                row_end, col, cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
             )  # fmt: skip
         elif addend_tiles is not None:
             if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -317,8 +313,8 @@ def consume_tile(
         tell(told_of.index(HALF), told)
     else:
         end_tile(
-            PARTS, LEFT, HALF, result, others, turn, results, target, ends, sums, peers, everyone, trace, table, tile,
-            row, row_end, col, widths, cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+            PARTS, LEFT, HALF, result, others, turn, results, target, products, ends, sums, peers, queue, tile, row,
+            row_end, col, cols_end, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
         )  # fmt: skip
     mbarrier.arrive(c_full.index(HALF), count=1)
     return step
@@ -326,8 +322,8 @@ def consume_tile(
 
 @gluon.jit
 def consume(
-    HALF: gl.constexpr, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths,
-    k, B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    HALF: gl.constexpr, stages, results, ring, products, ends, sums, shares, peers, queue, k,
+    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
     ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     step = 0
@@ -337,9 +333,8 @@ def consume(
         for lacks in gl.static_range(SPLIT_N):
             if SPLIT_N == 1 or lacking(message) == lacks:
                 step = consume_tile(
-                    SPLIT_N - lacks, HALF, message, turn, step, stages, results, outs, total, ends, sums, shares,
-                    peers, everyone, trace, table, widths, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
-                    WEIGHTS, SPLIT_K,
+                    SPLIT_N - lacks, HALF, message, turn, step, stages, results, products, ends, sums, shares, peers,
+                    queue, k, B_IS_TRANSPOSED, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
                 )  # fmt: skip
         turn += 1
         message = receive(ring, turn)
@@ -347,24 +342,24 @@ def consume(
 
 @gluon.jit
 def consume_upper(
-    claim, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
-    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    claim, stages, results, ring, products, ends, sums, shares, peers, queue, k, B_IS_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
+    TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     pass_claim(claim[0], claim[1], claim[2])
     consume(
-        0, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
-        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        0, stages, results, ring, products, ends, sums, shares, peers, queue, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS,
+        EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip
 
 
 @gluon.jit
 def consume_lower(
-    stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
-    B_IS_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
-    ADDENDS: gl.constexpr, TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    stages, results, ring, products, ends, sums, shares, peers, queue, k, B_IS_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr,
+    TRACED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     consume(
-        1, stages, results, ring, outs, total, ends, sums, shares, peers, everyone, trace, table, widths, k,
-        B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
+        1, stages, results, ring, products, ends, sums, shares, peers, queue, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS,
+        EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K,
     )  # fmt: skip

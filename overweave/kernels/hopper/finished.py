@@ -33,21 +33,21 @@ def of_product(epilogue, addends):
 
 @gluon.jit
 def finish(
-    value, table, tile, ends, row, row_end, col, widths, cols_end, EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr
+    value, table, tile, ends, row, row_end, col, products, cols_end, EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr
 ):  # fmt: skip
     """The epilogue of some columns of a tile, of a weight that has cols_end."""
-    bias, residual, scale_x, scales, scale_w = ends
+    bias, scale_w = ends.bias, ends.scale_w
     if EPILOGUE:
         if WEIGHTS > 1:
-            before = columns_before(weight_of(table, tile, WEIGHTS), widths[0], widths[1], WEIGHTS)
+            before = columns_before(weight_of(table, tile, WEIGHTS), products.n, products.n_1, WEIGHTS)
             if BIAS & EPILOGUE:
                 bias += before
             if BY_ROWS & EPILOGUE:
                 scale_w += before
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
         top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
-        beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
-        value = finished_by_parts(value, bias, residual, beside, scale_w, row, row_end, col, cols_end, EPILOGUE)
+        beside = scales_of(ends.scale_x, ends.scales, is_own, top, source_row, EPILOGUE)
+        value = finished_by_parts(value, bias, ends.residual, beside, scale_w, row, row_end, col, cols_end, EPILOGUE)
     return value
 
 
@@ -56,7 +56,6 @@ def gate_half(
     result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr
 ):  # fmt: skip
     """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
-    _, _, scale_x, scales, scale_w = ends
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
     value, gate = result, others
     if result.shape[1] > PART_N:
@@ -64,8 +63,8 @@ def gate_half(
     if SCALES & EPILOGUE:
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
         top, source_row = read_column(table, tile, ROW), read_column(table, tile, SOURCE_ROW)
-        beside = scales_of(scale_x, scales, is_own, top, source_row, EPILOGUE)
-        value = gated_by_parts(value, gate, beside, scale_w, row, row_end, col, n, EPILOGUE)
+        beside = scales_of(ends.scale_x, ends.scales, is_own, top, source_row, EPILOGUE)
+        value = gated_by_parts(value, gate, beside, ends.scale_w, row, row_end, col, n, EPILOGUE)
     else:
         value = gated(value, gate, EPILOGUE)
     return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own

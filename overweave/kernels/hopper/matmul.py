@@ -70,10 +70,11 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 
 @gluon.jit
 def produce(
-    a_shard, a_workspace, b, b_1, b_2, stages, ring, table, claims, first, passed, signals, words, limits, trace, tiles,
-    k, world_size, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT_N: gl.constexpr, GATED: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
+    a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, first, passed, protocol, k, B_IS_TRANSPOSED: gl.constexpr,
+    TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr, GATED: gl.constexpr,
+    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
+    table, claims, trace, tiles = queue
     a_tiles, b_tiles, full, empty = stages
     PART_M: gl.constexpr = a_shard.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
@@ -91,7 +92,7 @@ def produce(
         col = read_column(table, tile, COL)
         width = read_column(table, tile, WIDTH) if SPLIT_N > 1 else 0
         lacks = gl.where(width == 0, 0, B_PARTS - width // PART_N)
-        verdict = wait_for_tile(table, tile, signals, words, limits, world_size)
+        verdict = wait_for_tile(table, tile, protocol)
         record_time(trace, tile, READY, TRACED)
         pass_on(ring, turn, tile + (1 - verdict) * VOID + lacks * LACKS)
         turn += 1
@@ -126,14 +127,14 @@ def produce(
 
 @gluon.jit
 def store(
-    results, ring, out, out_1, out_2, total_tiles, at_peers, sums_at_peers, peers, everyone, sums, shares, table,
-    signals, words, limits, trace, tiles, world_size, TRACED: gl.constexpr, SPLIT_N: gl.constexpr,
-    IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr,
-    PEERS: gl.constexpr,
+    results, ring, out, out_1, out_2, total_tiles, at_peers, sums_at_peers, peers, sums, shares, queue, protocol,
+    TRACED: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, ADDENDS: gl.constexpr,
+    WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr,
 ):  # fmt: skip
+    table, trace, tiles = queue.table, queue.trace, queue.tiles
     c_tiles, c_full, c_empty = results
     addends, addend_tiles, verdicts, received = sums
-    _, arrivals, told_of = shares
+    memory, told_of = shares
     STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
     STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
     PART_M: gl.constexpr = c_tiles.type.shape[1]
@@ -145,7 +146,7 @@ def store(
         if ADDENDS > 0:
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
             gl.thread_barrier()
-            verdict = await_addends(verdicts, received, table, tile, signals, words, limits, world_size)
+            verdict = await_addends(verdicts, received, table, tile, protocol)
             if addend_tiles is not None:
                 load_addend(
                     addend_tiles, c_tiles, received, addends, table, tile, lacking(message), verdict, SPLIT_N,
@@ -163,7 +164,7 @@ def store(
                 target = total_tiles
         to, pace_ns = 0, 0
         if PEERS > 0:
-            to, pace_ns = read_column(table, tile, TO), pace_of(peers, world_size, tile, tiles)
+            to, pace_ns = read_column(table, tile, TO), pace_of(peers, protocol.world_size, tile, tiles)
         ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(c_full.index(half), turn & 1)
@@ -180,7 +181,7 @@ def store(
                         to, target, at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), pace_ns, SPLIT_N,
                         PEERS,
                     )  # fmt: skip
-                    if everyone is not None:
+                    if peers.everyone is not None:
                         if to == AT_ALL:
                             store_parts_at_peers(
                                 sums_at_peers, c_tiles, SPLIT_N * half, top, left, lacking(message), pace_ns, SPLIT_N,
@@ -193,15 +194,15 @@ def store(
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
             gl.thread_barrier()
             if SPLIT_K:
-                is_sound = is_announced(arrivals, table, tile, ended, is_sound)
-            word, is_told = signals + signal * STRIDE, is_sound
+                is_sound = is_announced(memory.arrivals, table, tile, ended, is_sound)
+            word, is_told = protocol.signals + signal * STRIDE, is_sound
             if PEERS > 0:
                 word = word_at(gl.maximum(to, 0), signal, peers)
-            if everyone is not None:
+            if peers.everyone is not None:
                 is_told = is_told & (to != AT_ALL)
             gl.atomic_add(word, 1, mask=is_told, sem="release", scope="sys")
-            if everyone is not None:
-                announce_everywhere(to, signal, peers, everyone, is_sound)
+            if peers.everyone is not None:
+                announce_everywhere(to, signal, peers, is_sound)
         record_time(trace, tile, STORED, TRACED)
         turn += 1
         message = receive(ring, turn)
@@ -209,14 +210,16 @@ def store(
 
 @gluon.jit
 def matmul_hopper_kernel(
-    a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, out_pointer, out_pointer_1, out_pointer_2, bias, residual,
-    scale_x, scales, scale_w, total, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7, sums_1,
-    sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, peers, everyone, addends, addend_tiles, partials, arrivals, table,
-    claims, signals, words, limits, trace, tiles, n, n_1, n_2, k, world_size, B_IS_TRANSPOSED: gl.constexpr,
-    TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr, STAGES: gl.constexpr, SPLIT_N: gl.constexpr,
-    IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr, ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr,
-    SPLIT_K: gl.constexpr, PEERS: gl.constexpr,
+    a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5,
+    tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, addend_tiles, products, ends, addends,
+    peers, shares, queue, protocol, k, B_IS_TRANSPOSED: gl.constexpr, TWO_SOURCES: gl.constexpr, TRACED: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT_N: gl.constexpr, IN_COLUMNS: gl.constexpr, EPILOGUE: gl.constexpr,
+    ADDENDS: gl.constexpr, WEIGHTS: gl.constexpr, SPLIT_K: gl.constexpr, PEERS: gl.constexpr,
 ):  # fmt: skip
+    """Up to `addend_tiles`, tensor descriptors; behind them as `matmul_kernel`. `out` is what `products.out` points to.
+
+    tiles_1 to tiles_7, sums_1 to sums_7: where tiles and sums go at peers, the next rank first, or None.
+    """
     DTYPE: gl.constexpr = a_shard.dtype
     A_SHAPE: gl.constexpr = a_shard.block_type.shape
     B_SHAPE: gl.constexpr = b.block_type.shape
@@ -225,7 +228,7 @@ def matmul_hopper_kernel(
     GATED: gl.constexpr = (GATE & EPILOGUE) != 0
     B_PARTS: gl.constexpr = 2 if IN_COLUMNS or GATED else SPLIT_N
     FURTHER_MAPS: gl.constexpr = (2 if WEIGHTS > 1 else 0) + (2 if WEIGHTS > 2 else 0) + (1 if GATED else 0)
-    claimed = begin_claim(claims)
+    claimed = begin_claim(queue.claims)
     fetch_maps(4 + FURTHER_MAPS)
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
     b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)
@@ -257,26 +260,23 @@ def matmul_hopper_kernel(
         [
             (consume_upper, (
                 (claimed, first, passed), (a_tiles, b_tiles, full, empty), (c_tiles, c_full, c_empty),
-                (ring, ring_full, ring_empty), (out_pointer, out_pointer_1, out_pointer_2), total,
-                (bias, residual, scale_x, scales, scale_w), (addends, addend_tiles, verdicts, received),
-                (partials, arrivals, told_of), peers, everyone, trace, table, (n, n_1, n_2), k, B_IS_TRANSPOSED,
-                SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K)),
+                (ring, ring_full, ring_empty), products, ends, (addends, addend_tiles, verdicts, received),
+                (shares, told_of), peers, queue, k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED,
+                WEIGHTS, SPLIT_K)),
             (consume_lower, (
-                (a_tiles, b_tiles, full, empty), (c_tiles, c_full, c_empty), (ring, ring_full, ring_empty),
-                (out_pointer, out_pointer_1, out_pointer_2), total, (bias, residual, scale_x, scales, scale_w),
-                (addends, addend_tiles, verdicts, received), (partials, arrivals, told_of), peers, everyone, trace,
-                table, (n, n_1, n_2), k, B_IS_TRANSPOSED, SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS,
-                SPLIT_K)),
+                (a_tiles, b_tiles, full, empty), (c_tiles, c_full, c_empty), (ring, ring_full, ring_empty), products,
+                ends, (addends, addend_tiles, verdicts, received), (shares, told_of), peers, queue, k, B_IS_TRANSPOSED,
+                SPLIT_N, IN_COLUMNS, EPILOGUE, ADDENDS, TRACED, WEIGHTS, SPLIT_K)),
             (produce, (
                 a_shard, a_workspace, b, b_1, b_2, (a_tiles, b_tiles, full, empty), (ring, ring_full, ring_empty),
-                table, claims, first, passed, signals, words, limits, trace, tiles, k, world_size, B_IS_TRANSPOSED,
-                TWO_SOURCES, TRACED, STAGES, SPLIT_N, GATED, WEIGHTS, SPLIT_K)),
+                queue, first, passed, protocol, k, B_IS_TRANSPOSED, TWO_SOURCES, TRACED, STAGES, SPLIT_N, GATED,
+                WEIGHTS, SPLIT_K)),
             (store, (
                 (c_tiles, c_full, c_empty), (ring, ring_full, ring_empty), out, out_1, out_2, total_tiles,
                 (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
-                (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7), peers, everyone,
-                (addends, addend_tiles, verdicts, received), (partials, arrivals, told_of), table, signals, words,
-                limits, trace, tiles, world_size, TRACED, SPLIT_N, IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
+                (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7), peers,
+                (addends, addend_tiles, verdicts, received), (shares, told_of), queue, protocol, TRACED, SPLIT_N,
+                IN_COLUMNS, ADDENDS, WEIGHTS, SPLIT_K, PEERS)),
         ],
         [4, 1, 1],
         [240, 24, 24],

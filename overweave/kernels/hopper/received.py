@@ -27,13 +27,13 @@ MOST_ADDENDS, MOST_BESIDE_EPILOGUE = gl.constexpr(4), gl.constexpr(2)
 
 
 @gluon.jit
-def await_addends(verdicts, received, table, tile, signals, words, limits, world_size):
+def await_addends(verdicts, received, table, tile, protocol):
     """Storer: waits for a tile's addends, if it has any, and tells the consumers. 1, or 0 if the wait is void.
 
     Both consumers have read the last verdict: the storer has waited for what they stored after it.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    verdict = wait_for_addends(table, tile, signals, words, limits, world_size)
+    verdict = wait_for_addends(table, tile, protocol)
     verdicts.index(0).store(gl.full([1], verdict, gl.int32, layout))
     fence_async_shared()  # nothing bulk reads it, but who stores to shared memory ahead of bulk stores owes a fence
     mbarrier.arrive(received.index(0), count=1)
@@ -110,7 +110,7 @@ def wide_layout(rows, cols):
 
 
 @gluon.jit
-def store_spread(value, out, peers, table, tile, row, row_end, col, n, everyone):
+def store_spread(value, out, peers, table, tile, row, row_end, col, n):
     """Stores a short tile in `out`, and at every rank, if its row says so, strip by strip."""
     WIDTH: gl.constexpr = min(value.shape[1], STRIP // 2)
     layout: gl.constexpr = wide_layout(value.shape[0], WIDTH)
@@ -124,15 +124,14 @@ def store_spread(value, out, peers, table, tile, row, row_end, col, n, everyone)
         part = gl.convert_layout(strip_of(value, strip, value.shape[1] // WIDTH), layout).to(out.dtype.element_ty)
         gl.store(out + offsets, part, mask=inside)
         if read_column(table, tile, TO) == AT_ALL:
-            for steps in range(1, everyone):
-                gl.store(sums_at(out, peers, everyone, steps) + offsets, part, mask=inside)
+            for steps in range(1, peers.everyone):
+                gl.store(sums_at(out, peers, steps) + offsets, part, mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first
 
 
 @gluon.jit
 def store_sum(
-    product, out, bias, residual, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
-    EPILOGUE: gl.constexpr,
+    product, out, ends, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr
 ):  # fmt: skip
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip; finished, if the
     tile's row says that it is whole.
@@ -163,6 +162,6 @@ def store_sum(
         result += gl.where(place == ADDENDS, own, 0.0)
         if ENDING:
             if finishes:
-                result = ended(result, bias, residual, offsets, inside, cols, n, ENDING)
+                result = ended(result, ends.bias, ends.residual, offsets, inside, cols, n, ENDING)
         gl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first

@@ -106,12 +106,12 @@ def arrive(counter, shares, is_sound):
 
 @gluon.jit
 def end_share(
-    HAS_OTHERS: gl.constexpr, HALF: gl.constexpr, SIZE: gl.constexpr, result, others, partials, arrivals, table, tile,
-    is_sound,
+    HAS_OTHERS: gl.constexpr, HALF: gl.constexpr, SIZE: gl.constexpr, result, others, memory, table, tile, is_sound,
 ):  # fmt: skip
     """Consumer: what it is to do with its half of a row's products, and these: sums, if the tile is to be ended.
 
-    SIZE: places of fp32 that a consumer has for the products of a share, `others` behind `result`.
+    memory: memory/shares.Shares. SIZE: places of fp32 that a consumer has for the products of a share, `others` behind
+    `result`.
     """
     AHEAD: gl.constexpr = result.shape[0] * result.shape[1]
     told = gl.where(is_sound, SUMMED, SUMMED_VOID)
@@ -121,14 +121,14 @@ def end_share(
         first = (partial.to(gl.int64) * 2 + HALF) * SIZE
         share = read_column(table, tile, SHARE).to(gl.int64)
         own = first + share * (2 * SIZE)
-        leave(result, partials, own)
+        leave(result, memory.partials, own)
         if HAS_OTHERS:
-            leave(others, partials, own + AHEAD)
-        told = arrive(arrivals + partial * ARRIVALS + HALF, shares, is_sound)
+            leave(others, memory.partials, own + AHEAD)
+        told = arrive(memory.arrivals + partial * ARRIVALS + HALF, shares, is_sound)
         if told != LEFT_OUT:
-            result = summed(result, partials, first, 2 * SIZE, share, shares)
+            result = summed(result, memory.partials, first, 2 * SIZE, share, shares)
             if HAS_OTHERS:
-                others = summed(others, partials, first + AHEAD, 2 * SIZE, share, shares)
+                others = summed(others, memory.partials, first + AHEAD, 2 * SIZE, share, shares)
     return told, result, others
 
 

@@ -17,14 +17,14 @@ UNREAD = gl.constexpr(1)  # strips that a store may leave behind
 @gluon.jit
 def away(pointer, peers, steps):
     """What `pointer` is in the memory of the rank so many steps behind the own one."""
-    place = pointer.to(gl.int64) + gl.load(peers + 2 * steps + 1)
+    place = pointer.to(gl.int64) + gl.load(peers.places + 2 * steps + 1)
     return gl.multiple_of(place, 16).to(pointer.dtype)
 
 
 @gluon.jit
-def sums_at(out, peers, everyone, steps):
+def sums_at(out, peers, steps):
     """Where sums that are in `out` here go at the rank so many steps behind the own one."""
-    place = gl.load(peers + 2 * everyone) + gl.load(peers + 2 * steps + 1)
+    place = gl.load(peers.places + 2 * peers.everyone) + gl.load(peers.places + 2 * steps + 1)
     return gl.multiple_of(place, 16).to(out.dtype)
 
 
@@ -67,7 +67,7 @@ def store_parts_away(target, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.
 def pace_of(peers, world_size, tile, tiles):
     """How far apart a tile's strips are (peer_store_throttle.py of the runtime); behind the last tiles nobody loads."""
     is_last = tile + gl.num_programs(0) >= tiles
-    return gl.where(is_last, 0, gl.load(peers + 2 * world_size + 1)).to(gl.int32)
+    return gl.where(is_last, 0, gl.load(peers.places + 2 * world_size + 1)).to(gl.int32)
 
 
 @gluon.jit
@@ -97,12 +97,12 @@ def store_parts_at_peers(
 @gluon.jit
 def word_at(steps, signal, peers):
     """The word of a signal at the rank so many steps behind the own one."""
-    return gl.load(peers + 2 * steps).to(gl.pointer_type(gl.int32)) + signal * STRIDE
+    return gl.load(peers.places + 2 * steps).to(gl.pointer_type(gl.int32)) + signal * STRIDE
 
 
 @gluon.jit
-def announce_everywhere(to, signal, peers, everyone, is_sound):
+def announce_everywhere(to, signal, peers, is_sound):
     """Tells the peers of a tile that is stored at every rank."""
     if to == AT_ALL:
-        for steps in range(1, everyone):
+        for steps in range(1, peers.everyone):
             gl.atomic_add(word_at(steps, signal, peers), 1, mask=is_sound, sem="release", scope="sys")

@@ -47,8 +47,9 @@ def record_time(trace, tile, COLUMN: gl.constexpr, TRACED: gl.constexpr):
 
 
 @gluon.jit
-def wait_for_signal(signal, count, table, tile, signals, words, limits, world_size):
+def wait_for_signal(signal, count, table, tile, protocol):
     """1 once a signal has reached its count, or 0 if the wait is void, after sounding the alarm."""
+    signals, words, limits, world_size = protocol
     word = signals + signal * STRIDE
     verdict = gl.inline_asm_elementwise(
         WAIT_ASSEMBLY,
@@ -64,7 +65,7 @@ def wait_for_signal(signal, count, table, tile, signals, words, limits, world_si
 
 
 @gluon.jit
-def wait_for_tile(table, tile, signals, words, limits, world_size):
+def wait_for_tile(table, tile, protocol):
     """As `lang.wait_for_tile`."""
     verdict = 1
     high = read_column(table, tile, WAIT_HI)
@@ -73,16 +74,16 @@ def wait_for_tile(table, tile, signals, words, limits, world_size):
         if verdict == 1:
             signal = gl.where(place < high, place, also)
             count = gl.where(place < high, read_column(table, tile, WAIT_COUNT), read_column(table, tile, ALSO_COUNT))
-            verdict = wait_for_signal(signal, count, table, tile, signals, words, limits, world_size)
+            verdict = wait_for_signal(signal, count, table, tile, protocol)
     return verdict
 
 
 @gluon.jit
-def wait_for_addends(table, tile, signals, words, limits, world_size):
+def wait_for_addends(table, tile, protocol):
     """As `kernels.received.wait_for_addends`."""
     verdict = 1
     count = read_column(table, tile, LATE_COUNT)
     for signal in range(read_column(table, tile, LATE_LO), read_column(table, tile, LATE_HI)):
         if verdict == 1:
-            verdict = wait_for_signal(signal, count, table, tile, signals, words, limits, world_size)
+            verdict = wait_for_signal(signal, count, table, tile, protocol)
     return verdict

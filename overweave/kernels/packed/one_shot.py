@@ -21,10 +21,7 @@ from overweave.memory.device.packed import poll_messages
 def packed_all_reduce_kernel(
     partial,
     out,
-    bias,
-    residual,
-    norm_weight,
-    z,
+    after,
     spaces,
     state,
     words,
@@ -46,8 +43,8 @@ def packed_all_reduce_kernel(
     EPS: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """partial, out: `count` int32 words of numbers, in rows of n, of which each rank needs `shard`: all. residual,
-    norm_weight, z: see kernels/packed/rows.py; bias, residual: of EPILOGUE; None without either. turns: of a program,
+    """partial, out: `count` int32 words of numbers, in rows of n, of which each rank needs `shard`: all. after:
+    what a norm (kernels/packed/rows.py) or EPILOGUE reads (kernels/arguments.AfterSums). turns: of a program,
     for its stretch of `span` words.
 
     spaces: where each rank's space lies; it has two halves of `half` bytes, and in each a part of `stride` bytes for
@@ -74,11 +71,9 @@ def packed_all_reduce_kernel(
         inside = (left > 0) & (late == 0)
         found = poll_messages(here + at, stride, rank, epoch, inside, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(
-            own, found, rank, late > 0, bias, residual, 0, first, left, n, out.dtype.element_ty, SENDERS, EPILOGUE
-        )
-        squares += deliver(out, residual, z, first, sums, left, out.dtype.element_ty)
+        sums = sums_of(own, found, rank, late > 0, after, 0, first, left, n, out.dtype.element_ty, SENDERS, EPILOGUE)
+        squares += deliver(out, after, first, sums, left, out.dtype.element_ty)
     alarm_if_missing(late, rank, epoch, words, limits, world_size)
-    if z is not None:
+    if after.z is not None:
         tl.debug_barrier()
-        norm_row(out, norm_weight, z, squares, 0, count, part, span, turns, EPS, BLOCK)
+        norm_row(out, after, squares, 0, count, part, span, turns, EPS, BLOCK)

@@ -73,33 +73,33 @@ def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
 
 
 @triton.jit
-def sums_of(own, found, rank, is_void, bias, residual, start, first, left, n, dtype, SENDERS, EPILOGUE):
+def sums_of(own, found, rank, is_void, after, start, first, left, n, dtype, SENDERS, EPILOGUE):
     """The words of each message of the sum of all ranks, finished as EPILOGUE says (kernels/epilogue.py), rounded once.
 
-    They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins. bias
-    `[n]`, residual, of the shape of the result: None where EPILOGUE has none.
+    They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins.
+    after: kernels/arguments.AfterSums.
     """
     sums = ()
     for index in tl.static_range(DATA_WORDS):
         low, high = _added(own[index], found, index, rank, is_void, dtype, SENDERS)
         if EPILOGUE:
             at, inside = first + index, left > index
-            low, high = _ended(low, high, bias, residual, start, at, inside, n, dtype, EPILOGUE)
+            low, high = _ended(low, high, after, start, at, inside, n, dtype, EPILOGUE)
         sums += (word_of(low, high, dtype),)
     return sums
 
 
 @triton.jit
-def _ended(low, high, bias, residual, start, word, inside, n, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
+def _ended(low, high, after, start, word, inside, n, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
     """`activation(sum + bias) + residual` of both numbers of words of the result, in fp32."""
     NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
     if BIAS & EPILOGUE:
-        low += tl.load(bias + word * NUMBERS % n, mask=inside, other=0.0).to(tl.float32)
+        low += tl.load(after.bias + word * NUMBERS % n, mask=inside, other=0.0).to(tl.float32)
         if NUMBERS == 2:
-            high += tl.load(bias + (word * NUMBERS + 1) % n, mask=inside, other=0.0).to(tl.float32)
+            high += tl.load(after.bias + (word * NUMBERS + 1) % n, mask=inside, other=0.0).to(tl.float32)
     low, high = activated(low, EPILOGUE), activated(high, EPILOGUE)
     if RESIDUAL & EPILOGUE:
-        beside = tl.load(residual.to(tl.pointer_type(tl.int32)) + start + word, mask=inside, other=0)
+        beside = tl.load(after.residual.to(tl.pointer_type(tl.int32)) + start + word, mask=inside, other=0)
         numbers = numbers_of(beside, dtype)
         low += numbers[0]
         high += numbers[1]

@@ -11,30 +11,31 @@ from overweave.kernels.packed.parts import load_words, numbers_of, store_words, 
 
 
 @triton.jit
-def deliver(out, residual, z, first, sums, left, dtype):
+def deliver(out, after, first, sums, left, dtype):
     """A turn's sums from word `first` on, `left` words of them; returns the squares of what is normed later, by
-    message. z None: nothing is. residual None: nothing is added."""
+    message. after: kernels/arguments.AfterSums; without z nothing is
+    normed, without a residual nothing is added."""
     squares = tl.zeros(left.shape, tl.float32)
-    if z is None:
+    if after.z is None:
         store_words(out.to(tl.pointer_type(tl.int32)) + first, sums, left)
     else:
         kept = ()
         for index in tl.static_range(3):
             word = sums[index]
-            if residual is not None:
-                beside = residual.to(tl.pointer_type(tl.int32)) + first + index
+            if after.residual is not None:
+                beside = after.residual.to(tl.pointer_type(tl.int32)) + first + index
                 added = numbers_of(tl.load(beside, mask=left > index, other=0), dtype)
                 numbers = numbers_of(word, dtype)
                 word = word_of(numbers[0] + added[0], numbers[1] + added[1], dtype)
             kept += (word,)
             value = numbers_of(word, dtype)
             squares += tl.where(left > index, value[0] * value[0] + value[1] * value[1], 0.0)
-        store_words(z.to(tl.pointer_type(tl.int32)) + first, kept, left)
+        store_words(after.z.to(tl.pointer_type(tl.int32)) + first, kept, left)
     return squares
 
 
 @triton.jit
-def norm_row(out, norm_weight, z, squares, start, size, part, span, turns, EPS, BLOCK):
+def norm_row(out, after, squares, start, size, part, span, turns, EPS, BLOCK):
     """The row that a program has of the `size` words from `start` on, if that is one, out of z.
 
     A block barrier stands before: what is read of z may have been written by another thread.
@@ -44,8 +45,8 @@ def norm_row(out, norm_weight, z, squares, start, size, part, span, turns, EPS, 
     for turn in range(turns):
         _, first, left = stretch_of(part, turn, span, BLOCK)
         left = tl.minimum(left, size - first)
-        row = load_words(z.to(tl.pointer_type(tl.int32)) + start + first, left)
-        weight = load_words(norm_weight.to(tl.pointer_type(tl.int32)) + first - part * span, left)
+        row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
+        weight = load_words(after.norm_weight.to(tl.pointer_type(tl.int32)) + first - part * span, left)
         normed = ()
         for index in tl.static_range(3):
             value, factor = numbers_of(row[index], dtype), numbers_of(weight[index], dtype)

@@ -27,8 +27,7 @@ from overweave.memory.device.packed import poll_messages, push_message
 def packed_scatter_kernel(
     partial,
     out,
-    bias,
-    residual,
+    after,
     spaces,
     state,
     words,
@@ -50,8 +49,8 @@ def packed_scatter_kernel(
     EPILOGUE: tl.constexpr,
 ):
     """partial: `count` int32 words of numbers, of which each rank owns `shard`, the last ones fewer or none; out: the
-    own ones, in rows of n numbers, as residual. turns: of a program, for its stretch of `span` words. The rest: see
-    kernels/packed/one_shot.py.
+    own ones, in rows of n numbers, as `after.residual`. turns: of a program, for its stretch of `span` words. The
+    rest: see kernels/packed/one_shot.py.
     """
     # Added to a tensor: a number of one arrives as a plain number.
     rank = tl.zeros([], tl.int32) + rank
@@ -71,9 +70,7 @@ def packed_scatter_kernel(
         own = load_words(numbers + rank.to(tl.int64) * shard + first, left)
         found = poll_messages(here + at, stride, rank, epoch, inside, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(
-            own, found, rank, late > 0, bias, residual, 0, first, left, n, out.dtype.element_ty, SENDERS, EPILOGUE
-        )
+        sums = sums_of(own, found, rank, late > 0, after, 0, first, left, n, out.dtype.element_ty, SENDERS, EPILOGUE)
         store_words(total + first, sums, left)
     alarm_if_missing(late, rank, epoch, words, limits, world_size)
 

@@ -33,10 +33,7 @@ from overweave.memory.device.packed import poll_messages
 def packed_two_shot_kernel(
     partial,
     out,
-    bias,
-    residual,
-    norm_weight,
-    z,
+    after,
     spaces,
     state,
     words,
@@ -85,10 +82,10 @@ def packed_two_shot_kernel(
         looks = inside & (late == 0)
         found = poll_messages(here + at, stride, rank, epoch, looks, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(own, found, rank, late > 0, bias, residual, own_start, first, left, n, dtype, SENDERS, EPILOGUE)
+        sums = sums_of(own, found, rank, late > 0, after, own_start, first, left, n, dtype, SENDERS, EPILOGUE)
         # A sum that lacks a part is not sent: who waits for it ends by the alarm, and knows that its call is void.
         push_to_all(mine, behind + at, sums, epoch, inside & (late == 0), SENDERS)
-        squares += deliver(out, residual, z, own_start + first, sums, left, dtype)
+        squares += deliver(out, after, own_start + first, sums, left, dtype)
     # Before the second wait, which this ends everywhere.
     alarm_if_missing(late, rank, epoch, words, limits, world_size)
 
@@ -98,16 +95,16 @@ def packed_two_shot_kernel(
         looks = (left > 0) & (first < shard) & (late == 0)
         found = poll_messages(here + behind + at, stride, rank, epoch, looks, words, timeout_ns, SENDERS, POLL, HELD)
         late = tl.maximum(late, found[3 * SENDERS])
-        more = _deliver_told(out, residual, z, first, left, found, late > 0, rank, shard, count, dtype, SENDERS)
+        more = _deliver_told(out, after, first, left, found, late > 0, rank, shard, count, dtype, SENDERS)
         of_peers = _added_squares(of_peers, more, SENDERS)
     alarm_if_missing(late, rank, epoch, words, limits, world_size)
-    if z is not None:
+    if after.z is not None:
         tl.debug_barrier()
-        norm_row(out, norm_weight, z, squares, own_start, own_size, part, span, turns, EPS, BLOCK)
+        norm_row(out, after, squares, own_start, own_size, part, span, turns, EPS, BLOCK)
         for sender in tl.static_range(SENDERS):
             owner = tl.where(sender >= rank, sender + 1, sender)
             start, size = owner.to(tl.int64) * shard, words_of(owner, shard, count)
-            norm_row(out, norm_weight, z, of_peers[sender], start, size, part, span, turns, EPS, BLOCK)
+            norm_row(out, after, of_peers[sender], start, size, part, span, turns, EPS, BLOCK)
 
 
 @triton.jit
@@ -119,14 +116,14 @@ def _zeros(SENDERS, BLOCK):
 
 
 @triton.jit
-def _deliver_told(out, residual, z, first, left, found, is_void, rank, shard, count, dtype, SENDERS):
+def _deliver_told(out, after, first, left, found, is_void, rank, shard, count, dtype, SENDERS):
     """The shards of all peers as they came; returns what `deliver` does for each."""
     squares = ()
     for sender in tl.static_range(SENDERS):
         owner = tl.where(sender >= rank, sender + 1, sender)
         left_there = tl.minimum(left, words_of(owner, shard, count) - first)
         told, start = told_by(found, sender, is_void), owner.to(tl.int64) * shard
-        squares += (deliver(out, residual, z, start + first, told, left_there, dtype),)
+        squares += (deliver(out, after, start + first, told, left_there, dtype),)
     return squares
 
 

@@ -13,7 +13,9 @@ from overweave.compiler.emit.emit import PLACES
 from overweave.errors import ScheduleError
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, SPINNING, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Put, Reduce, Region
+from overweave.ir.tile_order import TileRow
 from overweave.ir.words import COPY_WORD_BYTES
+from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.workspace import Slot, Workspace
@@ -42,16 +44,14 @@ from overweave.runtime.authored import (
 )
 from overweave.runtime.gpu.call_frame import SlotCalls
 from overweave.runtime.gpu.head import head_of
+from overweave.runtime.gpu.kernels.arguments import Moving, moving, table_tensor
 from overweave.runtime.gpu.kernels.kernels import (
     Launch,
-    Moving,
-    Summing,
     copy_launch,
-    moving,
     reduction_launch,
-    table_tensor,
 )
-from overweave.runtime.gpu.kernels.matmul import programs_for
+from overweave.runtime.gpu.kernels.matmul_call import programs_for
+from overweave.runtime.gpu.kernels.tile_call import Summing
 from overweave.runtime.gpu.launch import behind_sides, is_beside
 from overweave.runtime.gpu.order import Action, launch_order
 from overweave.runtime.gpu.replays import Places, Replays, may_replay
@@ -116,9 +116,7 @@ class AuthoredSlot:
         stored = (reduce.out.buffer for reduce in reduces if schedule.buffer(reduce.out.buffer).home == OUTPUT)
         target, cols = next(stored, None), schedule.buffer(reduces[0].out.buffer).cols
         out = Moving(operands.data_ptr(), self._dtype)  # nobody looks there if no sum is the caller's
-        arrays = [table_tensor(rows, workspace.device), workspace.claims[1:], self._signals, self._words]
-        trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
-        arguments = [operands, out, *arrays, workspace.limits, trace, len(rows), cols, workspace.group.world_size]
+        arguments = [operands, out, *self._tiles(rows, workspace.claims[1:]), cols]
         launch = reduction_launch(config, arguments, len(rows), widths_of(reduces), Summing())
         gate = self._gate(reduces[0], config.programs) if is_beside(self._plan, action.queue) else None
         side = workspace.stream(action.queue).cuda_stream
@@ -131,6 +129,13 @@ class AuthoredSlot:
             launch(stream.cuda_stream if gate is None else side)
 
         return enqueue
+
+    def _tiles(self, rows: tuple[TileRow, ...], claims: torch.Tensor) -> tuple[TileQueue, SignalWords]:
+        """The tiles of a kernel of ours, and what waits and signals."""
+        workspace = self._workspace
+        trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
+        queue = TileQueue(table_tensor(rows, workspace.device), claims, trace, len(rows))
+        return queue, SignalWords(self._signals, self._words, workspace.limits, workspace.group.world_size)
 
     def _pushes(self, action: Action) -> Enqueue:
         """Puts by a kernel, on a stream of its own. Tiles wait for peers, and peers for these: so they have their SMs
@@ -149,10 +154,8 @@ class AuthoredSlot:
         gate = self._gate(first, config.programs) if first else []
         if not first:
             self._started = WaitStep(claims.data_ptr(), min(config.programs, len(rows)))
-        arrays = [table_tensor(rows, workspace.device), claims, self._signals, self._words, workspace.limits]
-        trace = torch.zeros(1, dtype=torch.int64, device=workspace.device)
         words = cols * self._dtype.itemsize // COPY_WORD_BYTES
-        arguments = [targets, source, *arrays, trace, len(rows), words, workspace.group.world_size]
+        arguments = [targets, source, *self._tiles(rows, claims), words]
         launch, side = copy_launch(config, arguments, len(rows), False), workspace.stream(action.queue).cuda_stream
 
         own = self._own(read).data_ptr() if read in self._layout.buffers else None

@@ -16,6 +16,7 @@ from overweave.ir.plan import Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, ReducePut
 from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
+from overweave.kernels.arguments import AfterSums
 from overweave.memory.cuda.shares import share_numbers
 from overweave.memory.cuda.workspace import Slot, Workspace
 from overweave.memory.device.signals import TRACE_COLUMNS
@@ -32,18 +33,13 @@ from overweave.memory.lower import (
 )
 from overweave.memory.steps import WaitStep
 from overweave.runtime.gpu.head import head_of
-from overweave.runtime.gpu.kernels.kernels import (
-    Moving,
-    Summing,
-    copy_launch,
-    moving,
-    reduction_launch,
-    table_tensor,
-    told_addresses,
-)
-from overweave.runtime.gpu.kernels.matmul import Operands, Protocol, hopper_strip, matmul_launch
+from overweave.runtime.gpu.kernels.arguments import Moving, moving, table_tensor
+from overweave.runtime.gpu.kernels.kernels import copy_launch, reduction_launch, told_addresses
+from overweave.runtime.gpu.kernels.matmul import hopper_strip, matmul_launch
+from overweave.runtime.gpu.kernels.matmul_call import Operands, Protocol
 from overweave.runtime.gpu.kernels.peer_store_throttle import pace_ns
 from overweave.runtime.gpu.kernels.peers import Peers
+from overweave.runtime.gpu.kernels.tile_call import Summing
 
 Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
@@ -174,10 +170,10 @@ class SlotKernels:
         tiles, cols = protocol.table.shape[0], stored.cols
         norm, epilogue = self._plan.problem.norm, self._plan.problem.of_sums
         moved = {name: moving(self._example[name]) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
-        arguments: list[Any] = [operands, out, *protocol.arrays, tiles, cols, protocol.world_size]
-        beside = moved.get(BIAS), moved.get(RESIDUAL), moved.get(NORM_WEIGHT), moved.get(Z)
+        arguments: list[Any] = [operands, out, protocol.queue, protocol.signal_words, cols]
+        after = AfterSums(*(moved.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)))
         sum_first = sums_first(self._plan.schedule, self._plan.realization.dtype, reduces)
-        how = Summing(self._traced, *beside, norm.eps if norm else 0.0, sum_first, epilogue.bits, self._ready())
+        how = Summing(self._traced, after, norm.eps if norm else 0.0, sum_first, epilogue.bits, self._ready())
         launch = reduction_launch(config, arguments, tiles, widths_of(reduces), how)
         if stored.home == OUTPUT:
             moved[stored.name] = out
@@ -207,7 +203,7 @@ class SlotKernels:
         dtype = tensor.dtype if adds else torch.int32
         source, tiles = Moving(tensor.data_ptr(), dtype), protocol.table.shape[0]
         self.copies_started = WaitStep(protocol.claims.data_ptr(), min(config.programs, tiles))
-        arguments: list[Any] = [targets, source, *protocol.arrays, tiles, row_words, protocol.world_size]
+        arguments: list[Any] = [targets, source, protocol.queue, protocol.signal_words, row_words]
         launch = copy_launch(config, arguments, tiles, self._traced, adds)
         name = buffer.name if buffer is not None and buffer.home in (INPUT, OUTPUT) else None
 

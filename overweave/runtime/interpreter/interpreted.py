@@ -7,19 +7,18 @@ set, which is this loop's to do: the interpreter has no device clock to bound it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from overweave.errors import InputError
-from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
+from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
-from overweave.ir.plan import COPY_KERNEL, MOST_WEIGHTS, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, MatmulConfig, Plan
+from overweave.ir.plan import COPY_KERNEL, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Compute, Reduce, ReducePut
-from overweave.ir.tile_order import OWN_SHARD, WORKSPACE, outputs, share_places
+from overweave.ir.tile_order import outputs, share_places
 from overweave.memory.cuda.shares import Shares, share_numbers
 from overweave.memory.host.heap import ABORT, COMPLETED
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
@@ -33,19 +32,20 @@ from overweave.runtime.interpreter import interpreter
 interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
-from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
-
+from overweave.kernels.arguments import AfterSums, SignalWords, TileQueue  # noqa: E402
 from overweave.kernels.copy import copy_kernel  # noqa: E402
 from overweave.kernels.matmul import matmul_kernel  # noqa: E402
 from overweave.kernels.reduction import reduction_kernel  # noqa: E402
 from overweave.memory.device.signals import TRACE_COLUMNS  # noqa: E402
+from overweave.runtime.gpu.kernels.matmul_call import Operands, Protocol, portable_arguments  # noqa: E402
+from overweave.runtime.gpu.kernels.peers import Peers  # noqa: E402
+from overweave.runtime.gpu.kernels.tile_call import Summing, copy_arguments, reduction_arguments  # noqa: E402
 from overweave.runtime.interpreter.packed import exchange_packed  # noqa: E402
 from overweave.runtime.interpreter.skinny import multiply_few_rows  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
-_COPIED_WORDS = 256  # int32 at a time: several turns even for small chunks
-_PRECISION = "ieee"  # interpreted dots are fp32 whatever it says
+_COPIED_WORDS = 256  # int32 at a time: several turns even for small chunks; there are no bulk copies here
 _CLAIMS = {TILE_KERNEL: 0, REDUCE_KERNEL: 1, COPY_KERNEL: 2}
 
 
@@ -129,40 +129,47 @@ class InterpretedCall(HostCall):
         problem, config = self.plan.problem, self.plan.realization.matmul
         assert config is not None
         computes = [operation for operation in step.operations if isinstance(operation, Compute)]
-        block = [config.block_m, config.block_k]
-        sides: dict[int, Any] = {}
-        for buffer in dict.fromkeys(region.buffer for compute in computes for region in compute.a):
-            is_own = self.plan.schedule.buffer(buffer).home == INPUT
-            matrix = _row_major(self.tensors[buffer]) if is_own else self.slot.buffer(buffer, self.group.rank)
-            sides[OWN_SHARD if is_own else WORKSPACE] = TensorDescriptor.from_tensor(matrix, block)
-        own, workspace = (sides.get(side, next(iter(sides.values()))) for side in (OWN_SHARD, WORKSPACE))
+        epilogue = problem.of_tiles(any(compute.finishes for compute in computes))
+        sides = {
+            self.plan.schedule.buffer(region.buffer).home == INPUT: region.buffer
+            for compute in computes
+            for region in compute.a
+        }
         weights = self.plan.schedule.weights
-        gate = (GATE,) if problem.epilogue.gate else ()
-        factors = [self._factor(name, config) for name in (*weights, *gate)]
         buffers = [outputs(self.plan.schedule, self.group.rank, name) for name in weights]
-        outs = [self._matrix(of_weight[0]) for of_weight in buffers]
-        total = self._matrix(buffers[0][1]) if len(buffers[0]) > 1 else None
-        addends = self._addends(computes)
-        extras = [self.tensors.get(name) for name in (BIAS, RESIDUAL)] + self._scales(computes)
-        arguments = [own, workspace, *_filled(factors), *_filled(outs), *extras, total, addends, self._peers(computes)]
-        arguments += [self.group.world_size if any(compute.copies for compute in computes) else None]
+        scales = {part.buffer for compute in computes for part in compute.scales} - {SCALE_X}
+        operands = Operands(
+            a_shard=_row_major(self.tensors[sides[True]]) if True in sides else None,
+            a_workspace=self.slot.buffer(sides[False], self.group.rank) if False in sides else None,
+            b=self._factor(weights[0]),
+            out=self._matrix(buffers[0][0]),
+            more=tuple(
+                (self._factor(name), self._matrix(of_weight[0]))
+                for name, of_weight in zip(weights[1:], buffers[1:], strict=True)
+            ),
+            b_is_transposed=problem.b_is_transposed,
+            bases=None,
+            bias=self.tensors.get(BIAS),
+            residual=self.tensors.get(RESIDUAL),
+            scale_x=self.tensors.get(SCALE_X),
+            scale_w=self.tensors.get(SCALE_W),
+            scales=next((self._matrix(name) for name in scales), None),
+            gate=self._factor(GATE) if problem.epilogue.gate else None,
+            epilogue=epilogue,
+            total=self._matrix(buffers[0][1]) if len(buffers[0]) > 1 else None,
+            addends=self._addends(computes),
+            peers=self._peers(computes),
+        )
         places = share_places(self.plan.tile_order(self.group.rank, step.queue).rows)
-        shares = Shares.allocate(places, share_numbers(config, problem.epilogue), table.device) if places else None
-        arguments += [*(shares or (None, None))]
-        arguments += [table, claims, *self._protocol, self._trace(step.queue, len(table))]
-        numbers = [len(table), *_filled(problem.widths), problem.k, self.group.world_size]
-        flags = [
-            "fp8" if problem.dtype == FLOAT8 else _PRECISION,
-            problem.b_is_transposed,
-            len(sides) == 2,
-            self.stopwatch is not None,
-            problem.of_tiles(any(compute.finishes for compute in computes)).bits,
-        ]
-        flags += [0 if addends is None else addends.shape[1], len(weights), shares is not None]
-        matmul_kernel[grid](*arguments, *numbers, *flags)
+        shares = Shares.allocate(places, share_numbers(config, epilogue), table.device) if places else None
+        queue, words = self._tiles(step.queue, table, claims)
+        protocol = Protocol(
+            *queue[:2], *words[:3], queue.trace, words.world_size, self.stopwatch is not None, shares=shares
+        )
+        matmul_kernel[grid](*portable_arguments(config, operands, protocol))
         assert shares is None or not shares.arrivals.any(), "the next launch finds the counters at zero"
 
-    def _peers(self, computes: list[Compute]) -> Tensor | None:
+    def _peers(self, computes: list[Compute]) -> Peers | None:
         """Of each rank, the own one first: its signals, and how far behind the own slot it lies. Behind them, if sums
         go to every rank, where those of peers lie here (kernels/stored.py).
         """
@@ -175,19 +182,15 @@ class InterpretedCall(HostCall):
         lie = [self.slot.buffer(buffer, one).data_ptr() for one in order]
         signals = [heap.signal_address(one, index, 0) if self.slot.layout.signals else 0 for one in order]
         places = [[first, place - lie[0]] for first, place in zip(signals, lie, strict=True)]
-        spread = {copy.buffer for compute in computes for copy in compute.copies}
-        return torch.tensor(places + [[self.slot.buffer(each, rank).data_ptr(), 0] for each in spread])
+        spread = [self.slot.buffer(copy.buffer, rank) for compute in computes for copy in compute.copies][:1]
+        behind = [[sums.data_ptr(), 0] for sums in spread]
+        distances = tuple(distance for _, distance in places[1:])
+        return Peers(torch.tensor(places + behind), distances, next(iter(spread), None))
 
-    def _factor(self, weight: str, config: MatmulConfig) -> Any:
-        is_transposed, matrix = self.plan.problem.b_is_transposed, self.tensors[weight]
-        block = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
-        return TensorDescriptor.from_tensor(_row_major(matrix.t() if is_transposed else matrix), block)
-
-    def _scales(self, computes: list[Compute]) -> list[Tensor | None]:
-        """scale_x, scales, scale_w (kernels/matmul.py); a side that is not read stands for the other."""
-        gathered = {part.buffer for compute in computes for part in compute.scales} - {SCALE_X}
-        own, rest = self.tensors.get(SCALE_X), next((self._matrix(name) for name in gathered), None)
-        return [rest if own is None else own, own if rest is None else rest, self.tensors.get(SCALE_W)]
+    def _factor(self, weight: str) -> Tensor:
+        """A weight `[k, n]` that lies in memory as bulk loads want it."""
+        matrix = self.tensors[weight]
+        return _row_major(matrix.t()).t() if self.plan.problem.b_is_transposed else _row_major(matrix)
 
     def _addends(self, computes: list[Compute]) -> Tensor | None:
         """For each Compute, where row 0 of its output's buffer would lie beside each addend; None if there are none."""
@@ -203,7 +206,7 @@ class InterpretedCall(HostCall):
         config = self.plan.realization.reduction
         assert config is not None
         reduces = [operation for operation in step.operations if isinstance(operation, Reduce)]
-        width, first, told = widths_of(reduces)
+        widths = width, _, told = widths_of(reduces)
         operands = torch.zeros((len(reduces), width + 1 + told), dtype=torch.int64)
         for row, reduce in zip(operands, reduces, strict=True):
             for index, region in enumerate(reduce.operands):
@@ -214,15 +217,16 @@ class InterpretedCall(HostCall):
         callers = (reduce.out.buffer for reduce in reduces if reduce.out.buffer in self.tensors)
         out = self._matrix(next(callers, reduces[0].out.buffer))
         cols = self.plan.schedule.buffer(reduces[0].out.buffer).cols
-        blocks = [config.block_m, config.block_n // config.parts]
-        numbers = [len(table), cols, self.group.world_size, width, first, told, 0, *blocks]
-        protocol = [*self._protocol, self._trace(step.queue, len(table))]
-        norm = self.plan.problem.norm
-        extras = [*(self.tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)), None]
-        flags = [self.stopwatch is not None, norm.eps if norm else 0.0]
-        flags += [sums_first(self.plan.schedule, self.plan.realization.dtype, reduces)]
-        flags += [self.plan.problem.of_sums.bits]
-        reduction_kernel[grid](operands, out, *extras, table, claims, *protocol, *numbers, *flags)
+        norm, names = self.plan.problem.norm, (BIAS, RESIDUAL, NORM_WEIGHT, Z)
+        how = Summing(
+            traced=self.stopwatch is not None,
+            after=AfterSums(*(self.tensors.get(name) for name in names)),
+            eps=norm.eps if norm else 0.0,
+            sum_first=sums_first(self.plan.schedule, self.plan.realization.dtype, reduces),
+            epilogue=self.plan.problem.of_sums.bits,
+        )
+        arguments = [operands, out, *self._tiles(step.queue, table, claims), cols]
+        reduction_kernel[grid](*reduction_arguments(config, arguments, widths, how))
 
     def _copy(self, step: Step, table: Tensor, claims: Tensor, grid: tuple[int]) -> None:
         targets = torch.zeros((len(step.operations), 2), dtype=torch.int64)
@@ -234,11 +238,15 @@ class InterpretedCall(HostCall):
                 row[1] = self.slot.heap.signal_address(target.rank, self.slot.index, 0)
                 source = _row_major(self._matrix(origin.buffer))
                 row_words = source.shape[1] * source.element_size() // _ROW_BYTES
-        protocol = [*self._protocol, self._trace(step.queue, len(table))]
-        numbers = [len(table), row_words, self.group.world_size, _COPIED_WORDS]
-        words, is_bulk = source.contiguous(), False  # there are no bulk copies here
-        words = words if adds else words.view(torch.int32)
-        copy_kernel[grid](targets, words, table, claims, *protocol, *numbers, is_bulk, adds, self.stopwatch is not None)
+        words = source.contiguous() if adds else source.contiguous().view(torch.int32)
+        arguments = [targets, words, *self._tiles(step.queue, table, claims), row_words]
+        copy_kernel[grid](*copy_arguments(arguments, _COPIED_WORDS, False, adds, self.stopwatch is not None))
+
+    def _tiles(self, queue: str, table: Tensor, claims: Tensor) -> tuple[TileQueue, SignalWords]:
+        """The tiles of a kernel, and what waits and signals."""
+        tiles = TileQueue(table, claims, self._trace(queue, len(table)), len(table))
+        signals, words, limits = self._protocol
+        return tiles, SignalWords(signals, words, limits, self.group.world_size)
 
     def _trace(self, queue: str, tiles: int) -> Tensor:
         """Where a kernel writes when it claimed, began and stored each tile, if anybody wants to know."""
@@ -255,11 +263,6 @@ class InterpretedCall(HostCall):
 def _kernel_queues(plan: Plan) -> list[str]:
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
     return [queue for queue, engine in engines.items() if engine in (*_CLAIMS, PACKED_KERNEL)]
-
-
-def _filled(operands: Sequence[Any]) -> list[Any]:
-    """Those of every weight that the kernel has a place for; None where there is none."""
-    return [*operands, *[None] * (MOST_WEIGHTS - len(operands))]
 
 
 def _row_major(matrix: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from overweave.memory.device.sync_clocks import CLOCK, stamp_kernel
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.head import words_of
 from overweave.runtime.gpu.kernels.kernels import summing_programs
-from overweave.runtime.gpu.kernels.matmul import programs_for
+from overweave.runtime.gpu.kernels.matmul_call import programs_for
 from overweave.runtime.gpu.launch import BoundSlot, CudaRun, Tensors
 from overweave.runtime.trace.trace import (
     HEAD,

@@ -31,7 +31,7 @@ from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import waits
 from overweave.runtime.gpu.authored import AuthoredSlot, _check_shared, _standing
-from overweave.runtime.gpu.kernels.kernels import moving
+from overweave.runtime.gpu.kernels.arguments import moving
 from overweave.runtime.handwritten import Declared
 from tests.runtime.without_gpu import (
     CALLER,

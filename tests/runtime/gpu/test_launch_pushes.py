@@ -113,9 +113,10 @@ def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatc
     kernels._slot = SimpleNamespace(view=lambda offset, shape, dtype: torch.zeros(shape, dtype=dtype))
     kernels._copy(pushing_queue(plan))(SIDE, {"x": 4096})
     rows = plan.tile_order(1, pushing_queue(plan)).rows
-    assert (taken["tiles"], taken["row_words"], taken["world_size"]) == (len(rows), 512 * 2 // 16, 3)
+    queue, words = taken["queue"], taken["protocol"]
+    assert (queue.tiles, taken["row_words"], words.world_size) == (len(rows), 512 * 2 // 16, 3)
     assert taken["targets"].shape == (len({row.operation for row in rows}), 2)
-    assert taken["table"].tolist() == [list(row) for row in rows]
+    assert queue.table.tolist() == [list(row) for row in rows]
     assert (taken["source"].address == 4096) == (source == "x")
     assert kernels.copies_started == WaitStep(word[2:].data_ptr(), 4)
     assert taken["launched"] == SIDE

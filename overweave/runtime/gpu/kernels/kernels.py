@@ -1,20 +1,17 @@
 """How kernels are launched: compiled for fixed shapes, loaded, and called with a few microseconds of host time.
 
 A `Launch` never compiles after it is made. Tensors that stay the same from call to call are bound as plain addresses;
-what moves is bound through a `Moving`, which descriptors and arguments read at each launch.
+what moves is bound through a `Moving` (arguments.py), which descriptors and arguments read at each launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from triton import next_power_of_2
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overweave.ir.plan import CopyConfig, Exchange, PackedConfig, ReduceConfig
-from overweave.ir.tile_order import TileRow
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.packed.gather import packed_gather_kernel
 from overweave.kernels.packed.one_shot import packed_all_reduce_kernel
@@ -24,6 +21,7 @@ from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
 from overweave.runtime.gpu.kernels.launcher import PackedLaunch
+from overweave.runtime.gpu.kernels.tile_call import Summing, copy_arguments, reduction_arguments
 
 PACKED_KERNELS: dict[Exchange, Any] = {
     "one_shot": packed_all_reduce_kernel,
@@ -39,23 +37,6 @@ MOST_REGISTERS = 224  # of a thread
 WORDS_PER_KIB = 256  # of int32
 
 
-@dataclass
-class Moving:
-    """A tensor whose address changes from call to call; stands for it in descriptors and arguments."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        """Where the tensor of the next launch lies."""
-        return self.address
-
-
-def moving(tensor: torch.Tensor) -> Moving:
-    """A stand-in that starts at `tensor`."""
-    return Moving(tensor.data_ptr(), tensor.dtype)
-
-
 class Launch:
     """A compiled kernel with its grid, arguments and options, loaded and ready."""
 
@@ -63,12 +44,18 @@ class Launch:
         self.compiled = kernel.warmup(*arguments, grid=(programs,), **options)
         self.compiled._init_handles()
         self._kept_alive = arguments
-        fixed = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in arguments]
-        self._launch = PackedLaunch(self.compiled, programs, fixed)
+        self._launch = PackedLaunch(self.compiled, programs, [fixed(argument) for argument in arguments])
 
     def __call__(self, stream: int) -> None:
         """Launches on a stream."""
         self._launch(stream)
+
+
+def fixed(argument: Any) -> Any:
+    """A tensor's address, of tensors in a tuple too; anything else as it is."""
+    if isinstance(argument, tuple):
+        return tuple(fixed(one) for one in argument)
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
 def begin_launch(words: list[torch.Tensor], numbers: list[int]) -> Launch:
@@ -92,35 +79,15 @@ def told_addresses(addresses: tuple[int, ...], count: int, device: torch.device)
     return torch.tensor(addresses + (0,) * (count - len(addresses)), dtype=torch.int64, device=device)
 
 
-class Summing(NamedTuple):
-    """How a reduction ends, beyond its sums: with a trace, with the norm of whole rows (kernels/norm.py), or with an
-    epilogue, whose bits these are (kernels/epilogue.py)."""
-
-    traced: bool = False
-    bias: Moving | None = None
-    residual: Moving | None = None
-    norm_weight: Moving | None = None
-    z: Moving | None = None
-    eps: float = 0.0
-    sum_first: bool = False  # the first operand of each is kept in fp32
-    epilogue: int = 0
-    ready: torch.Tensor | None = None  # addresses of words that become 1 when it begins, as of `told_addresses`
-
-
 SUMS_PER_SM = 4  # of the SMs that are left to copies; a block of sums takes an eighth of one
 
 
 def reduction_launch(
     config: ReduceConfig, arguments: list[Any], tiles: int, widths: tuple[int, int, int], how: Summing
 ) -> Launch:
-    """The ordered reduction. arguments: everything before the constants of `reduction_kernel`, but for what `how`
-    has. widths: as memory/lower.py says."""
-    normed = [*arguments[:2], how.bias, how.residual, how.norm_weight, how.z, how.ready, *arguments[2:]]
-    ready = 0 if how.ready is None else how.ready.numel()
-    blocks = [*widths, ready, config.block_m, config.block_n // config.parts]
-    constants = [*blocks, how.traced, how.eps, how.sum_first, how.epilogue]
-    options = reduction_options(config, how.epilogue)
-    return Launch(reduction_kernel, summing_programs(config, tiles), normed + constants, options)
+    """The ordered reduction. arguments, widths: as of `reduction_arguments`."""
+    given, options = reduction_arguments(config, arguments, widths, how), reduction_options(config, how.epilogue)
+    return Launch(reduction_kernel, summing_programs(config, tiles), given, options)
 
 
 def summing_programs(config: ReduceConfig, tiles: int) -> int:
@@ -137,9 +104,9 @@ def reduction_options(config: ReduceConfig, epilogue: int) -> dict[str, int]:
 
 
 def copy_launch(config: CopyConfig, arguments: list[Any], tiles: int, traced: bool, adds: bool = False) -> Launch:
-    """The pushes of chunks, or what adds them. arguments: everything before the constants of `copy_kernel`."""
-    constants = [config.block_kib * WORDS_PER_KIB, config.path == "bulk" and not adds, adds, traced]
-    return Launch(copy_kernel, min(config.programs, tiles), arguments + constants, {"num_warps": config.warps})
+    """The pushes of chunks, or what adds them. arguments: as of `copy_arguments`."""
+    given = copy_arguments(arguments, config.block_kib * WORDS_PER_KIB, config.path == "bulk", adds, traced)
+    return Launch(copy_kernel, min(config.programs, tiles), given, {"num_warps": config.warps})
 
 
 def packed_launch(config: PackedConfig, arguments: list[Any], programs: int, is_early: bool = False) -> Launch:
@@ -147,16 +114,3 @@ def packed_launch(config: PackedConfig, arguments: list[Any], programs: int, is_
     before the kernel in front ends."""
     options: dict[str, int] = {"num_warps": config.warps} | (EARLY if is_early else {})
     return Launch(PACKED_KERNELS[config.exchange], programs, arguments, options)
-
-
-def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:
-    """A tile order as the kernels read it: int32 `[tiles, columns]`."""
-    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(-1, len(TileRow._fields))
-
-
-def descriptor(matrix: torch.Tensor, block: list[int], base: Any = None) -> TensorDescriptor:
-    """A bulk-tensor descriptor of a row-major matrix whose rows start at multiples of 16 bytes."""
-    described = TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
-    if base is not None:
-        described.base = base
-    return described

@@ -24,8 +24,8 @@ MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor keeps
 class PackedLaunch:
     """A compiled kernel with a fixed grid, called as `launch(stream)`. `arguments` are read anew at each call.
 
-    An argument is a number, an address, or an object whose `address` may change between calls (kernels.Moving); a
-    descriptor's `base` may be such an object too.
+    An argument is a number, an address, or an object whose `address` may change between calls (arguments.Moving); a
+    descriptor's `base` may be such an object too. Or it is a tuple of these, descriptors aside.
     """
 
     def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
@@ -65,6 +65,12 @@ class PackedLaunch:
                 self._packed += make_tensordesc_arg(argument, encode.metadata)
                 if hasattr(argument.base, "address"):
                     self._watch(place, argument.base, encode)
+            elif isinstance(argument, tuple):
+                parts = [getattr(part, "address", part) for part in argument]
+                self._packed.append(tuple(parts))
+                for at, part in enumerate(argument):
+                    if hasattr(part, "address"):
+                        self._watch(place, part, _Part(parts, at, part))
             elif hasattr(argument, "address"):
                 self._packed.append(argument.address)
                 self._watch(place, argument, argument.data_ptr)
@@ -74,6 +80,17 @@ class PackedLaunch:
     def _watch(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
         self._moving.append((place, source, encode))
         self._seen.append(source.address)
+
+
+class _Part:
+    """A part of a tuple that has moved: the tuple as it is now. parts: those of one tuple, which share the list."""
+
+    def __init__(self, parts: list[Any], at: int, source: Any) -> None:
+        self._parts, self._at, self._source = parts, at, source
+
+    def __call__(self) -> tuple[Any, ...]:
+        self._parts[self._at] = self._source.address
+        return tuple(self._parts)
 
 
 class _Encoder:

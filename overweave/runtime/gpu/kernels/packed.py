@@ -17,7 +17,8 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.head import words_of
-from overweave.runtime.gpu.kernels.kernels import Launch, moving, packed_launch
+from overweave.runtime.gpu.kernels.arguments import moving
+from overweave.runtime.gpu.kernels.kernels import Launch, packed_launch
 from overweave.runtime.gpu.kernels.packed_call import Caller, packed_arguments
 from overweave.runtime.gpu.kernels.skinny import may_start_early, skinny_launch
 from overweave.runtime.gpu.kernels.skinny_call import Factors, Turn, tiles_of

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import PACKED_SUMS, Plan
+from overweave.kernels.arguments import AfterSums
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
 from overweave.memory.packed_layout import PackedLayout
 
@@ -41,9 +42,8 @@ def packed_arguments(
     config, norm, ranks = plan.realization.packed, plan.problem.norm, plan.schedule.world_size
     assert config is not None
     may_norm, adds = config.exchange in PACKED_SUMS, config.exchange != "gather"
-    beside = ((BIAS, RESIDUAL) if adds else ()) + ((NORM_WEIGHT, Z) if may_norm else ())
-    extras = [tensors.get(name) for name in beside]
-    arrays = [tensors[layout.source], tensors[layout.out], *extras, space.spaces, space.state, *caller.protocol]
+    after = [AfterSums(*(tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)))] if adds else []
+    arrays = [tensors[layout.source], tensors[layout.out], *after, space.spaces, space.state, *caller.protocol]
     span, programs, turns = layout.stretches(caller.block)
     counts = [layout.words, layout.shard_words, span, turns]
     numbers = [*counts, layout.part_bytes, space.half_bytes, caller.rank, ranks]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from overweave.runtime.gpu.kernels.kernels import Moving
+from overweave.runtime.gpu.kernels.arguments import Moving
 
 
 class Peers(NamedTuple):

@@ -16,7 +16,7 @@ TURNS: dict[Turn, int] = {"in_turn": 0, "leads": 1, "follows": 2}
 class Factors(NamedTuple):
     """What is multiplied, `a [m, k]` and `b [k, n]`, and its result `[m, n]`, rows without gaps between their numbers.
 
-    bases: what the kernel is given for each, itself or a stand-in that may move (kernels.Moving).
+    bases: what the kernel is given for each, itself or a stand-in that may move (arguments.Moving).
     """
 
     a: Tensor

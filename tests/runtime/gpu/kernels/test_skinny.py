@@ -7,7 +7,7 @@ import torch
 
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.cuda.shares import SharedShares
-from overweave.runtime.gpu.kernels.kernels import moving
+from overweave.runtime.gpu.kernels.arguments import moving
 from overweave.runtime.gpu.kernels.skinny import skinny_launch
 from overweave.runtime.gpu.kernels.skinny_call import Factors
 from overweave.schedules.tiles.skinny import SHAPES

@@ -1,0 +1,148 @@
+"""The tile kernels of a matmul as they are compiled and linted, with the arguments of a launch and their contracts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from campaigns.lint.lint_case import PLAIN, Case, Variant
+from overweave.compiler.aot import source_of_launch
+from overweave.compiler.ptx_lint.contract import Contract, Guard
+from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.tile_order import TileRow
+from overweave.memory.cuda.shares import Shares
+from overweave.runtime.gpu.kernels.matmul import matmul_call
+from overweave.runtime.gpu.kernels.matmul_call import Operands, Protocol
+from overweave.runtime.gpu.kernels.peers import Peers
+
+# Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.
+TILES, ROWS, RANKS = 7, 512, 4
+SIZE, RAGGED_SIZE = 1024, 1032
+
+
+class Stored(NamedTuple):
+    """At how many peers tiles store: products alone, or sums of one addend too (`spreads`)."""
+
+    peers: int = 0
+    spreads: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.peers} peers{' spread' * self.spreads}" if self.peers else ""
+
+
+STAYS = Stored()
+
+
+class Tile(NamedTuple):
+    """A matmul's tile. addends: how many each adds. weights: by how many each launch multiplies."""
+
+    dtype: Dtype
+    config: MatmulConfig
+    variant: Variant = PLAIN
+    epilogue: Epilogue = NO_EPILOGUE
+    addends: int = 0
+    weights: int = 1
+    stored: Stored = STAYS
+
+    def __str__(self) -> str:
+        config, along_k = self.config, " along k" * bool(self.config.split_k)
+        parts = f"/{config.split_n}" * (config.split_n > 1)
+        shape = f"{config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s{parts}{along_k}"
+        added = f"{self.addends} addend{'s' * (self.addends > 1)}" if self.addends else ""
+        several = f"{self.weights} weights" if self.weights > 1 else ""
+        words = (f"{self.dtype} {shape}", self.variant, self.epilogue, added, several, self.stored)
+        return " ".join(filter(None, map(str, words)))
+
+
+def matmul_case(
+    dtype: Dtype,
+    config: MatmulConfig,
+    variant: Variant = PLAIN,
+    epilogue: Epilogue = NO_EPILOGUE,
+    addends: int = 0,
+    weights: int = 1,
+    stored: Stored = STAYS,
+) -> Case:
+    """The case of a `Tile`, whose fields these are."""
+    tile = Tile(dtype, config, variant, epilogue, addends, weights, stored)
+    kernel, arguments, options = matmul_call(tile.config, operands_of(tile), protocol_of(tile))
+    return Case(source_of_launch(kernel, arguments, options, str(tile)), _contract(tile))
+
+
+def operands_of(tile: Tile) -> Operands:
+    """Tensors of which a launch sees no more than dtype, alignment and strides."""
+    size = RAGGED_SIZE if tile.variant.ragged else SIZE
+    dtype = getattr(torch, tile.dtype)
+    kept = torch.bfloat16 if tile.dtype == FLOAT8 else dtype
+    a, out, epilogue = torch.empty(ROWS, size, dtype=dtype), torch.empty(ROWS, size, dtype=kept), tile.epilogue
+    b = torch.empty(size, size, dtype=dtype)
+    b = b.t() if tile.variant.is_transposed else b
+    scales, addresses = torch.empty(ROWS), torch.empty(TILES, max(1, tile.addends), dtype=torch.int64)
+    distances = tuple(4096 * steps for steps in range(1, tile.stored.peers + 1))
+    return Operands(
+        a_shard=a if tile.variant.two_sources else None,
+        a_workspace=a,
+        b=b,
+        out=out,
+        more=((b, out),) * (tile.weights - 1),
+        b_is_transposed=tile.variant.is_transposed,
+        bases=None,
+        bias=out if epilogue.bias else None,
+        residual=out if epilogue.residual else None,
+        scale_x=scales if epilogue.scaling else None,
+        scales=scales if epilogue.scaling else None,
+        scale_w=scales if epilogue.scaling else None,
+        gate=b if epilogue.gate else None,
+        epilogue=epilogue,
+        total=out if tile.addends else None,
+        addends=addresses if tile.addends else None,
+        addend_rows=(out, addresses) if tile.addends == 1 else None,
+        peers=Peers(addresses, distances, out if tile.stored.spreads else None) if distances else None,
+    )
+
+
+def protocol_of(tile: Tile) -> Protocol:
+    """The same of what comes with every tile kernel."""
+    words, numbers = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int64)
+    table = torch.empty(TILES, len(TileRow._fields), dtype=torch.int32)
+    shares = Shares(torch.empty(64), words) if tile.config.split_k else None
+    return Protocol(table, words, words, words, numbers, numbers, RANKS, tile.variant.traced, shares=shares)
+
+
+def _contract(tile: Tile) -> Contract:
+    """Tensor cores are promised where the dtype has them."""
+    is_hopper, peers = tile.config.kernel == "hopper", tile.stored.peers
+    stores = [*_names("products.out", tile.weights), *(["products.total"] if tile.addends else [])]
+    if is_hopper:
+        stores += [*_names("out", tile.weights), *(["total_tiles"] if tile.addends else [])]
+        stores += [f"tiles_{index}" for index in range(1, peers + 1)]
+        stores += [f"sums_{index}" for index in range(1, peers + 1) if tile.stored.spreads]
+    told = Guard("*peers.places" if peers else "protocol.signals", tuple(stores), optional=True)
+    guarded = [Guard("protocol.signals", ("a_workspace",) if tile.variant.two_sources else ("a_shard",), optional=True)]
+    if tile.addends:  # one more wait, with its alarm's look
+        names = "addend_tiles" if is_hopper and tile.addends == 1 else "*addends"
+        guarded.append(Guard("protocol.signals", (names,), optional=True))
+    contract = Contract(
+        guarded=tuple(guarded),
+        announced=(told,),
+        alarm=("protocol.words", "*protocol.limits"),
+        claims=("queue.claims",),
+        waits=len(guarded),
+        looks=len(guarded),
+        releases=2 if is_hopper and tile.stored.spreads else 1,
+        wgmma=tile.dtype != "float32",
+        depth=0 if tile.dtype in ("float32", FLOAT8) else 1,  # of fp8, loads alone are ahead of a step's product
+    )
+    if tile.config.split_k:
+        shares = Guard("shares.arrivals", ("shares.partials",))  # along k, of blocks of one device
+        contract = replace(contract, private=("shares.arrivals",), counted=(shares,))
+    return contract
+
+
+def _names(base: str, weights: int) -> list[str]:
+    """What belongs to each weight: `out`, `out_1`, `out_2`."""
+    return [base, *(f"{base}_{index}" for index in range(1, weights))]
