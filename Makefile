@@ -9,7 +9,7 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast slow lint format gpu-test bench clean
+.PHONY: demo test fast slow nightly lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -22,6 +22,10 @@ fast: .venv/stamp        ## the fast tier alone
 
 slow: .venv/stamp        ## the slow tier alone
 	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu"
+
+nightly: .venv/stamp     ## the long runs whose short versions `make test` has: some hours on two cores
+	for campaign in "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "verify_mutations --per-class 1000" \
+	  "verify_valid --count 20000" "lost_waits" "faults --count 500" "lint_all"; do $(BIN)/python -m campaigns.$$campaign || exit 1; done
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \

@@ -64,7 +64,7 @@ def test_a_terminal_that_knows_only_ascii_gets_an_answer():
 @pytest.mark.slow  # torch is loaded
 @pytest.mark.parametrize("name", ["bench", "compile", "doctor", "explain", "tune"])
 def test_what_draws_no_picture_does_not_load_what_draws_them(name: str):
-    code = f"import sys, overweave.cli.{name}; print({{'matplotlib'}} & set(sys.modules))"
+    code = f"import sys, overweave.cli.commands.{name}; print({{'matplotlib'}} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "set()"
 

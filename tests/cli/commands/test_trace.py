@@ -34,7 +34,7 @@ def test_every_schedule_leaves_a_trace(operator: str):
 
 @pytest.mark.slow
 def test_options_reach_both_timelines(tmp_path: Path):
-    words = ("all_gather_matmul", "--shape", "256,128,64", "-w", "2", "--plan", "push", "-o", "pieces=4")
+    words = ("all_gather_matmul", "--shape", "512,128,64", "-w", "2", "--plan", "push", "-o", "pieces=4")
     assert run(*words, "--out", str(tmp_path)).returncode == 0
     for timeline in from_chrome((tmp_path / "trace.all_gather_matmul.push.json").read_bytes()):
         assert len([span for span in timeline.spans if span.kind == "copy" and span.rank == 0]) == 4

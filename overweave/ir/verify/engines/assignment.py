@@ -47,6 +47,8 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
         engine = engines.get(operation.queue)
         if engine is not None:
             _check_operation(operation, engine, findings)
+            if isinstance(operation, Collective):
+                _check_members(operation, plan.schedule.world_size, findings)
             if engine in (COPY_ENGINE, LIBRARY):
                 _check_announcement(graph, position, engine, findings)
     for positions in graph.of_rank:
@@ -89,6 +91,13 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
         findings.add("engine", operation, f"a library call is one instance, not {operation.instances}")
     elif engine == LIBRARY and any(region.rank != operation.rank for region in (*operation.reads, *operation.writes)):
         findings.add("engine", operation, "a library call touches its own rank's memory only")
+
+
+def _check_members(operation: Collective, world_size: int, findings: Findings) -> None:
+    """A library call runs in the whole group, whose ranks are in ascending order there."""
+    if operation.ranks != tuple(range(world_size)):
+        said = f"a library's collective is of all {world_size} ranks in ascending order, not of {operation.ranks[:16]}"
+        findings.add("engine", operation, said)
 
 
 def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str], findings: Findings) -> None:
