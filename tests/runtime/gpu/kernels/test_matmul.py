@@ -10,7 +10,8 @@ import torch
 from overweave.ir.plan import ReduceConfig
 from overweave.memory.cuda.heap import OVERLAPPING
 from overweave.runtime.gpu.kernels.kernels import summing_programs
-from overweave.runtime.gpu.kernels.matmul import hopper_parts, hopper_strip, programs_for
+from overweave.runtime.gpu.kernels.matmul import hopper_parts, hopper_strip
+from overweave.runtime.gpu.kernels.matmul_call import programs_for
 from overweave.schedules.tiles.shape import FLOAT8_HOPPER, HOPPER, TileShape
 
 
