@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()  # in this process Triton interprets
 

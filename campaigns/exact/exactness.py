@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.depth == "interpreter":
-        import_module("overweave.runtime.interpreter.interpreted")  # once, before the ranks fork
+        import_module("overweave.runtime.interpreted.interpreted")  # once, before the ranks fork
     failed = 0
     for index, world_size in enumerate(arguments.worlds):
         share = arguments.shapes // len(arguments.worlds) + (index < arguments.shapes % len(arguments.worlds))

@@ -181,7 +181,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.depth == "interpreter":
-        import_module("overweave.runtime.interpreter.interpreted")  # once, before the ranks fork
+        import_module("overweave.runtime.interpreted.interpreted")  # once, before the ranks fork
     failed = 0
     for index, trial in enumerate(trials(arguments.count, arguments.depth, arguments.seed)):
         reasons, calls = run(trial)

@@ -11,7 +11,7 @@ from typing import Any
 
 BACKENDS = {
     "host library": "overweave.runtime.host.emulate:HostCall",
-    "host interpreter": "overweave.runtime.interpreter.interpreted:InterpretedCall",
+    "host interpreter": "overweave.runtime.interpreted.interpreted:InterpretedCall",
     "host author": "overweave.runtime.host.authored:AuthoredRun",
     "gpu author": "overweave.runtime.gpu.authored:AuthoredRun",
     "host handwritten": "overweave.runtime.host.handwritten:HandwrittenRun",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

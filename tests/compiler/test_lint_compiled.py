@@ -289,14 +289,14 @@ def test_tiles_that_add_pass_and_load_16_bytes_at_once() -> None:
 def test_addends_read_without_hearing_of_the_wait_are_found(fault: str) -> None:
     compiled, contract = hopper_sum()
     text = compiled.ptx
-    (told,) = place_of("arrive", "received_hopper.py")
-    heard, other = place_of("try_wait", "received_hopper.py")
+    (told,) = place_of("arrive", "received.py")
+    heard, other = place_of("try_wait", "received.py")
     if fault == "a consumer does not listen":
         text = edit(
             text, (rf"mbarrier\.try_wait\.parity\.shared\.b64 complete, {re.escape(heard)}", "mov.pred complete, 1")
         )
     elif fault == "it listens to another":
-        (empty, *_) = place_of("try_wait", "hopper_consumer.py:")
+        (empty, *_) = place_of("try_wait", "consumer.py:")
         text = edit(text, (rf"(complete, ){re.escape(other)}", rf"\g<1>{empty}"))
     else:
         arrival = rf"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, {re.escape(told)};"

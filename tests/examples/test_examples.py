@@ -95,7 +95,7 @@ def test_compile():
 @pytest.mark.slow
 def test_chunks_by_hand():
     printed = printed_by("06_chunks_by_hand.py")
-    assert "A.pull.2-1.6: get A.gathered@1[32:64,0:32] -> A.gathered@2[32:64,0:32]" in printed
+    assert "A.pull.2-1.0: get A.gathered@1[32:64,0:32] -> A.gathered@2[32:64,0:32]" in printed
     assert "e-06 on 3 ranks" in printed
 
 

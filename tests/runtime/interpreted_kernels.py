@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

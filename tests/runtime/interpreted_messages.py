@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

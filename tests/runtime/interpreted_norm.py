@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from overweave.runtime.interpreter import interpreter
+from overweave.runtime import interpreter
 
 interpreter.repair()
 
@@ -26,8 +26,10 @@ import triton.runtime.interpreter as triton_interpreter  # noqa: E402
 
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.processes import run_ranks  # noqa: E402
-from overweave.runtime.interpreter import operands as operands  # noqa: E402
-from overweave.runtime.interpreter import source as source  # noqa: E402
+from overweave.runtime.interpreted import (  # noqa: E402
+    operands,
+    source,
+)
 
 load("host interpreter")
 

@@ -45,7 +45,7 @@ OTHER_WORDS = {
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed_shards": EXCHANGES,
     "overweave.memory.packed_layout": EXCHANGES,
-    "overweave.runtime.interpreter.packed": EXCHANGES,
+    "overweave.runtime.interpreted.packed": EXCHANGES,
     "overweave.runtime.gpu.kernels.kernels": EXCHANGES,
     "overweave.tuner.measure.baselines": ROWS,
     "overweave.tuner.measure.bench": ROWS,

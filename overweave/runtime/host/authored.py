@@ -26,7 +26,7 @@ from overweave.runtime.authored import (
 from overweave.runtime.host.agenda import Agenda, Step
 from overweave.runtime.host.beside import IsDone
 from overweave.runtime.host.emulate import Tensors
-from overweave.runtime.interpreter.interpreted import PROGRAMS, InterpretedCall
+from overweave.runtime.interpreted.interpreted import PROGRAMS, InterpretedCall
 
 
 class AuthoredRun:

@@ -14,6 +14,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.heap import ABORT, COMPLETED, HostHeap
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.runtime import interpreter
 from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
@@ -26,7 +27,6 @@ from overweave.runtime.handwritten import (
     TensorArgument,
 )
 from overweave.runtime.host.beside import Beside, IsDone, work_off
-from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 

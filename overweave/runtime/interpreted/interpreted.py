@@ -24,10 +24,10 @@ from overweave.memory.host.heap import ABORT, COMPLETED
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
 from overweave.memory.lower import sums_first, widths_of
 from overweave.memory.packed_layout import lay_out_packed
+from overweave.runtime import interpreter
 from overweave.runtime.host.agenda import Agenda, Step
 from overweave.runtime.host.beside import Beside, IsDone
 from overweave.runtime.host.emulate import HostCall
-from overweave.runtime.interpreter import interpreter
 
 interpreter.repair()
 
@@ -40,8 +40,8 @@ from overweave.memory.device.signals import TRACE_COLUMNS  # noqa: E402
 from overweave.runtime.gpu.kernels.matmul_call import Operands, Protocol, portable_arguments  # noqa: E402
 from overweave.runtime.gpu.kernels.peers import Peers  # noqa: E402
 from overweave.runtime.gpu.kernels.tile_call import Summing, copy_arguments, reduction_arguments  # noqa: E402
-from overweave.runtime.interpreter.packed import exchange_packed  # noqa: E402
-from overweave.runtime.interpreter.skinny import multiply_few_rows  # noqa: E402
+from overweave.runtime.interpreted.packed import exchange_packed  # noqa: E402
+from overweave.runtime.interpreted.skinny import multiply_few_rows  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this

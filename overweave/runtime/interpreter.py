@@ -43,9 +43,9 @@ import triton
 import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
-from overweave.runtime.interpreter.operands import prepare_operands_shortly
-from overweave.runtime.interpreter.source import make_functions_once
-from overweave.runtime.interpreter.types import make_types_once
+from overweave.runtime.interpreted.operands import prepare_operands_shortly
+from overweave.runtime.interpreted.source import make_functions_once
+from overweave.runtime.interpreted.types import make_types_once
 
 _Builder = triton_interpreter.InterpreterBuilder
 _Handle = triton_interpreter.TensorHandle
@@ -63,7 +63,7 @@ def repair() -> None:
         return
     if not isinstance(tl.zeros, triton_interpreter.InterpretedFunction):
         found = "triton was imported for compiling"
-        cure = "Use a process that imports overweave.runtime.interpreter.interpreter first, or set TRITON_INTERPRET=1"
+        cure = "Use a process that imports overweave.runtime.interpreter first, or set TRITON_INTERPRET=1"
         raise MachineError("interpret kernels in this process", found, cure)
     _Builder.create_dot = _dot
     _Builder.cast_impl = _cast

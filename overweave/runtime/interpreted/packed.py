@@ -8,8 +8,8 @@ from overweave.ir.plan import Exchange, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.host.packed import HostPacked
 from overweave.memory.packed_layout import lay_out_packed
+from overweave.runtime import interpreter
 from overweave.runtime.gpu.kernels.packed_call import Caller, packed_arguments
-from overweave.runtime.interpreter import interpreter
 from overweave.runtime.library.library import View
 
 interpreter.repair()

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from overweave.ir.plan import SkinnyConfig
 from overweave.ir.schedule import Compute
 from overweave.memory.cuda.shares import Shares
+from overweave.runtime import interpreter
 from overweave.runtime.gpu.kernels.skinny_call import Factors, share_places, skinny_arguments
-from overweave.runtime.interpreter import interpreter
 from overweave.runtime.library.library import View
 
 interpreter.repair()

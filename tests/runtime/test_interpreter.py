@@ -34,11 +34,11 @@ def test_the_repairs_and_the_real_kernels(names: tuple[str, ...]):
 
 
 def test_every_interpreted_file_is_run():
-    written = {path.stem.removeprefix("interpreted_") for path in Path(__file__).parents[1].glob("interpreted_*.py")}
+    written = {path.stem.removeprefix("interpreted_") for path in Path(__file__).parent.glob("interpreted_*.py")}
     assert sorted(written) == sorted(name for names in INTERPRETED for name in names)
 
 
 def test_a_process_that_compiles_is_told_so():
-    result = run("-c", "import triton; from overweave.runtime.interpreter.interpreter import repair; repair()")
+    result = run("-c", "import triton; from overweave.runtime.interpreter import repair; repair()")
     assert "triton was imported for compiling" in result.stderr
     assert "MachineError" in result.stderr
