@@ -1,14 +1,14 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
     python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--plain]
-                                        [--times FILE]
+                                        [--times FILE] [--old FILE]
 
 The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper
 kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
 result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout,
 of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or with
 --plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/rates/tile_fit.py draws the
-constants of the model.
+constants of the model. --old: such a file of another commit, which these times are held against.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.gpu_rates import made, make_normal, medians_us, operands, product
-from campaigns.rates.tile_times import Candidate, Times, efficiencies
+from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.kernels.matmul import Matmul
 from overweave.schedules.tiles.along_k import MOST_SHARES
@@ -134,6 +134,33 @@ def chosen(shape: Shape, sms: int, split_k: int | Literal["best"]) -> Candidate:
     return Candidate(replace(found, split_tiles=0, split_k=0), found.split_k or 1)
 
 
+def gain_of_shares(found: list[Times]) -> str:
+    """How much quicker the best is than the best whole tile, where tiles may be dealt out along k."""
+    gains = []
+    for times in found:
+        whole = min(us for one, us in times.us.items() if one.split_k == 1)
+        gains.append(whole / min(times.us.values()))
+    quicker, most = sum(gain > 1 for gain in gains), max(gains)
+    return (
+        f"shares: quicker than the best whole tile in {quicker} of {len(gains)}, {_mean(gains):.3f}, at most {most:.3f}"
+    )
+
+
+def against(found: list[Times], old: Path) -> str:
+    """The times beside those that another commit wrote, shape by shape and tile by tile."""
+    lines = (msgspec.json.decode(line, type=Record).times for line in old.read_bytes().splitlines())
+    before = {times.shape: times.us for times in lines}
+    both = [
+        (us, before[times.shape].get(one)) for times in found if times.shape in before for one, us in times.us.items()
+    ]
+    ratios = [us / was for us, was in both if was is not None]
+    return f"times to those of {old.name}: {_mean(ratios):.4f} in the geometric mean over {len(ratios)}"
+
+
+def _mean(ratios: list[float]) -> float:
+    return exp(sum(map(log, ratios)) / len(ratios))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m campaigns.gpu_tile_choice")
     parser.add_argument("--sets", nargs="+", default=SETS)
@@ -142,6 +169,7 @@ def main() -> None:
     parser.add_argument("--most-rows", type=int, default=1 << 30)
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
     parser.add_argument("--times", type=Path, help="where to write every time")
+    parser.add_argument("--old", type=Path, help="times that another commit wrote, to hold these against")
     asked = parser.parse_args()
     need_gpus()
     compile_all(not asked.plain)
@@ -165,6 +193,9 @@ def main() -> None:
                 file.write(msgspec.json.encode(times.record()) + b"\n")
     for line in efficiencies(found, configs(), sms):
         print(line)
+    print(gain_of_shares(found))
+    if asked.old:
+        print(against(found, asked.old))
     for word, each in shares.items():
         mean = exp(sum(map(log, each)) / len(each))
         reached = sum(share >= 0.97 for share in each)

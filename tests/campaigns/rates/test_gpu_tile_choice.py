@@ -11,7 +11,17 @@ from msgspec.structs import replace
 
 from campaigns.rates.gpu_rates import configs as tried
 from campaigns.rates.gpu_rates import rows_of
-from campaigns.rates.gpu_tile_choice import LEAST_ROWS, MOST_TILES, SETS, candidates, chosen, configs, local_shapes
+from campaigns.rates.gpu_tile_choice import (
+    LEAST_ROWS,
+    MOST_TILES,
+    SETS,
+    against,
+    candidates,
+    chosen,
+    configs,
+    gain_of_shares,
+    local_shapes,
+)
 from campaigns.rates.tile_fit import Wave, dealt, fitted, shares_fitted
 from campaigns.rates.tile_times import Candidate, Record, Times, wave_us
 from overweave.ir.plan import MatmulConfig, split_obstacle
@@ -87,3 +97,12 @@ def test_a_fit_finds_the_constants_that_times_were_made_of():
     for config, wave in waves.items():
         assert fitted(found, config, 132) == pytest.approx(wave)
     assert shares_fitted([*dealt(found, waves, 132)]) == pytest.approx([LEAVE_US, COUNT_US, READ_US])
+
+
+def test_times_are_held_against_those_of_another_commit(tmp_path):
+    whole, dealt_out = HOPPER[0].config, HOPPER[1].config
+    old = Times(64, 64, 64, 1.0, {Candidate(whole): 2.0, Candidate(whole, 2): 4.0, Candidate(dealt_out): 9.0})
+    new = Times(64, 64, 64, 1.0, {Candidate(whole): 4.0, Candidate(whole, 2): 2.0})
+    (tmp_path / "old").write_bytes(msgspec.json.encode(old.record()) + b"\n")
+    assert against([new], tmp_path / "old") == "times to those of old: 1.0000 in the geometric mean over 2"
+    assert gain_of_shares([old, new]) == "shares: quicker than the best whole tile in 1 of 2, 1.414, at most 2.000"
