@@ -148,6 +148,7 @@ class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 DataPath = Literal["load_store", "bulk"]
+PartialSums = Literal["result", "float32"]
 
 
 class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -223,6 +224,8 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     packed_kernel: all operations of the queue in one launch, without a head of the call before it: each program does
     its part of every Put, Reduce and Copy in turn, message by message as flags tell.
     skinny: our matmul of few rows, which then computes in the library's place what a library queue multiplies.
+    partial_sums: the dtype of sums that are added to again. result: sums may be rounded to that of their buffer in
+    between, as those that travel round a ring are; float32: no sum of fewer bits is added to.
     """
 
     dtype: Dtype
@@ -233,6 +236,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     slices: DataPath = "load_store"
     packed: PackedConfig | None = None
     skinny: SkinnyConfig | None = None
+    partial_sums: PartialSums = "float32"
 
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""

@@ -30,7 +30,8 @@ def verify(
         raise typer.Exit(UNUSABLE) from None
     schedule = value if isinstance(value, Schedule) else value.schedule
     if as_json:
-        typer.echo(_object(verdict.name, "proven" if verdict.ok else "refuted", msgspec.to_builtins(verdict.refusals)))
+        said = "proven" if verdict.ok else "refuted"
+        typer.echo(_object(verdict.name, said, msgspec.to_builtins(verdict.refusals), verdict.notes))
     else:
         typer.echo(_report(verdict, schedule))
     raise typer.Exit(PROVEN if verdict.ok else REFUTED)
@@ -39,9 +40,11 @@ def verify(
 def _report(verdict: Verdict, schedule: Schedule) -> str:
     size = f"{len(schedule.operations)} operations on {schedule.world_size} ranks"
     if verdict.ok:
-        return f"proven: {verdict.name}, {size}: no deadlock, no race, the goal is met in order, slots may be reused"
+        said = f"proven: {verdict.name}, {size}: no deadlock, no race, the goal is met in order, slots may be reused"
+        return "\n".join([said, *(f"  note: {note}" for note in verdict.notes)])
     return "\n".join([f"refuted: {verdict.name}, {size}", *(f"  {refusal}" for refusal in verdict.refusals)])
 
 
-def _object(name: str, verdict: str, refusals: object) -> str:
-    return msgspec.json.encode({"name": name, "verdict": verdict, "refusals": refusals}).decode()
+def _object(name: str, verdict: str, refusals: object, notes: tuple[str, ...] = ()) -> str:
+    found = {"name": name, "verdict": verdict, "refusals": refusals, "notes": notes}
+    return msgspec.json.encode(found).decode()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.finished import check_finished
 from overweave.ir.verify.engines.norm import check_norm
 from overweave.ir.verify.engines.packed import check_packed
+from overweave.ir.verify.engines.promised import check_promised
 from overweave.ir.verify.engines.scales import check_scaling
 from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
+from overweave.ir.verify.rules.contents import TooMuchWork
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Enough, Findings, Verdict
@@ -74,8 +77,12 @@ def verify_plan(
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
             check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
+        check_promised(plan, findings)
+        _check_rounding(plan, verdict.added_to, findings)
     except Enough:
         pass
+    except TooMuchWork:
+        findings.add("too_large", None, "its goals overlap too often to be followed")
     return findings.verdict(plan.name)
 
 
@@ -111,6 +118,18 @@ def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
     if plan.sms_beside >= limits.sms:
         said = f"pushes take {plan.sms_beside} of {limits.sms} SMs and leave none to the tiles that they wait for"
         findings.add("residency", None, said)
+
+
+def _check_rounding(plan: Plan, added_to: frozenset[str], findings: Findings) -> None:
+    """Sums that are added to again are of fp32, or the realization says that they are rounded in between."""
+    rounded = sorted(name for name in added_to if ITEMSIZE_BYTES[plan.dtype_of(name)] < ITEMSIZE_BYTES[SUM_DTYPE])
+    if not rounded:
+        return
+    said = f"sums in {', '.join(f'{name} ({plan.dtype_of(name)})' for name in rounded)} are added to again"
+    if plan.realization.partial_sums == SUM_DTYPE:
+        findings.add("rounding", None, f"{said}, and partial_sums is {SUM_DTYPE}")
+    else:
+        findings.notes.append(f"{said}: each addition rounds them")
 
 
 def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:

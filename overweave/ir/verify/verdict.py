@@ -30,6 +30,7 @@ Rule = Literal[
     "lowering",  # a tile table that does not say what the schedule says
     "alignment",  # a row stride that bulk-tensor loads cannot take
     "width",  # a number that does not fit the kernels' integers
+    "rounding",  # sums of fewer bits than fp32 are added to, though the plan says that none are
     "residency",  # a kernel that spins on what may never get an SM beside it
 ]
 MOST_REFUSALS = 50
@@ -52,10 +53,16 @@ class Refusal(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What was proven of the schedule or plan `name`: everything, if there are no refusals."""
+    """What was proven of the schedule or plan `name`: everything but for `notes`, if there are no refusals.
+
+    notes: what the proof does not cover, or allows though bits depend on it, a sentence each. added_to: buffers that
+    hold sums of several parts which something adds to again: what is there is rounded to the buffer's dtype before.
+    """
 
     name: str
     refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    added_to: frozenset[str] = frozenset()
 
     @property
     def ok(self) -> bool:
@@ -76,6 +83,8 @@ class Findings:
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
+        self.notes: list[str] = []
+        self.added_to: set[str] = set()
 
     def add(self, rule: Rule, operation: Operation | None, message: str, region: Region | None = None) -> None:
         name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
@@ -86,4 +95,4 @@ class Findings:
             raise Enough
 
     def verdict(self, name: str) -> Verdict:
-        return Verdict(name, tuple(self.refusals))
+        return Verdict(name, tuple(self.refusals), tuple(self.notes), frozenset(self.added_to))

@@ -39,6 +39,7 @@ def test_a_plan_as_it_was_shown_is_proven(plan: Path):
         "name": "all_gather_matmul.push",
         "verdict": "proven",
         "refusals": [],
+        "notes": [],
     }
     assert load(plan).tile_orders
 

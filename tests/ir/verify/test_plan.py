@@ -320,7 +320,7 @@ def kernels_that_feed_each_other() -> Plan:
         matmul=MatmulConfig(block_m=16, block_n=16),
         reduction=ReduceConfig(block_m=32, block_n=16),
     )
-    problem = Problem(operator="fed", m=64, n=16, k=16, world_size=1, dtype="bfloat16")
+    problem = Problem(operator="", m=64, n=16, k=16, world_size=1, dtype="bfloat16")
     tables = tile_orders(schedule, realization)
     return Plan(name="fed", problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
@@ -381,7 +381,7 @@ def test_a_collective_of_a_part_of_the_group_is_refused(ranks: tuple[int, ...]):
         name="part", world_size=size, buffers=buffers, queues=(Queue("main", "complete"),), given=tuple(given),
         goal=tuple(goal), operations=tuple(operations),
     )  # fmt: skip
-    problem = Problem(operator="all_gather_matmul", m=16, n=8, k=8, world_size=size, dtype="float32")
+    problem = Problem(operator="", m=16, n=8, k=8, world_size=size, dtype="float32")
     realization = Realization(dtype="float32", engines=(Assignment("main", LIBRARY),))
     verdict = verify_plan(Plan(name="part", problem=problem, schedule=schedule, realization=realization), H200)
     assert verdict.ok == (ranks == (0, 1, 2, 3))

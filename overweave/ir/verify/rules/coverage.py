@@ -28,6 +28,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.engines.scales import mismatch
+from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
 from overweave.ir.verify.rules.contents import Contents, Fragment, value_of
 from overweave.ir.verify.rules.goals import check_goal
 from overweave.ir.verify.rules.graphs import Graph
@@ -80,7 +81,7 @@ class Follower:
         self.contents: dict[tuple[str, int], Contents] = {}
         # Region to its writers, as bits, and its value.
         self.known: dict[Region, tuple[int, Value]] = {}
-        self.accumulated = _accumulated(graph)
+        self.accumulated = accumulated(graph)
 
     def take_given(self, schedule: Schedule) -> None:
         for given in schedule.given:
@@ -199,12 +200,18 @@ class Follower:
             adders |= fragment.adders
         if start & ~self.past.before[position]:
             report_update(self.graph, self.past, position, region, start, self.findings)
+        self.note_operand(region, old)
         new = self.attempt(position, region, lambda: in_any_order(added(old, value)))
         for fragment in fragments:
             contents.remove(fragment)
         contents.write(region, new, position)
         for fragment in contents.carve(region):
             fragment.start, fragment.adders = start, adders
+
+    def note_operand(self, region: Region, value: Value) -> None:
+        """Remembers the buffer of what is added to, if that is a sum of several parts already."""
+        if any(len(piece.terms) > 1 for piece in value):
+            self.findings.added_to.add(region.buffer)
 
     def attempt(self, position: int, region: Region, compute: Callable[[], Value]) -> Value:
         """The value computed, or unknown and a refusal if operands do not fit."""
@@ -218,7 +225,7 @@ class Follower:
         """Every part reads its own sources; then every part writes its own destinations."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
         sources = [
-            [self.read(at, one, _is_in_place(part)) for one in part.sources]
+            [self.read(at, one, is_in_place(part)) for one in part.sources]
             for at, part in zip(members, parts, strict=True)
         ]
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
@@ -228,9 +235,11 @@ class Follower:
                     self.write(position, destination, source[sent])
                 continue
             out = part.destinations[0]
+            if len(members) > 2:  # the library adds one rank's part after the other
+                self.findings.added_to.add(out.buffer)
             operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
             total = partial(self.sum, part, out, operands)
-            if _is_in_place(part):
+            if is_in_place(part):
                 self.update(position, out, _replacing(total))
             else:
                 self.write(position, out, self.attempt(position, out, total))
@@ -250,21 +259,6 @@ class Follower:
         return ended(total, (row + out.rows[0], col + out.cols[0]))
 
 
-def _accumulated(graph: Graph) -> set[tuple[str, int]]:
-    """The instances of buffers that some operation adds to."""
-    added_to: list[Region] = []
-    for operation in graph.operations:
-        if isinstance(operation, ReducePut):
-            added_to += operation.destinations
-        elif isinstance(operation, Compute) and operation.accumulate:
-            added_to += operation.out
-        elif isinstance(operation, Reduce) and operation.out in operation.operands:
-            added_to.append(operation.out)
-        elif isinstance(operation, Collective) and _is_in_place(operation):
-            added_to += operation.destinations
-    return {(region.buffer, region.rank) for region in added_to}
-
-
 def _has_place_for(goal: Goal, out: Region) -> bool:
     """Whether a result has the rows and columns of a region of its rank."""
     (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
@@ -272,12 +266,14 @@ def _has_place_for(goal: Goal, out: Region) -> bool:
     return whole.rank == out.rank and is_inside
 
 
-def _is_in_place(part: Collective) -> bool:
-    return part.function == "all_reduce" and part.sources == part.destinations
+def _appending(follower: Follower, region: Region, value: Value) -> Callable[[Value], Value]:
+    """For an update that adds to what was there before."""
 
+    def change(old: Value) -> Value:
+        follower.note_operand(region, old)
+        return added(old, value)
 
-def _appending(value: Value) -> Callable[[Value], Value]:
-    return lambda old: added(old, value)
+    return change
 
 
 def _replacing(total: Callable[[], Value]) -> Callable[[Value], Value]:
@@ -302,7 +298,7 @@ def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> No
         if move.unordered:
             follower.add(position, destination, value)
         else:
-            follower.update(position, destination, _appending(value))
+            follower.update(position, destination, _appending(follower, destination, value))
 
 
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
@@ -322,6 +318,8 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         result = unknown((height, width))
     if compute.addends:
         values = [follower.read(position, addend, is_late=True) for addend in compute.addends]
+        for addend, value in zip(compute.addends, values, strict=True):
+            follower.note_operand(addend, value)
         values.insert(compute.place, result)
         result = follower.attempt(position, compute.out[0], lambda: follower.sum(compute, compute.out[0], values))
     top = 0
@@ -330,7 +328,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         part = result if len(compute.out) == 1 else clipped(result, (top, top + rows), (0, width))
         top += rows
         if compute.accumulate:
-            follower.update(position, out, _appending(part))
+            follower.update(position, out, _appending(follower, out, part))
         else:
             follower.write(position, out, part)
     for copy in compute.copies:
@@ -342,13 +340,18 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
     if out.is_empty:
         return
     values = [None if operand == out else follower.read(position, operand) for operand in reduce.operands]
+
+    def total(old: Value = ()) -> Value:
+        known = [old if value is None else value for value in values]
+        if len(known) > 1:
+            for operand, value in zip(reduce.operands, known, strict=True):
+                follower.note_operand(operand, value)
+        return follower.sum(reduce, out, known)
+
     if None in values:
-        follower.update(
-            position, out, lambda old: follower.sum(reduce, out, [old if each is None else each for each in values])
-        )
+        follower.update(position, out, total)
     else:
-        known = [value for value in values if value is not None]
-        follower.write(position, out, follower.attempt(position, out, lambda: follower.sum(reduce, out, known)))
+        follower.write(position, out, follower.attempt(position, out, total))
 
 
 def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:

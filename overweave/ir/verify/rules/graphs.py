@@ -139,6 +139,7 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
             return
     if missing:
         return
+    dtypes = {buffer.name: buffer.dtype for buffer in graph.schedule.buffers}
     for part in parts.values():
         for at, member in enumerate(parts[rank] for rank in some.ranks):
             mine = some.ranks.index(part.rank)
@@ -151,5 +152,7 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
                 destination = part.destinations[0]
             if source.shape != destination.shape:
                 findings.add("form", part, f"{source} does not fit {destination}", destination)
+            elif dtypes[source.buffer] != dtypes[destination.buffer]:
+                findings.add("form", part, f"{source} has another dtype than {destination}", destination)
     order = {rank: at for at, rank in enumerate(some.ranks)}
     positions.sort(key=lambda position: order[graph.operations[position].rank])
