@@ -224,6 +224,8 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     packed_kernel: all operations of the queue in one launch, without a head of the call before it: each program does
     its part of every Put, Reduce and Copy in turn, message by message as flags tell.
     skinny: our matmul of few rows, which then computes in the library's place what a library queue multiplies.
+    library_sms: SMs that the tile kernel leaves to library calls on streams of their own. With none, such a call starts
+    when tiles leave SMs idle, so no tile may wait for it.
     partial_sums: the dtype of sums that are added to again. result: sums may be rounded to that of their buffer in
     between, as those that travel round a ring are; float32: no sum of fewer bits is added to.
     """
@@ -236,6 +238,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     slices: DataPath = "load_store"
     packed: PackedConfig | None = None
     skinny: SkinnyConfig | None = None
+    library_sms: Annotated[int, Meta(ge=0)] = 0
     partial_sums: PartialSums = "float32"
 
     def engine_of(self, queue: str) -> Engine:
@@ -265,9 +268,9 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.schedule.buffer(buffer).dtype or self.realization.dtype
 
     @property
-    def sms_beside(self) -> int:
-        """SMs that the tile kernel leaves free for pushes beside it: those of a copy kernel that waits for its tiles,
-        and that no kernel boundary precedes. Pushes that wait for nothing have their SMs before it starts.
+    def sms_for_pushes(self) -> int:
+        """SMs that the tile kernel leaves to pushes beside it: those of a copy kernel that waits for its tiles, and
+        that no kernel boundary precedes. Pushes that wait for nothing have their SMs before it starts.
         """
         copy, after = self.realization.copy, {queue.name: queue.after for queue in self.schedule.queues}
         beside = {
@@ -275,6 +278,11 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         }
         waits = any(isinstance(each, Put) and each.queue in beside and each.waits for each in self.schedule.operations)
         return copy.programs if copy and waits else 0
+
+    @property
+    def sms_beside(self) -> int:
+        """SMs that the tile kernel leaves free: to pushes, and to library calls."""
+        return self.sms_for_pushes + self.realization.library_sms
 
     def tile_order(self, rank: int, queue: str) -> TileOrder:
         """The table of a rank's kernel queue. Raises KeyError."""

@@ -76,7 +76,8 @@ def verify_plan(
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
-            check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
+            together = fit_together(machine_limits, footprints)
+            check_residency(plan, graph, together, machine_limits.sms, findings)
         check_promised(plan, findings)
         _check_rounding(plan, verdict.added_to, findings)
     except Enough:
@@ -116,7 +117,7 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
     """Pushes that wait for tiles beside them have SMs that the tile kernel leaves free, and so must leave it some."""
     if plan.sms_beside >= limits.sms:
-        said = f"pushes take {plan.sms_beside} of {limits.sms} SMs and leave none to the tiles that they wait for"
+        said = f"{plan.sms_beside} of {limits.sms} SMs are left to pushes and library calls, and none to tiles"
         findings.add("residency", None, said)
 
 

@@ -11,6 +11,8 @@ import triton
 
 from overweave.compiler.emit.emit import PLACES
 from overweave.errors import ScheduleError
+from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, SPINNING, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Operation, Put, Reduce, Region
 from overweave.ir.tile_order import TileRow
@@ -33,6 +35,7 @@ from overweave.memory.lower import (
     write_steps,
 )
 from overweave.memory.steps import WaitStep
+from overweave.memory.subgroups import make_parts
 from overweave.runtime.authored import (
     AuthoredKernel,
     Place,
@@ -52,8 +55,8 @@ from overweave.runtime.gpu.kernels.kernels import (
 )
 from overweave.runtime.gpu.kernels.matmul_call import programs_for
 from overweave.runtime.gpu.kernels.tile_call import Summing
-from overweave.runtime.gpu.launch import behind_sides, is_beside
-from overweave.runtime.gpu.order import Action, launch_order
+from overweave.runtime.gpu.launch import behind_sides
+from overweave.runtime.gpu.library_beside import library_beside
 from overweave.runtime.gpu.replays import Places, Replays, may_replay
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.library.library import run_operation
@@ -118,7 +121,7 @@ class AuthoredSlot:
         out = Moving(operands.data_ptr(), self._dtype)  # nobody looks there if no sum is the caller's
         arguments = [operands, out, *self._tiles(rows, workspace.claims[1:]), cols]
         launch = reduction_launch(config, arguments, len(rows), widths_of(reduces), Summing())
-        gate = self._gate(reduces[0], config.programs) if is_beside(self._plan, action.queue) else None
+        gate = self._gate(reduces[0], config.programs) if action.queue in queues_beside(self._plan) else None
         side = workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
@@ -208,7 +211,7 @@ class AuthoredSlot:
         arguments |= slice_arguments(targets, self._plan, self._rank, queue)
         arguments |= self._places(queue) if kernel.away is not None else {}
         copy = self._plan.realization.copy
-        beside = copy.programs if copy else 0
+        beside = (copy.programs if copy else 0) + self._plan.realization.library_sms
         programs = programs_for(tiles, workspace.device, beside) if kernel.is_persistent else tiles
         launch = Launch(kernel.function, programs, _in_order(kernel.function, arguments), dict(kernel.options))
         if "overweave_slices" in arguments and self._plan.realization.slices == "bulk":
@@ -252,9 +255,15 @@ class AuthoredSlot:
         wait, writes = self._waits.of(operation), tuple(write_steps(self._addresses, operation))
         group = self._workspace.group
 
+        def call(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
+            run_operation(operation, lambda region: self._view(tensors, region), group)
+
+        if operation.queue in queues_beside(self._plan):
+            return library_beside(self._workspace, self._addresses, operation, call)
+
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, given: Mapping[str, Any]) -> None:
             wait(stream.cuda_stream)
-            run_operation(operation, lambda region: self._view(tensors, region), group)
+            call(stream, tensors, given)
             for write in writes:
                 driver.write_value(stream.cuda_stream, write.address, write.value)
 
@@ -275,10 +284,11 @@ class AuthoredRun(SlotCalls[AuthoredSlot]):
     """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
 
     def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
+        make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
         leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
         slots = [AuthoredSlot(plan, workspace, slot, kernel, given) for slot in leased]
         actions = launch_order(plan, workspace.group.rank)
-        sides = [action.queue for action in actions if is_beside(plan, action.queue)]
+        sides = [action.queue for action in actions if action.queue in queues_beside(plan)]
         super().__init__(workspace, slots, sides, may_replay(plan))
 
     @classmethod

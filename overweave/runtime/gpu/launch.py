@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from overweave.errors import ScheduleError
+from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Buffer, Compute, Copy, Operation, Put
 from overweave.memory.board.board import Board
@@ -24,11 +26,12 @@ from overweave.memory.group import Group
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
 from overweave.memory.steps import CopyStep
+from overweave.memory.subgroups import make_parts
 from overweave.runtime.gpu.bind import SlotKernels
 from overweave.runtime.gpu.call_frame import SlotCalls
 from overweave.runtime.gpu.kernels.kernels import tell_launch
 from overweave.runtime.gpu.kernels.packed import PackedRun
-from overweave.runtime.gpu.order import Action, launch_order
+from overweave.runtime.gpu.library_beside import library_beside
 from overweave.runtime.gpu.replays import Replays, may_replay
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.library.calls import library_call, made_by
@@ -48,15 +51,6 @@ class Timed(NamedTuple):
     end: torch.cuda.Event
 
 
-def is_beside(plan: Plan, queue: str) -> bool:
-    """Whether a queue runs on a stream of its own: a copy engine's do, and a reduction or copy kernel that no kernel
-    boundary precedes."""
-    engine = plan.realization.engine_of(queue)
-    if engine in (REDUCE_KERNEL, COPY_KERNEL):
-        return not after_of(plan, queue)
-    return engine == COPY_ENGINE
-
-
 def after_of(plan: Plan, queue: str) -> tuple[str, ...]:
     """The queues that a queue is after."""
     return next(one.after for one in plan.schedule.queues if one.name == queue)
@@ -70,8 +64,8 @@ def behind_sides(
     Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
     """
     queue, launched = action.queue, {one.queue for one in earlier}
-    names = [name for name in after_of(plan, queue) if name in launched and is_beside(plan, name)]
-    if not names or is_beside(plan, queue):
+    names = [name for name in after_of(plan, queue) if name in launched and name in queues_beside(plan)]
+    if not names or queue in queues_beside(plan):
         return enqueue
     sides, done = [workspace.stream(name) for name in names], torch.cuda.Event()
 
@@ -88,7 +82,7 @@ def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation
     """The library call behind which sums follow on the same stream, if there is one that has peers to tell: a launch
     and its way through the GPU are saved where the sums' kernel tells them as it begins."""
     for call, sums in pairwise(actions):
-        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and not is_beside(plan, sums.queue):
+        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and sums.queue not in queues_beside(plan):
             if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
                 return call.operations[0]
     return None
@@ -152,7 +146,7 @@ class BoundSlot:
         if action.engine == TILE_KERNEL:
             return self._tiles()
         launch = self._kernels.reduce if action.engine == REDUCE_KERNEL else self._kernels.copy
-        if is_beside(self._plan, action.queue):
+        if action.queue in queues_beside(self._plan):
             return self._kernel_beside(action, launch)
         return lambda stream, tensors, addresses: launch(stream.cuda_stream, addresses)
 
@@ -188,7 +182,7 @@ class BoundSlot:
         announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
         own = ([wait for wait in op.waits if (wait.pad, wait.signals[0]) in announced] for op in operations)
         waits = next(filter(None, own), [])
-        has_sms = action.engine == COPY_KERNEL and self._plan.sms_beside > 0
+        has_sms = action.engine == COPY_KERNEL and self._plan.sms_for_pushes > 0
         if not waits and not has_sms and not _wait_for_nothing(operations):
             asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
             raise ScheduleError(asked, f"{operations[0].name} waits for none: it could take the SMs they need", cure)
@@ -248,19 +242,25 @@ class BoundSlot:
         return timed
 
     def _library(self, operation: Operation) -> Enqueue:
+        timed, stays = self._timing(operation) if self._traced else None, self._own
+        library = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
+
+        def call(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            if timed is not None:
+                timed.begin.record(stream)
+            library({**tensors, **stays})
+            if timed is not None:
+                timed.end.record(stream)
+
+        if operation.queue in queues_beside(self._plan):
+            return library_beside(self._workspace, self._addresses, operation, call)
         wait = self._waits.of(operation)
         told = tuple(step.address for step in write_steps(self._addresses, operation))
         tell = tell_launch(told, self._workspace.device) if told and operation is not self._before_sums else None
-        timed, stays = self._timing(operation) if self._traced else None, self._own
-        call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             wait(stream.cuda_stream)
-            if timed is not None:
-                timed.begin.record(stream)
-            call({**tensors, **stays})
-            if timed is not None:
-                timed.end.record(stream)
+            call(stream, tensors, addresses)
             if tell is not None:
                 tell(stream.cuda_stream)
 
@@ -278,13 +278,14 @@ class CudaRun(SlotCalls[BoundSlot]):
     """
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
+        make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
         actions = launch_order(plan, workspace.group.rank)
         leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
         slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in leased]
         addresses = {name: tensor.data_ptr() for name, tensor in example.items()}
         for bound in slots:
             bound.prepare(addresses)
-        sides = [action.queue for action in actions if is_beside(plan, action.queue)]
+        sides = [action.queue for action in actions if action.queue in queues_beside(plan)]
         # What a trace times is enqueued one by one.
         super().__init__(workspace, slots, sides, not traced and may_replay(plan))
 
@@ -306,6 +307,7 @@ class LibraryRun:
         problem, shapes = plan.problem, {name: tuple(tensor.shape) for name, tensor in example.items()}
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
         shapes |= {each.name: (each.rows, each.cols) for each in local}
+        make_parts(group, plan.schedule.of_rank(group.rank))
         operations = [joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
         made = {made_by(each, problem, shapes) for each in operations}
         self.makes = frozenset(name for name in made if name in example)
@@ -340,7 +342,7 @@ def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun | P
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
-    if is_library and not plan.schedule.pads:
+    if is_library and not plan.schedule.pads and not queues_beside(plan):
         return LibraryRun(plan, group, example)
     workspace = Workspace.of(group, example["w"].device)
     if plan.schedule.reuse == ECHOES:

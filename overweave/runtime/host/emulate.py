@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -32,6 +31,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
+from overweave.memory.subgroups import part_of
 from overweave.runtime.host.agenda import Agenda, Step
 from overweave.runtime.host.beside import IsDone, work_off
 from overweave.runtime.library.epilogue import run_with_epilogue
@@ -125,7 +125,7 @@ class HostCall:
 
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
-            ends = _start_collective(operation, self.group, self.view)
+            ends = _start_collective(operation, part_of(self.group, operation.ranks), self.view)
         except RuntimeError as error:
             raise self.workspace.board.blame(error, operation.name) from error
 
@@ -209,10 +209,6 @@ class HostCall:
 
 def _start_collective(operation: Collective, group: Group, view: View) -> IsDone:
     """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once."""
-    if operation.ranks != tuple(range(group.world_size)):
-        raise ScheduleError(
-            f"emulate {operation.name}", f"it spans ranks {operation.ranks}", "Use collectives of the whole group"
-        )
     sources = [view(region).contiguous() for region in operation.sources]
     if operation.function not in ("reduce_scatter", "all_to_all"):
         sources = sources * group.world_size

@@ -16,13 +16,13 @@ import torch
 
 from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.launch.order import launch_order
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import launch
 from overweave.runtime.gpu.kernels.packed import PackedRun
-from overweave.runtime.gpu.order import launch_order
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
     FLOAT8_HOPPER,

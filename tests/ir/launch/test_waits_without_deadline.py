@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from overweave import Reduction
+from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.verdict import Findings
-from overweave.ir.waits_without_deadline import unheard
 from overweave.ops.author.compile import compile
 from overweave.schedules.catalog import catalog
 from tests.runtime.gpu.test_bind_compiled import BLOCKS, K, M, N, by_hand
