@@ -45,36 +45,39 @@ def region(buffer: str, rank: int, half: int, cols: int = N) -> Region:
     return Region(buffer, rank, (half * HALF, (half + 1) * HALF), (0, cols))
 
 
-def scatter(pushes: Engine, sums_after: tuple[str, ...], *, parts: int = 1) -> Plan:
-    """A reduce-scatter of two ranks: library matmuls, pushes of the peer's half, sums. parts: of each half."""
+def operations_of(rank: int, parts: int) -> list[Operation]:
+    """Matmuls, pushes of the peer's half, sums. parts: of each half."""
+    peer, step = 1 - rank, HALF // parts
     operations: list[Operation] = []
-    step = HALF // parts
-    for rank in range(2):
-        peer = 1 - rank
 
-        def rows(half: int, part: int) -> tuple[int, int]:
-            return half * HALF + part * step, half * HALF + (part + 1) * step
+    def rows(half: int, part: int) -> tuple[int, int]:
+        return half * HALF + part * step, half * HALF + (part + 1) * step
 
-        for part in range(parts):
-            at = [Region("partial", rank, rows(half, part), (0, N)) for half in (peer, rank)]
-            operations += [
-                Compute(
-                    name=f"multiply.{rank}.{part}", rank=rank, queue="main", notifies=(Notify("computed", rank, part),),
-                    a=tuple(Region("x", rank, one.rows, (0, K)) for one in at),
-                    b=Region("w", rank, (0, K), (0, N)), out=tuple(at),
-                ),
-                Put(
-                    name=f"push.{rank}.{part}", rank=rank, queue="copies",
-                    waits=(Wait("computed", (part, part + 1), 1),), notifies=(Notify("arrived", peer, part),),
-                    sources=(at[0],), destinations=(Region("slots", peer, rows(0, part), (0, N)),),
-                ),
-                Reduce(
-                    name=f"sum.{rank}.{part}", rank=rank, queue="sums",
-                    waits=(Wait("computed", (part, part + 1), 1), Wait("arrived", (part, part + 1), 1)),
-                    operands=(at[1], Region("slots", rank, rows(0, part), (0, N)))[:: 1 if rank == 0 else -1],
-                    out=Region("y", rank, rows(0, part), (0, N)),
-                ),
-            ]  # fmt: skip
+    for part in range(parts):
+        at = [Region("partial", rank, rows(half, part), (0, N)) for half in (peer, rank)]
+        operations += [
+            Compute(
+                name=f"multiply.{rank}.{part}", rank=rank, queue="main", notifies=(Notify("computed", rank, part),),
+                a=tuple(Region("x", rank, one.rows, (0, K)) for one in at),
+                b=Region("w", rank, (0, K), (0, N)), out=tuple(at),
+            ),
+            Put(
+                name=f"push.{rank}.{part}", rank=rank, queue="copies",
+                waits=(Wait("computed", (part, part + 1), 1),), notifies=(Notify("arrived", peer, part),),
+                sources=(at[0],), destinations=(Region("slots", peer, rows(0, part), (0, N)),),
+            ),
+            Reduce(
+                name=f"sum.{rank}.{part}", rank=rank, queue="sums",
+                waits=(Wait("computed", (part, part + 1), 1), Wait("arrived", (part, part + 1), 1)),
+                operands=(at[1], Region("slots", rank, rows(0, part), (0, N)))[:: 1 if rank == 0 else -1],
+                out=Region("y", rank, rows(0, part), (0, N)),
+            ),
+        ]  # fmt: skip
+    return sorted(operations, key=lambda one: ("main", "copies", "sums").index(one.queue))
+
+
+def scatter(pushes: Engine, sums_after: tuple[str, ...], *, parts: int = 1) -> Plan:
+    """A reduce-scatter of two ranks by library matmuls."""
     problem = Problem(operator="matmul_reduce_scatter", m=2 * HALF, n=N, k=K, world_size=2, dtype="bfloat16")
     holdings = [one for rank in range(2) for one in given_to(problem, rank)]
     schedule = Schedule(
@@ -99,7 +102,7 @@ def scatter(pushes: Engine, sums_after: tuple[str, ...], *, parts: int = 1) -> P
         ),
         credits=(Credit(0, 1), Credit(1, 0)),
         goal=tuple(Goal(region("y", rank, 0), "a@b", rank * HALF, 0, ((0, K), (K, 2 * K))) for rank in range(2)),
-        operations=tuple(sorted(operations, key=lambda one: (one.rank, ("main", "copies", "sums").index(one.queue)))),
+        operations=tuple(one for rank in range(2) for one in operations_of(rank, parts)),
     )
     realization = Realization(
         dtype="bfloat16",
