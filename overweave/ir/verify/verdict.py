@@ -1,4 +1,4 @@
-"""What a proof ends with: nothing to say, or every reason why the schedule was refused."""
+"""What a proof ends with: nothing to say, or every reason why the schedule was not proven."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from overweave.errors import ScheduleRefused
+from overweave.errors import ScheduleRefused, ScheduleUndecided
 from overweave.ir.schedule import Operation, Region
 
 Rule = Literal[
@@ -32,6 +32,8 @@ Rule = Literal[
     "width",  # a number that does not fit the kernels' integers
     "residency",  # a kernel that spins on what may never get an SM beside it
 ]
+Outcome = Literal["proven", "refuted", "not decided"]
+TOO_LARGE: Rule = "too_large"
 MOST_REFUSALS = 50
 
 
@@ -61,10 +63,18 @@ class Verdict(Struct, frozen=True):
     def ok(self) -> bool:
         return not self.refusals
 
+    @property
+    def outcome(self) -> Outcome:
+        """Not decided: nothing is known against the schedule but its size."""
+        if self.ok:
+            return "proven"
+        return "not decided" if all(refusal.rule == TOO_LARGE for refusal in self.refusals) else "refuted"
+
     def raise_if_refused(self) -> None:
-        """Raises ScheduleRefused with every refusal, if there is any."""
+        """Raises ScheduleRefused with every refusal, if there is any; ScheduleUndecided if size is the only one."""
         if self.refusals:
-            raise ScheduleRefused(self.name, self.refusals)
+            kind = ScheduleRefused if self.outcome == "refuted" else ScheduleUndecided
+            raise kind(self.name, self.refusals)
 
 
 class Enough(Exception):
