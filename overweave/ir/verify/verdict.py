@@ -81,6 +81,10 @@ class Enough(Exception):
     """So much is wrong that looking for more would only cost time."""
 
 
+class TooMuchWork(Exception):
+    """So much is to be followed that it would take minutes, or all memory. The message says what."""
+
+
 class Findings:
     """Refusals as they are found. Raises Enough with the last one there is room for."""
 

@@ -33,8 +33,8 @@ from overweave.ir.verify.engines.scales import check_shapes
 from overweave.ir.verify.verdict import Findings
 
 MOST_RANKS = 1024
-MOST_OPERATIONS = 1 << 15
-MOST_REGIONS = 1 << 19
+MOST_OPERATIONS = 1 << 17
+MOST_REGIONS = 1 << 20
 
 
 def check_form(schedule: Schedule, findings: Findings) -> None:
