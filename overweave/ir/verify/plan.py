@@ -130,8 +130,7 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     strides = {buffer.name: buffer.cols * itemsizes[buffer.name] for buffer in schedule.buffers}
     seen: set[tuple[str, int]] = set()
     for operation in schedule.operations:
-        engine = _engine(plan, operation.queue)
-        if engine not in (TILE_KERNEL, REDUCE_KERNEL):
+        if realization.engine_by_queue.get(operation.queue) not in (TILE_KERNEL, REDUCE_KERNEL):
             continue
         for region in (*operation.reads, *operation.writes):
             if region.rows[1] + block_m > LIMIT or region.cols[1] + block_n > LIMIT:
@@ -154,7 +153,3 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                 if begin % BULK_ALIGNMENT_BYTES:
                     said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     findings.add("alignment", operation, said, region)
-
-
-def _engine(plan: Plan, queue: str) -> str | None:
-    return next((one.engine for one in plan.realization.engines if one.queue == queue), None)

@@ -85,6 +85,20 @@ class TooMuchWork(Exception):
     """So much is to be followed that it would take minutes, or all memory. The message says what."""
 
 
+class Work:
+    """What a pass may spend. `what` takes too much where it spends more."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self.most, self.what = most, what
+        self.spent = 0
+
+    def take(self, amount: int) -> None:
+        """Raises TooMuchWork."""
+        self.spent += amount
+        if self.spent > self.most:
+            raise TooMuchWork(f"{self.what}: more than can be followed")
+
+
 class Findings:
     """Refusals as they are found. Raises Enough with the last one there is room for."""
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from overweave.ir.schedule import Region
 from overweave.ir.verify.rules.happens_before import NONE
 from overweave.ir.verify.rules.values import Piece, Value, joined
-from overweave.ir.verify.verdict import TooMuchWork
+from overweave.ir.verify.verdict import Work
 
-MOST_STEPS = 10_000_000  # bands and fragments looked at, in one instance of a buffer
+# Bands and fragments looked at: so many, and more for each region that is read or written.
+MOST_STEPS = 1_000_000
+MOST_STEPS_OF_A_REGION = 16
 
 
 class Fragment:
@@ -54,10 +56,10 @@ class Contents:
     Bands stand with those of about their height, so that a tall one does not make many look near that are not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Work) -> None:
+        self._steps = steps
         self._tops: dict[int, list[tuple[int, int]]] = {}  # (top, bottom) of bands, by the bits of their height
         self._bands: dict[tuple[int, int], _Band] = {}
-        self.steps = 0
 
     def overlapping(self, region: Region) -> list[Fragment]:
         """The fragments that share an element with the region."""
@@ -75,9 +77,7 @@ class Contents:
                     at += 1
                 end = bisect_left(band.lefts, right)
                 found += band.fragments[at:end]
-        self.steps += len(near) + len(found)
-        if self.steps > MOST_STEPS:
-            raise TooMuchWork("its regions overlap too often to be followed")
+        self._steps.take(len(near) + len(found))
         return found
 
     def insert(self, fragment: Fragment) -> None:

@@ -29,7 +29,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.engines.scales import mismatch
-from overweave.ir.verify.rules.contents import Contents, Fragment, value_of
+from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
 from overweave.ir.verify.rules.goals import check_goal
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
@@ -49,7 +49,7 @@ from overweave.ir.verify.rules.values import (
     summed,
     unknown,
 )
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.verdict import Findings, Work
 
 GIVEN_BY = -1  # stands for the writer of what is given
 
@@ -79,6 +79,9 @@ class Follower:
     def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
         self.graph, self.past, self.findings = graph, past, findings
         self.contents: dict[tuple[str, int], Contents] = {}
+        regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
+        most = MOST_STEPS + MOST_STEPS_OF_A_REGION * regions
+        self.steps = Work(most, "its regions overlap too often")
         # Region to the set of its writers, and its value.
         self.known: dict[Region, tuple[Bits, Value]] = {}
         self.accumulated = _accumulated(graph)
@@ -94,7 +97,7 @@ class Follower:
         instance = (region.buffer, region.rank)
         found = self.contents.get(instance)
         if found is None:
-            found = self.contents[instance] = Contents()
+            found = self.contents[instance] = Contents(self.steps)
         return found
 
     def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> Value:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from overweave.ir.schedule import Collective
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import TooMuchWork
+from overweave.ir.verify.verdict import Work
 
 # A set as bits, in words: sets that grew from one another share the words that they have in common.
 Bits = tuple[int, ...]
@@ -55,19 +55,7 @@ class Past(Struct):
         return done[0] & ((1 << self.world_size) - 1) if done else 0
 
 
-class _Purse:
-    """What all sets take together."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def take(self, words: int, places: int) -> None:
-        self.bytes += _WORD_BYTES * words + _PLACE_BYTES * places
-        if self.bytes > MOST_BYTES:
-            raise TooMuchWork("what is known to happen before what takes too much memory")
-
-
-def union(sets: Iterable[Bits], purse: _Purse | None = None) -> Bits:
+def union(sets: Iterable[Bits], purse: Work | None = None) -> Bits:
     """What is in any of the sets; one of them where that is all. A purse pays for a new one."""
     first, words = NONE, list[int]()
     new = 0
@@ -91,7 +79,7 @@ def union(sets: Iterable[Bits], purse: _Purse | None = None) -> Bits:
                     words[at] = its if both == its else both
                     new += 1
     if new and purse:
-        purse.take(new, len(words))
+        purse.take(_WORD_BYTES * new + _PLACE_BYTES * len(words))
     return tuple(words) if new else first
 
 
@@ -115,14 +103,14 @@ def _only(index: int) -> Bits:
     return (0,) * (index >> _SHIFT) + (1 << (index & _WITHIN),)
 
 
-def _with(done: Bits, index: int, rank: int, purse: _Purse) -> Bits:
+def _with(done: Bits, index: int, rank: int, purse: Work) -> Bits:
     """The set and one operation more, of a rank."""
     at = index >> _SHIFT
     words = [*done, *[0] * (at + 1 - len(done))]
     words[at] |= 1 << (index & _WITHIN)
     if not words[0] >> rank & 1:
         words[0] |= 1 << rank
-    purse.take(1, len(words))
+    purse.take(_WORD_BYTES + _PLACE_BYTES * len(words))
     return tuple(words)
 
 
@@ -149,7 +137,7 @@ def past_of(graph: Graph, order: list[int]) -> Past:
     before, ends = past.before, past.ends
     signals: dict[int, Bits] = {}
     joint: dict[str, Bits] = {}
-    purse = _Purse()
+    purse = Work(MOST_BYTES, "what happens before what has too little in common")
     for index, position in enumerate(order, size):
         operation = operations[position]
         rank = operation.rank
