@@ -68,6 +68,10 @@ class ScheduleRefused(ScheduleError):
         super().__init__(f"verify {name}", f"{shown}{more}", cure)
 
 
+class ScheduleUndecided(ScheduleRefused):
+    """`verify` gave up before it could tell: the schedule is too large. It does not run either."""
+
+
 class MachineError(OverweaveError, RuntimeError):
     """This machine, or its software, cannot do what was asked."""
 

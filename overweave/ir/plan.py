@@ -5,6 +5,8 @@ Every method is a Plan; the tuner chooses among Plans and nothing else in the li
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
@@ -213,7 +215,7 @@ class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine
 
 
-class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Which hardware runs each queue, and with which kernels.
 
     copy_engine: Puts and Gets, without SMs. library: torch and NCCL calls on the caller's stream, in order.
@@ -241,12 +243,14 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     library_sms: Annotated[int, Meta(ge=0)] = 0
     partial_sums: PartialSums = "float32"
 
+    @cached_property
+    def engine_by_queue(self) -> Mapping[str, Engine]:
+        """The engines of all queues that have one."""
+        return {assignment.queue: assignment.engine for assignment in reversed(self.engines)}
+
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""
-        for assignment in self.engines:
-            if assignment.queue == queue:
-                return assignment.engine
-        raise KeyError(queue)
+        return self.engine_by_queue[queue]
 
 
 def numbered(name: str, index: int) -> str:

@@ -16,10 +16,9 @@ from overweave.ir.verify.engines.scales import check_scaling
 from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
-from overweave.ir.verify.rules.contents import TooMuchWork
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.verdict import Enough, Findings, Verdict
+from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 
 BULK_ALIGNMENT_BYTES = 16
 SIGNAL_STRIDE_WORDS = 32  # one signal a line, as the slot is laid out
@@ -82,8 +81,8 @@ def verify_plan(
         _check_rounding(plan, verdict.added_to, findings)
     except Enough:
         pass
-    except TooMuchWork:
-        findings.add("too_large", None, "its goals overlap too often to be followed")
+    except TooMuchWork as much:
+        findings.add(TOO_LARGE, None, str(much))
     return findings.verdict(plan.name)
 
 
@@ -150,8 +149,7 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     strides = {buffer.name: buffer.cols * itemsizes[buffer.name] for buffer in schedule.buffers}
     seen: set[tuple[str, int]] = set()
     for operation in schedule.operations:
-        engine = _engine(plan, operation.queue)
-        if engine not in (TILE_KERNEL, REDUCE_KERNEL):
+        if realization.engine_by_queue.get(operation.queue) not in (TILE_KERNEL, REDUCE_KERNEL):
             continue
         for region in (*operation.reads, *operation.writes):
             if region.rows[1] + block_m > LIMIT or region.cols[1] + block_n > LIMIT:
@@ -174,7 +172,3 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                 if begin % BULK_ALIGNMENT_BYTES:
                     said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     findings.add("alignment", operation, said, region)
-
-
-def _engine(plan: Plan, queue: str) -> str | None:
-    return next((one.engine for one in plan.realization.engines if one.queue == queue), None)

@@ -13,7 +13,7 @@ from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
 from overweave.ir.verify.verdict import Findings
 
 Key = int  # a signal of one rank, numbered through all pads
-MOST_WAITED_SIGNALS = 1 << 22
+MOST_WAITED_SIGNALS = 1 << 20
 
 
 class Graph:
