@@ -15,8 +15,17 @@ import torch
 from overweave.errors import ScheduleError
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.streams import queues_beside
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Buffer, Compute, Copy, Operation, Put
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    LIBRARY,
+    REDUCE_KERNEL,
+    SPINNING,
+    TILE_KERNEL,
+    Plan,
+)
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put
 from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
@@ -27,7 +36,7 @@ from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
 from overweave.memory.steps import CopyStep
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.gpu.bind import SlotKernels
+from overweave.runtime.gpu.bind import AuthorTiles, SlotKernels, own_instance
 from overweave.runtime.gpu.call_frame import SlotCalls
 from overweave.runtime.gpu.kernels.kernels import tell_launch
 from overweave.runtime.gpu.kernels.packed import PackedRun
@@ -103,14 +112,20 @@ class BoundSlot:
     """
 
     def __init__(
-        self, plan: Plan, workspace: Workspace, slot: Slot, actions: tuple[Action, ...], example: Tensors, traced: bool
+        self,
+        plan: Plan,
+        workspace: Workspace,
+        slot: Slot,
+        example: Tensors,
+        traced: bool = False,
+        author: AuthorTiles | None = None,
     ) -> None:
+        actions = launch_order(plan, workspace.group.rank)
         self._plan, self._workspace, self._slot = plan, workspace, slot
-        self._dtype = plan.realization.dtype
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self._before_sums = before_sums(plan, workspace.group.rank, actions)
-        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced, self._before_sums)
+        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced, self._before_sums, author)
         self._waits = PlanWaits(plan, workspace.group.rank, self._layout, self._kernels.arrays)
         self._traced = traced
         self.timed: list[Timed] = []
@@ -131,9 +146,8 @@ class BoundSlot:
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
         """This rank's buffers of the workspace, by name."""
-        buffers = (each for each in self._plan.schedule.buffers if each.home not in (INPUT, OUTPUT))
-        places = ((each, self._layout.buffers[each.name], _dtype(each, self._dtype)) for each in buffers)
-        return {each.name: self._slot.view(offset, (each.rows, each.cols), dtype) for each, offset, dtype in places}
+        names = [each.name for each in self._plan.schedule.buffers if each.home not in (INPUT, OUTPUT)]
+        return {name: own_instance(self._plan, self._addresses, self._slot, name) for name in names}
 
     def _in_order(self, action: Action, earlier: tuple[Action, ...]) -> Enqueue:
         return behind_sides(self._plan, self._workspace, action, earlier, self._bound(action))
@@ -143,7 +157,7 @@ class BoundSlot:
             return self._timed_copies(action) if self._traced else self._copies(action)
         if action.engine == LIBRARY:
             return self._library(action.operations[0])
-        if action.engine == TILE_KERNEL:
+        if action.engine in (TILE_KERNEL, AUTHOR_KERNEL):
             return self._tiles()
         launch = self._kernels.reduce if action.engine == REDUCE_KERNEL else self._kernels.copy
         if action.queue in queues_beside(self._plan):
@@ -158,7 +172,7 @@ class BoundSlot:
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             if gate is not None:
                 driver.wait_value(stream.cuda_stream, gate.address, gate.value)
-            self._kernels.multiply(stream.cuda_stream, addresses)
+            self._kernels.tiles(stream.cuda_stream, addresses)
 
         return enqueue
 
@@ -178,7 +192,7 @@ class BoundSlot:
         kernel leaves to them; those that wait for nothing are launched ahead of it.
         """
         rank, operations = self._workspace.group.rank, action.operations
-        tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute))
+        tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute | Apply))
         announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
         own = ([wait for wait in op.waits if (wait.pad, wait.signals[0]) in announced] for op in operations)
         waits = next(filter(None, own), [])
@@ -187,6 +201,7 @@ class BoundSlot:
             asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
             raise ScheduleError(asked, f"{operations[0].name} waits for none: it could take the SMs they need", cure)
         gate = [step for wait in waits for step in wait_steps(self._addresses, operations[0], wait)]
+        gate += [self._kernels.tiles_started] if self._kernels.tiles_started and self._may_hold_all(action) else []
         side = self._workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
@@ -195,6 +210,12 @@ class BoundSlot:
             launch(side, addresses)
 
         return enqueue
+
+    def _may_hold_all(self, action: Action) -> bool:
+        """Whether blocks of a kernel are so many that tiles of others, one for each block, may find no SM."""
+        realization = self._plan.realization
+        config = realization.reduction if action.engine == REDUCE_KERNEL else realization.copy
+        return config is not None and config.programs > SPINNING
 
     def _copies(self, action: Action) -> Enqueue:
         copies = CopyQueue(copy_steps(self._addresses, action.operations), self._workspace.settle)
@@ -267,6 +288,11 @@ class BoundSlot:
         return enqueue
 
 
+def sides_of(plan: Plan, rank: int) -> list[str]:
+    """The queues that a rank launches on streams of their own, in the order of their launches."""
+    return [action.queue for action in launch_order(plan, rank) if action.queue in queues_beside(plan)]
+
+
 class CudaRun(SlotCalls[BoundSlot]):
     """A plan bound to a workspace: call it with the tensors of every input and output buffer.
 
@@ -279,15 +305,13 @@ class CudaRun(SlotCalls[BoundSlot]):
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
         make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
-        actions = launch_order(plan, workspace.group.rank)
         leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
-        slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in leased]
+        slots = [BoundSlot(plan, workspace, slot, example, traced) for slot in leased]
         addresses = {name: tensor.data_ptr() for name, tensor in example.items()}
         for bound in slots:
             bound.prepare(addresses)
-        sides = [action.queue for action in actions if action.queue in queues_beside(plan)]
         # What a trace times is enqueued one by one.
-        super().__init__(workspace, slots, sides, not traced and may_replay(plan))
+        super().__init__(workspace, slots, sides_of(plan, workspace.group.rank), not traced and may_replay(plan))
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""

@@ -61,7 +61,8 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
     pushes = len(plan.tile_order(1, pushing_queue(plan)).rows) if plan.realization.copy else 0
     slot._kernels = SimpleNamespace(
         copies_started=WaitStep(7, min(4, pushes)),
-        **{name: kernel(name) for name in ("multiply", "reduce", "copy")},
+        tiles_started=None,
+        **{name: kernel(name) for name in ("tiles", "reduce", "copy")},
     )
     actions = launch_order(plan, 1)
     for at, action in enumerate(actions):
@@ -76,7 +77,7 @@ def pushing_queue(plan: Plan) -> str:
 def test_a_gather_pushes_first_and_tiles_start_when_it_has_its_sms(monkeypatch: pytest.MonkeyPatch):
     """Peers wait for the pushes: nothing that waits for peers may take their place."""
     log = launched(plan_of("all_gather_matmul.push"), monkeypatch)
-    assert log == [("copy", SIDE), ("wait 4", MAIN), ("multiply", MAIN)]
+    assert log == [("copy", SIDE), ("wait 4", MAIN), ("tiles", MAIN)]
 
 
 def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.MonkeyPatch):
@@ -84,12 +85,12 @@ def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.M
     tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("scatter"))
     log = launched(plan, monkeypatch)
     behind_pushes = (f"behind {SIDE}", MAIN)
-    assert log == [("multiply", MAIN), (f"wait {tiles}", SIDE), ("copy", SIDE), behind_pushes, ("reduce", MAIN)]
+    assert log == [("tiles", MAIN), (f"wait {tiles}", SIDE), ("copy", SIDE), behind_pushes, ("reduce", MAIN)]
 
 
 def test_a_scatter_of_one_wave_pushes_behind_it_on_one_stream(monkeypatch: pytest.MonkeyPatch):
     log = launched(plan_of("matmul_reduce_scatter.scatter", pieces=1), monkeypatch)
-    assert log == [("multiply", MAIN), ("copy", MAIN), ("reduce", MAIN)]
+    assert log == [("tiles", MAIN), ("copy", MAIN), ("reduce", MAIN)]
 
 
 def test_only_what_runs_beside_has_a_stream_to_join():
@@ -101,9 +102,9 @@ def test_only_what_runs_beside_has_a_stream_to_join():
 def test_a_library_call_beside_tiles_waits_and_tells_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch):
     log = launched(reduced_beside(3), monkeypatch)
     waits = [("wait 2", SIDE), ("reduce.1.0", SIDE), ("wait 2", SIDE), ("reduce.1.1", SIDE)]
-    assert log == [("multiply", MAIN), *waits]
+    assert log == [("tiles", MAIN), *waits]
     gathers = [("gather.1.0", SIDE), ("write 1", SIDE), ("gather.1.1", SIDE), ("write 1", SIDE)]
-    assert sorted(launched(gathered_beside(4, 24), monkeypatch)) == sorted([("multiply", MAIN), *gathers])
+    assert sorted(launched(gathered_beside(4, 24), monkeypatch)) == sorted([("tiles", MAIN), *gathers])
 
 
 @pytest.mark.parametrize(("name", "source"), [("all_gather_matmul.push", "x"), ("matmul_reduce_scatter.scatter", None)])
