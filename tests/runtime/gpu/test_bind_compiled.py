@@ -21,6 +21,7 @@ from overweave.compiler.emit.emit import emit
 from overweave.compiler.emit.fuse import weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait
 from overweave.memory.cuda import driver
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
