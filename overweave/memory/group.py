@@ -115,9 +115,10 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
         group = _group_of_mesh(group)
     if group is None:
         group = dist.group.WORLD
+    given: object = group
+    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group returns to outsiders
+        raise _lacks_this_rank("that was passed")
     if not isinstance(group, ProcessGroup):
-        if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group returns to outsiders
-            raise _lacks_this_rank("that was passed")
         found, cure = f"got {type(group).__name__}", "Pass one of these; a bias and its like go by their names"
         raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, cure)
     if group not in LIVING:
