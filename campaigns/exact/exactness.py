@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, BY_ENGINES, OPERATORS, Named
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
 from overweave.ir.problem import Problem
@@ -33,29 +34,7 @@ from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import method_of
 
-ALL_GATHER = "all_gather_matmul"
-ALL_REDUCE = "matmul_all_reduce"
-OPERATORS = (ALL_GATHER, "matmul_reduce_scatter", ALL_REDUCE)
 MOVERS = ("copy_engine", "copy_kernel")
-_SCATTER, _TWO_SHOT = "matmul_reduce_scatter.scatter", f"{ALL_REDUCE}.two_shot"
-LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
-    (f"{ALL_GATHER}.push", {"pieces": 2}),
-    (f"{ALL_GATHER}.push", {"pieces": 2, "mover": "copy_kernel"}),
-    (_SCATTER, {"pieces": 2}),
-    (_SCATTER, {"pieces": 2, "mover": "copy_kernel"}),
-    (_SCATTER, {"pieces": 2, "sums": "epilogue"}),
-    ("matmul_reduce_scatter.fused_ring", {"pieces": 2}),
-    ("matmul_reduce_scatter.remote_add", {"pieces": 2}),
-    ("matmul_reduce_scatter.scatter_stored", {"pieces": 2}),
-    ("matmul_reduce_scatter.ring_stored", {"pieces": 2}),
-    ("matmul_reduce_scatter.scatter_pull", {"pieces": 2}),
-    (_TWO_SHOT, {"pieces": 2}),
-    (f"{ALL_REDUCE}.one_shot_packed", {}),
-    (f"{ALL_REDUCE}.two_shot_packed", {}),
-    (f"{ALL_GATHER}.gather_packed", {}),
-    ("matmul_reduce_scatter.scatter_packed", {}),
-    (f"{ALL_REDUCE}.ring_stored", {"pieces": 2}),
-)
 # What options are drawn from, where a schedule has them.
 VARIED: dict[str, tuple[int | str, ...]] = {
     "pieces": (1, 2, 3),
@@ -222,7 +201,7 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     """One rank's part: successive calls of several plans in turn, without anything between them, a random rank late."""
     group, chance, own_chance = resolve(None), random.Random(seed), random.Random(seed + 1)
     wrong: list[str] = []
-    cases = [_long_run_case(schedule, options, group.world_size, seed) for schedule, options in LONG_RUNS]
+    cases = [_long_run_case(one, group.world_size, seed) for one in BY_ENGINES]
     plans = [catalog.build(case.schedule, case.problem, case.options) for case in cases]
     for call in range(count):
         which = chance.randrange(len(cases))
@@ -235,10 +214,10 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     return {"wrong": wrong, "ratios": {}}
 
 
-def _long_run_case(schedule: str, options: dict[str, int | str], world_size: int, seed: int) -> Case:
-    operator = method_of(schedule).operator
-    problem = Problem(operator=operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
-    return Case(schedule, problem, options, seed)
+def _long_run_case(one: Named, world_size: int, seed: int) -> Case:
+    problem = Problem(operator=one.operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
+    in_two: dict[str, int | str] = {"pieces": 2} if one.method.takes("pieces") else {}
+    return Case(one.full_name, problem, one.options | in_two, seed)
 
 
 def _squares(difference: torch.Tensor) -> float:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from campaigns.cases import PLAIN
 from overweave.errors import PeerDied, PeerTimeout, WorkspaceBroken
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
@@ -34,26 +35,8 @@ DEADLINE_S = 2.0
 START_WITHIN_S = 10.0
 DIED_WITHIN_S = 2.0
 TIMEOUT_GRACE_S = 1.0
-SCHEDULES = (
-    "all_gather_matmul.push",
-    "matmul_reduce_scatter.scatter",
-    "all_gather_matmul.pull",
-    "matmul_reduce_scatter.fused_ring",
-    "matmul_reduce_scatter.remote_add",
-    "matmul_reduce_scatter.scatter_stored",
-    "matmul_reduce_scatter.ring_stored",
-    "matmul_reduce_scatter.scatter_pull",
-    "matmul_all_reduce.ring_stored",
-    "all_gather_matmul.sequential",
-    "matmul_reduce_scatter.sequential",
-    "matmul_all_reduce.sequential",
-    "matmul_all_reduce.two_shot",
-    "matmul_all_reduce.one_shot_packed",
-    "matmul_all_reduce.two_shot_packed",
-    "all_gather_matmul.gather_packed",
-    "matmul_reduce_scatter.scatter_packed",
-)
-FUSED = (*SCHEDULES[:10], *SCHEDULES[-5:])
+SCHEDULES = tuple(plain.full_name for plain in PLAIN)
+FUSED = tuple(plain.full_name for plain in PLAIN if plain.method.has_kernels)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ exact: shapes from one row on, odd ones and primes, each packed plan between cal
 late: thousands of calls with a rank that comes late. replays: graphs between eager calls of other sizes. absent: a call
 that one rank leaves out raises within the deadline and names it; after a reset all is well. latency: captured graphs at
 decoding sizes, beside the library's matmul with NCCL's collective and with torch's, paired, slowest rank.
-Of all-reduces with a norm: campaigns/exact/gpu_norms.py.
+Of all-reduces with a norm: campaigns/exact/gpu_epilogues.py.
 """
 
 from __future__ import annotations
@@ -21,17 +21,9 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.gpu_exactness import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Case,
-    expected,
-    is_bit_equal,
-    long_run,
-    make_inputs,
-    run,
-)
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, PLAIN, REDUCE_SCATTER
+from campaigns.exact.calls import Case, expected, make_inputs, run
+from campaigns.exact.gpu_exactness import is_bit_equal, long_run
 from campaigns.exact.gpu_faults import LATE_S, absent_rank
 from campaigns.gpu_ranks import join, report
 from overweave.ir.problem import Problem
@@ -44,12 +36,7 @@ from overweave.tuner.measure.sides import Call, Setting, Side
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
 
-PACKED = (
-    (ALL_REDUCE, "one_shot_packed"),
-    (ALL_GATHER, "gather_packed"),
-    (ALL_REDUCE, "two_shot_packed"),
-    (REDUCE_SCATTER, "scatter_packed"),
-)
+PACKED = tuple(plain for plain in PLAIN if plain.method.has_messages)
 MULTIPLIERS: tuple[Multiplier, ...] = ("library", "skinny", "early")
 BETWEEN = (
     (ALL_REDUCE, "two_shot"),
