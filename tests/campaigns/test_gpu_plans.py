@@ -21,7 +21,6 @@ NAMED = (
     *((case.operator, case.plan) for case in host_cases.CASES),
     *gpu_fp8.MORE,
     *gpu_packed.BETWEEN,
-    *gpu_packed.PULLS.items(),
 )
 
 

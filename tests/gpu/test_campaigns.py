@@ -23,7 +23,7 @@ CAMPAIGNS = {
     "exactness": ["gpu_exactness", "--shapes", "30", "--calls", "100", "--replays", "60", "--set", ""],
     "packed": [
         *("gpu_packed", "--shapes", "20", "--calls", "300", "--replays", "60"),
-        *("--deadline", "4", "--no-latency", "--matmul", "library", "early"),
+        *("--deadline", "4", "--matmul", "library", "early"),
     ],
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "callers": ["gpu_callers", "--trials", "16"],
