@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from campaigns.choices import cold_choice
+from campaigns.verdict import Verdict
 from overweave.errors import InputError
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
@@ -118,18 +119,6 @@ class Row(Struct, frozen=True):
     @property
     def eager_host_us(self) -> float | None:
         return None if self.rows.is_replayed or self.ours is None else self.ours.host_us
-
-
-class Verdict(Struct, frozen=True):
-    """A promise, what was found, and whether it holds; None: told only."""
-
-    promise: str
-    found: str
-    holds: bool | None
-
-    def __str__(self) -> str:
-        word = "told" if self.holds is None else "PASS" if self.holds else "FAIL"
-        return f"{word}  {self.promise}: {self.found}"
 
 
 Value = Callable[[Row], float | None]
@@ -233,7 +222,7 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         promised += as_repeated(what, own)
         promised += bounded(f"{what}: us of the host for an eager call", own, _host, Bound(each=HOST_US))
         judged = ranks == JUDGED_RANKS and dtype == "bf16"
-        found += promised if judged else [msgspec.structs.replace(verdict, holds=None) for verdict in promised]
+        found += promised if judged else [verdict._replace(holds=None) for verdict in promised]
     return (found + of_fp8(rows)) or [Verdict("rows to judge", "none", False)]
 
 

@@ -11,59 +11,29 @@ from itertools import product
 import torch
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import (
-    DTYPES,
-    OPERANDS,
-    RARE_VARIANTS,
-    SCALED,
-    SUM,
-    VARIANTS,
-    Case,
-    dealt,
-)
-from campaigns.lint.lint_gated import gated_tiles
+from campaigns.lint.lint_case import DTYPES, OPERANDS, Case
 from campaigns.lint.lint_matmul import matmul_case
 from campaigns.lint.lint_packed import packed_cases
 from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_skinny import skinny_cases
-from campaigns.lint.lint_stored import stored_tiles
+from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.compiler.aot import Source, source_of_launch
 from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import (
-    TILE_KERNEL,
-    CopyConfig,
-    DataPath,
-    MatmulConfig,
-    ReduceConfig,
-    shares_obstacle,
-)
-from overweave.ir.problem import Problem
+from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums, SignalWords, TileQueue
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.runtime.gpu.kernels.kernels import WORDS_PER_KIB, reduction_options
 from overweave.runtime.gpu.kernels.tile_call import Summing, copy_arguments, reduction_arguments
-from overweave.schedules.finished import shapes_of_tiles
-from overweave.schedules.methods.record import Adds
-from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, Kernel, row_shape, shapes
+from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
 
-TILE_KERNELS: dict[Kernel, tuple[Dtype, ...]] = {"portable": tuple(DTYPES), "hopper": ("bfloat16", "float16")}
 NORMED_COLS = (1024, 4096, 16384)
-EPILOGUES = (
-    Epilogue(bias=True, activation="silu"),
-    Epilogue(bias=True),
-    Epilogue(bias=True, activation="gelu_tanh", residual=True),
-)
 # What every kernel that takes tiles from a table is given.
 ADDRESSES = torch.empty(16, dtype=torch.int64)
 _WORDS = torch.empty(64, dtype=torch.int32)
 TILES = TileQueue(_WORDS, _WORDS, ADDRESSES, 7), SignalWords(_WORDS, _WORDS, ADDRESSES, 4)
-
-
-SUMMED = "matmul_reduce_scatter"
-FINISHED = Epilogue(bias=True, activation="silu", residual=True)
 
 
 def cases() -> Iterator[Case]:
@@ -94,109 +64,8 @@ def cases() -> Iterator[Case]:
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
     yield from packed_cases()
     yield from skinny_cases()
-    for kernel, dtypes in TILE_KERNELS.items():
-        for dtype in dtypes:
-            for shape, variant in product(shapes(dtype, kernel), VARIANTS):
-                yield matmul_case(dtype, shape.config, variant)
-        for variant in RARE_VARIANTS:
-            yield matmul_case("bfloat16", MatmulConfig(kernel=kernel), variant)
-        for epilogue in EPILOGUES:
-            for shape in shapes("bfloat16", kernel, epilogue)[:2]:
-                yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue)
-        yield from sum_cases(kernel)
-        yield from finished_cases(kernel)
-        yield from (matmul_case(*tile) for tile in stored_tiles(kernel))
-        yield from several_cases(kernel)
-        yield from (matmul_case(*tile) for tile in gated_tiles(kernel))
-    yield from split_cases("hopper")
-    yield from scaled_cases("portable")
-    yield from scaled_cases("hopper")
+    yield from (matmul_case(*tile) for tile in tiles())
     yield reduction_case(FLOAT8, 2, False)
-
-
-def scaled_cases(kernel: Kernel) -> Iterator[Case]:
-    """Operands in fp8, results in bf16: scaled by rows in every shape, by one scale each, with all that may follow."""
-    by_rows, by_tensor = Epilogue(scaling="rows"), Epilogue(scaling="tensor", bias=True, activation="gelu_tanh")
-    for shape in shapes(FLOAT8, kernel, by_rows):
-        yield matmul_case(FLOAT8, shape.config, SCALED, by_rows)
-    config = shapes(FLOAT8, kernel, by_tensor)[0].config
-    yield matmul_case(FLOAT8, config, SCALED, by_tensor)
-    yield matmul_case(FLOAT8, config, SCALED._replace(traced=True), replace(by_tensor, scaling="rows", residual=True))
-    for shape, weights in zip(shapes(FLOAT8, kernel, by_rows), (3, 2, 3, 2), strict=False):
-        yield matmul_case(FLOAT8, shape.config, SCALED, replace(by_rows, bias=True), weights=weights)
-    own = SCALED._replace(two_sources=False)
-    for shape in shapes(FLOAT8, kernel, by_rows):
-        yield matmul_case(FLOAT8, shape.config, own, by_rows, addends=3)
-    yield matmul_case(FLOAT8, config, own, Epilogue(scaling="tensor"), addends=1)
-    yield matmul_case(FLOAT8, config, own._replace(traced=True), by_rows, addends=1)
-
-
-def sum_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles that add what peers sent: of three peers and of one in every shape, with a trace, ragged.
-
-    The portable kernel spills a little where rows are ragged: 80 bytes, in the epilogue.
-    """
-    for shape in shapes("bfloat16", kernel):
-        yield matmul_case("bfloat16", shape.config, SUM, addends=3)
-        yield matmul_case("bfloat16", shape.config, SUM, addends=1)
-    config = shapes("bfloat16", kernel)[0].config
-    yield matmul_case("float16", config, SUM, addends=1)
-    for addends in (1, 3):
-        yield matmul_case("bfloat16", config, SUM._replace(traced=True), addends=addends)
-    if kernel == "hopper":
-        for addends in (1, 3):
-            yield matmul_case("bfloat16", config, SUM._replace(ragged=True, is_transposed=True), addends=addends)
-
-
-def finished_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles that finish the sums that they make: of three peers and of one in every shape, with a trace, of fp8."""
-    scaled = replace(FINISHED, scaling="rows")
-    for ranks in (4, 2):
-        addends, size = ranks - 1, Problem(operator=SUMMED, m=1024, n=1024, k=1024, world_size=ranks, dtype="bfloat16")
-        ours = replace(size, epilogue=FINISHED)
-        for shape in shapes_of_tiles(ours, kernel, Adds(TILE_KERNEL), "epilogue"):
-            yield matmul_case("bfloat16", shape.config, SUM, FINISHED, addends=addends)
-        config = shapes_of_tiles(replace(ours, dtype=FLOAT8, epilogue=scaled), kernel, Adds(TILE_KERNEL), "epilogue")[
-            0
-        ].config
-        yield matmul_case(FLOAT8, config, SCALED._replace(two_sources=False), scaled, addends=addends)
-    config = shapes("bfloat16", kernel, FINISHED)[0].config
-    yield matmul_case("bfloat16", config, SUM._replace(traced=True), Epilogue(bias=True), addends=1)
-
-
-def several_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles of two weights in every shape, of three, traced and ragged; with what an epilogue reads for each column."""
-    for shape in shapes("bfloat16", kernel):
-        yield matmul_case("bfloat16", shape.config, VARIANTS[-1], weights=2)
-    config = shapes("bfloat16", kernel)[0].config
-    for variant in (VARIANTS[-1], *RARE_VARIANTS):
-        yield matmul_case("bfloat16", config, variant, weights=3)
-    biased = Epilogue(bias=True)
-    for shape in shapes("bfloat16", kernel, biased)[:2]:
-        yield matmul_case("bfloat16", shape.config, VARIANTS[-1], biased, weights=2)
-    for shape, epilogue in product(shapes("bfloat16", kernel, biased, 3)[:2], EPILOGUES[:2]):
-        yield matmul_case("bfloat16", shape.config, VARIANTS[-1], epilogue, weights=3)
-
-
-def split_cases(kernel: Kernel) -> Iterator[Case]:
-    """Tiles dealt out along k: in every shape that can be; of one, all that may come with it.
-
-    With a residual, tiles of 128 x 256 spill a little: 8 bytes, two looks per tile.
-    """
-    plain = [config for config in map(dealt, shapes("bfloat16", kernel)) if not shares_obstacle(config)]
-    for config in plain:
-        yield matmul_case("bfloat16", config, VARIANTS[-1])
-    for variant in (VARIANTS[0], *RARE_VARIANTS):
-        yield matmul_case("bfloat16", plain[0], variant)
-    yield matmul_case("bfloat16", plain[0], SUM, addends=3)
-    yield matmul_case("bfloat16", plain[0], VARIANTS[-1], weights=2)
-    for epilogue in (*EPILOGUES, Epilogue(activation="silu", gate=True)):
-        known = (
-            one for one in shapes("bfloat16", kernel, epilogue) if one.config.block_n < 256 or not epilogue.residual
-        )
-        yield matmul_case("bfloat16", dealt(next(known)), VARIANTS[-1], epilogue)
-    by_rows = Epilogue(scaling="rows")
-    yield matmul_case(FLOAT8, dealt(shapes(FLOAT8, kernel, by_rows)[0]), SCALED, by_rows)
 
 
 def reduction_case(

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from campaigns.oracle.changes import picked_from, put_in_place
+from campaigns.oracle.changes import Changed, of_one, picked_from, put_in_place
 from campaigns.oracle.random.endings import adds
 from overweave.ir.schedule import Compute, Copy, Get, Operation, Put, Reduce, ReducePut, Region, Schedule
 
@@ -18,12 +18,9 @@ def _moves_something(operation: Operation) -> bool:
     return isinstance(operation, MOVES) and any(not part.is_empty for part in operation.sources)
 
 
-def drop_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(_moves_something)
+def drop_chunk(rng: Random, schedule: Schedule, move: Any) -> Changed:
     """The move is gone, or only its data: it still waits and signals."""
-    picked = picked_from(rng, schedule, _moves_something)
-    if picked is None:
-        return None
-    at, move = picked
     silent = Copy(
         name=move.name,
         rank=move.rank,
@@ -33,17 +30,14 @@ def drop_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
         sources=(),
         destinations=(),
     )
-    return put_in_place(schedule, at, *((silent,) if rng.random() < 0.7 else ()))
+    return silent if rng.random() < 0.7 else ()
 
 
-def duplicate_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(_moves_something)
+def duplicate_chunk(rng: Random, schedule: Schedule, move: Any) -> Changed:
     """The chunk moves twice, and signals once or twice."""
-    picked = picked_from(rng, schedule, _moves_something)
-    if picked is None:
-        return None
-    at, move = picked
     again = replace(move, name=f"{move.name}.again", notifies=move.notifies if rng.random() < 0.3 else ())
-    return put_in_place(schedule, at, move, again)
+    return move, again
 
 
 def _shifted(rng: Random, schedule: Schedule, region: Region) -> Region:
@@ -54,12 +48,9 @@ def _shifted(rng: Random, schedule: Schedule, region: Region) -> Region:
     return replace(region, rows=(region.rows[0] + by, region.rows[1] + by))
 
 
-def misdirect_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(_moves_something)
+def misdirect_chunk(rng: Random, schedule: Schedule, move: Any) -> Changed:
     """From or to other rows, or from or to another rank."""
-    picked = picked_from(rng, schedule, _moves_something)
-    if picked is None:
-        return None
-    at, move = picked
     field = rng.choice(("sources", "destinations"))
     regions = list(getattr(move, field))
     index = rng.randrange(len(regions))
@@ -67,19 +58,16 @@ def misdirect_chunk(rng: Random, schedule: Schedule) -> Schedule | None:
         regions[index] = replace(regions[index], rank=rng.randrange(schedule.world_size))
     else:
         regions[index] = _shifted(rng, schedule, regions[index])
-    return put_in_place(schedule, at, replace(move, **{field: tuple(regions)}))
+    return replace(move, **{field: tuple(regions)})
 
 
-def misdirect_store(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(lambda one: isinstance(one, Compute) and one.stored_at != {one.rank})
+def misdirect_store(rng: Random, schedule: Schedule, compute: Any) -> Changed:
     """A product or a sum is stored at another rank; or a sum at one rank less, or elsewhere there."""
-    picked = picked_from(rng, schedule, lambda one: isinstance(one, Compute) and one.stored_at != {one.rank})
-    if picked is None:
-        return None
-    at, compute = picked
     assert isinstance(compute, Compute)
     if not compute.copies or rng.random() < 0.2:
         out = (replace(compute.out[0], rank=rng.randrange(schedule.world_size)), *compute.out[1:])
-        return put_in_place(schedule, at, replace(compute, out=out))
+        return replace(compute, out=out)
     copies = list(compute.copies)
     index = rng.randrange(len(copies))
     if rng.random() < 0.4:
@@ -88,69 +76,55 @@ def misdirect_store(rng: Random, schedule: Schedule) -> Schedule | None:
         copies[index] = replace(copies[index], rank=rng.randrange(schedule.world_size))
     else:
         copies[index] = _shifted(rng, schedule, copies[index])
-    return put_in_place(schedule, at, replace(compute, copies=tuple(copies)))
+    return replace(compute, copies=tuple(copies))
 
 
 def _is_tile_wise(operation: Operation) -> bool:
     return isinstance(operation, Compute | Reduce) or (isinstance(operation, Put) and operation.tiles > 1)
 
 
-def drop_tile(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(_is_tile_wise)
+def drop_tile(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     """A Compute or Reduce is gone, does one tile less, or leaves out its last row."""
-    picked = picked_from(rng, schedule, _is_tile_wise)
-    if picked is None:
-        return None
-    at, operation = picked
     if isinstance(operation, Put):
-        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles - 1))
+        return replace(operation, tiles=operation.tiles - 1)
     kind = rng.random()
     if kind < 0.35:
-        return put_in_place(schedule, at)
+        return ()
     if kind < 0.6 and operation.instances > 1:
-        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles - 1))
+        return replace(operation, tiles=operation.tiles - 1)
     if isinstance(operation, Compute):
         a, out = operation.a[-1], operation.out[-1]
         shorter = [replace(part, rows=(part.rows[0], max(part.rows[0], part.rows[1] - 1))) for part in (a, out)]
-        cut = replace(operation, a=(*operation.a[:-1], shorter[0]), out=(*operation.out[:-1], shorter[1]))
-        return put_in_place(schedule, at, cut)
+        return replace(operation, a=(*operation.a[:-1], shorter[0]), out=(*operation.out[:-1], shorter[1]))
     parts = [
         replace(part, rows=(part.rows[0], max(part.rows[0], part.rows[1] - 1)))
         for part in (*operation.operands, operation.out)
     ]
-    return put_in_place(schedule, at, replace(operation, operands=tuple(parts[:-1]), out=parts[-1]))
+    return replace(operation, operands=tuple(parts[:-1]), out=parts[-1])
 
 
-def duplicate_tile(rng: Random, schedule: Schedule) -> Schedule | None:
-    picked = picked_from(rng, schedule, _is_tile_wise)
-    if picked is None:
-        return None
-    at, operation = picked
+@of_one(_is_tile_wise)
+def duplicate_tile(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     if isinstance(operation, Put):
-        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles + 1))
+        return replace(operation, tiles=operation.tiles + 1)
     if isinstance(operation, Compute) and rng.random() < 0.4:
-        return put_in_place(schedule, at, replace(operation, tiles=operation.tiles + 1))
-    return put_in_place(schedule, at, operation, replace(operation, name=f"{operation.name}.again", notifies=()))
+        return replace(operation, tiles=operation.tiles + 1)
+    return operation, replace(operation, name=f"{operation.name}.again", notifies=())
 
 
-def misdirect_tile(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(lambda operation: isinstance(operation, Compute | Reduce))
+def misdirect_tile(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     """It reads or writes other rows."""
-    picked = picked_from(rng, schedule, lambda operation: isinstance(operation, Compute | Reduce))
-    if picked is None:
-        return None
-    at, operation = picked
     if isinstance(operation, Reduce):
         if rng.random() < 0.5:
-            return put_in_place(schedule, at, replace(operation, out=_shifted(rng, schedule, operation.out)))
+            return replace(operation, out=_shifted(rng, schedule, operation.out))
         index = rng.randrange(len(operation.operands))
         operands = list(operation.operands)
         operands[index] = _shifted(rng, schedule, operands[index])
-        return put_in_place(schedule, at, replace(operation, operands=tuple(operands)))
+        return replace(operation, operands=tuple(operands))
     field = rng.choice(("a", "out"))
-    return put_in_place(
-        schedule,
-        at,
-        replace(operation, **{field: tuple(_shifted(rng, schedule, part) for part in getattr(operation, field))}),
-    )
+    return replace(operation, **{field: tuple(_shifted(rng, schedule, part) for part in getattr(operation, field))})
 
 
 def _grown(operation: Any, by: int, down: bool) -> Operation:
@@ -184,14 +158,11 @@ def overlap(rng: Random, schedule: Schedule) -> Schedule | None:
     return put_in_place(schedule, *rng.choice(grown)) if grown else None
 
 
-def out_of_bounds(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(lambda operation: _moves_something(operation) or isinstance(operation, Compute))
+def out_of_bounds(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     """A chunk or a tile reaches past its buffer."""
-    picked = picked_from(rng, schedule, lambda operation: _moves_something(operation) or isinstance(operation, Compute))
-    if picked is None:
-        return None
-    at, operation = picked
     rows = max(buffer.rows for buffer in schedule.buffers)
-    return put_in_place(schedule, at, _grown(operation, rows, rng.random() < 0.5))
+    return _grown(operation, rows, rng.random() < 0.5)
 
 
 def contribution_order(rng: Random, schedule: Schedule) -> Schedule | None:
@@ -245,10 +216,7 @@ def wrong_slot(rng: Random, schedule: Schedule) -> Schedule | None:
     return put_in_place(schedule, at, replace(operation, **{field: tuple(parts)}))
 
 
-def finished_otherwise(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(adds)
+def finished_otherwise(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     """A sum is finished that was not, or is not that was: a part, the whole one again, or what is only moved."""
-    picked = picked_from(rng, schedule, adds)
-    if picked is None:
-        return None
-    at, operation = picked
-    return put_in_place(schedule, at, replace(operation, finishes=not operation.finishes))
+    return replace(operation, finishes=not operation.finishes)

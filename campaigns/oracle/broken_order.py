@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from msgspec.structs import replace
 
-from campaigns.oracle.changes import changed_entry, picked_from, put_in_place
+from campaigns.oracle.changes import Changed, changed_entry, of_one, picked_from, put_in_place
 from overweave.ir.schedule import Compute, Notify, Schedule, Wait
 
 
@@ -121,14 +122,10 @@ def launch_order(rng: Random, schedule: Schedule) -> Schedule | None:
     return replace(schedule, operations=tuple(rest))
 
 
-def wait_too_late(rng: Random, schedule: Schedule) -> Schedule | None:
+@of_one(lambda its: isinstance(its, Compute) and bool(its.addends))
+def wait_too_late(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     """What an operation waits for before it starts, it waits for only before it adds, or the other way round."""
-    picked = picked_from(rng, schedule, lambda its: isinstance(its, Compute) and bool(its.addends))
-    if picked is None:
-        return None
-    at, operation = picked
-    turned = replace(operation, waits=operation.late_waits, late_waits=operation.waits)
-    return put_in_place(schedule, at, turned)
+    return replace(operation, waits=operation.late_waits, late_waits=operation.waits)
 
 
 def cycle(rng: Random, schedule: Schedule) -> Schedule | None:

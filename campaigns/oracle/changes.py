@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from random import Random
 from typing import Any
 
@@ -18,6 +19,28 @@ def picked_from(rng: Random, schedule: Schedule, fits: Callable[[Any], bool]) ->
         return None
     at = rng.choice(found)
     return at, schedule.operations[at]
+
+
+Mutation = Callable[[Random, Schedule], Schedule | None]
+Changed = Any  # what one operation becomes: an operation, a tuple of several or of none, or None: it stays
+Change = Callable[[Random, Schedule, Any], Changed]
+
+
+def of_one(fits: Callable[[Any], bool] = lambda operation: True) -> Callable[[Change], Mutation]:
+    """Makes a mutation of what changes one operation: a random one that fits becomes what is returned."""
+
+    def of(change: Change) -> Mutation:
+        @wraps(change)
+        def mutation(rng: Random, schedule: Schedule) -> Schedule | None:
+            picked = picked_from(rng, schedule, fits)
+            changed = None if picked is None else change(rng, schedule, picked[1])
+            if picked is None or changed is None:
+                return None
+            return put_in_place(schedule, picked[0], *(changed if isinstance(changed, tuple) else (changed,)))
+
+        return mutation
+
+    return of
 
 
 def put_in_place(schedule: Schedule, at: int, *operations: Operation) -> Schedule:

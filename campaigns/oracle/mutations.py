@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 from campaigns.oracle import broken_data, broken_order
+from campaigns.oracle.changes import Mutation
 from overweave.ir.schedule import Schedule
-
-Mutation = Callable[[Random, Schedule], Schedule | None]
 
 
 def two_at_once(rng: Random, schedule: Schedule) -> Schedule | None:

@@ -9,11 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from campaigns.choices.study_pictures import DIM, GRID, INK, LINES, MARKERS
 from campaigns.tables.table_rows import TABLES, Row, grids
 
 PANEL_INCHES, DPI, PANELS_OF_A_LINE = (5.2, 3.6), 130, 3
-COLOURS = (*LINES, "#dc2626", "#0891b2", "#65a30d", "#6b7280")
+INK, DIM, GRID = "#1b1f24", "#6b7280", "#dfe3e8"
+COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d", "#6b7280")
+MARKERS = ("o", "s", "^", "D")
 DRAWN = ("against", "backends", "tiles", "streamed", "bandwidth")
 
 

@@ -33,7 +33,7 @@ CREDITS: Literal["credits"] = "credits"
 ECHOES: Literal["echoes"] = "echoes"
 
 
-class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
+class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A matrix `[rows, cols]` that every rank has one instance of.
 
     home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the group's
@@ -53,7 +53,7 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
         return ITEMSIZE_BYTES[self.dtype or dtype]
 
 
-class Region(Struct, frozen=True, forbid_unknown_fields=True):
+class Region(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A rectangle of one rank's instance of a buffer: rows `[lo, hi)`, columns `[lo, hi)`. May be empty."""
 
     buffer: Name
@@ -74,14 +74,14 @@ class Region(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.buffer}@{self.rank}[{r0}:{r1},{c0}:{c1}]"
 
 
-class SignalPad(Struct, frozen=True, forbid_unknown_fields=True):
+class SignalPad(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`size` counters on every rank, zero at the start of a call. A wait reads the pad of its own rank."""
 
     name: Name
     size: Count
 
 
-class Wait(Struct, frozen=True, forbid_unknown_fields=True):
+class Wait(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Each of the signals `[lo, hi)` of the own rank's pad must reach `count`, its full count in one call."""
 
     pad: Name
@@ -93,7 +93,7 @@ class Wait(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.pad}[{lo}:{hi}]>={self.count}"
 
 
-class Notify(Struct, frozen=True, forbid_unknown_fields=True):
+class Notify(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Adds one, per instance of the operation, to a signal of `rank` when the instance's writes are visible there."""
 
     pad: Name
@@ -332,7 +332,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 Operation = Put | Get | Copy | Clear | ReducePut | Compute | Reduce | Apply | Collective
 
 
-class Given(Struct, frozen=True, forbid_unknown_fields=True):
+class Given(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the start, element `[i, j]` of the region is `tensor[row + i, col + j]`."""
 
     region: Region
@@ -341,7 +341,7 @@ class Given(Struct, frozen=True, forbid_unknown_fields=True):
     col: Index
 
 
-class Goal(Struct, frozen=True, forbid_unknown_fields=True):
+class Goal(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
 
     No terms: the element was moved, not computed. unordered: in any order, so that its bits may differ between calls.
@@ -355,7 +355,7 @@ class Goal(Struct, frozen=True, forbid_unknown_fields=True):
     unordered: bool = False
 
 
-class Credit(Struct, frozen=True, forbid_unknown_fields=True):
+class Credit(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the head of a call `taker` waits until `giver` has finished the call that used the same slot last."""
 
     giver: Index

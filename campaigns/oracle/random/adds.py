@@ -41,14 +41,12 @@ def add_in_any_order(rng: Random, ranks: int, pieces: int) -> Schedule:
                 draft.in_any_order()
         draft.multiply((rank, "main"), (x(rank, (lo, hi)), w(rank), partial(rank, (lo, hi))))
         here = [one("arrived", peer * pieces + piece) for peer in peers for piece in range(pieces)]
-        draft.operations.append(
-            Reduce(
-                name=draft.named("sum", rank),
-                rank=rank,
-                queue="main",
-                waits=tuple(wait for waits in here for wait in waits),
-                operands=(total(rank, (0, hi - lo)), partial(rank, (lo, hi))),
-                out=y(rank, (0, hi - lo)),
-            )
+        draft.add(
+            Reduce,
+            "sum",
+            (rank, "main"),
+            tuple(wait for waits in here for wait in waits),
+            operands=(total(rank, (0, hi - lo)), partial(rank, (lo, hi))),
+            out=y(rank, (0, hi - lo)),
         )
     return draft.schedule(every_credit(ranks))

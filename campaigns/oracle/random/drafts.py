@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Literal
 
@@ -160,6 +161,19 @@ class Draft:
     def named(self, what: str, rank: int) -> str:
         return f"{what}.{rank}.{len(self.operations)}"
 
+    def add(
+        self,
+        kind: Callable[..., Operation],
+        what: str,
+        at: At,
+        waits: Waits = (),
+        notifies: Notifies = (),
+        **its_own: object,
+    ) -> None:
+        """its_own: the fields that operations of this kind have beside those of all operations."""
+        name = self.named(what, at[0])
+        self.operations.append(kind(name=name, rank=at[0], queue=at[1], waits=waits, notifies=notifies, **its_own))
+
     def move(
         self,
         kind: type[Put | Get | Copy | ReducePut],
@@ -169,22 +183,10 @@ class Draft:
         notifies: Notifies = (),
     ) -> None:
         """parts: from where, and to where."""
-        name = self.named(kind.__name__.lower(), at[0])
-        self.operations.append(
-            kind(
-                name=name,
-                rank=at[0],
-                queue=at[1],
-                waits=waits,
-                notifies=notifies,
-                sources=parts[:1],
-                destinations=parts[1:],
-            )
-        )
+        self.add(kind, kind.__name__.lower(), at, waits, notifies, sources=parts[:1], destinations=parts[1:])
 
     def clear(self, at: At, region: Region, notifies: Notifies) -> None:
-        name = self.named("clear", at[0])
-        self.operations.append(Clear(name=name, rank=at[0], queue=at[1], notifies=notifies, destinations=(region,)))
+        self.add(Clear, "clear", at, (), notifies, destinations=(region,))
 
     def in_any_order(self) -> None:
         """The move that was added last adds while others do."""
@@ -200,28 +202,14 @@ class Draft:
 
     def idle(self, at: At, waits: Waits) -> None:
         """Only waits."""
-        name = self.named("idle", at[0])
-        self.operations.append(Copy(name=name, rank=at[0], queue=at[1], waits=waits, sources=(), destinations=()))
+        self.add(Copy, "idle", at, waits, sources=(), destinations=())
 
     def multiply(
         self, at: At, parts: tuple[Region, Region, Region], waits: Waits = (), notifies: Notifies = (), tiles: int = 1
     ) -> None:
         """parts: `a`, `b` and `out`."""
         a, b, out = parts
-        name = self.named("multiply", at[0])
-        self.operations.append(
-            Compute(
-                name=name,
-                rank=at[0],
-                queue=at[1],
-                waits=waits,
-                notifies=notifies,
-                a=(a,),
-                b=b,
-                out=(out,),
-                tiles=tiles,
-            )
-        )
+        self.add(Compute, "multiply", at, waits, notifies, a=(a,), b=b, out=(out,), tiles=tiles)
 
     def schedule(self, credits: tuple[Credit, ...]) -> Schedule:
         return Schedule(

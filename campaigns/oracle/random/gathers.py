@@ -88,20 +88,11 @@ def gather_columns(rng: Random, ranks: int, pieces: int) -> Schedule:
                 draft.move(Put, (rank, "copies"), parts, (), tell("arrived", peer, rank * pieces + piece))
         for piece, cols in enumerate(ranges):
             for source in [rank, *peers]:
-                rows, name = deal.shard(source), draft.named("multiply", rank)
+                rows, at = deal.shard(source), (rank, "main")
                 a = x(rank, cols=cols) if source == rank else gathered(rank, rows, cols=cols)
                 waits = () if source == rank else one("arrived", source * pieces + piece)
-                multiply = Compute(
-                    name=name,
-                    rank=rank,
-                    queue="main",
-                    waits=waits,
-                    a=(a,),
-                    b=w(rank, cols),
-                    out=(y(rank, rows),),
-                    accumulate=piece > 0,
-                )
-                draft.operations.append(multiply)
+                out, adds = (y(rank, rows),), piece > 0
+                draft.add(Compute, "multiply", at, waits, a=(a,), b=w(rank, cols), out=out, accumulate=adds)
         draft.want(y(rank), product("a", "b"), 0, rank * deal.n, ranges)
     return draft.schedule(every_credit(ranks))
 
@@ -122,25 +113,22 @@ def collectives(rng: Random, ranks: int, pieces: int) -> Schedule:
         draft.give_gathered(rank, deal, x(rank), w(rank))
         for piece in range(pieces):
             parts = [deal.pieces(member)[piece] for member in members]
-            draft.operations.append(
-                Collective(
-                    name=draft.named("all_gather", rank),
-                    rank=rank,
-                    queue="library",
-                    function="all_gather",
-                    label=f"piece.{piece}",
-                    ranks=members,
-                    notifies=tell("gathered", rank, piece),
-                    sources=(x(rank, parts[rank], lo),),
-                    destinations=tuple(gathered(rank, rows) for rows in parts),
-                )
+            draft.add(
+                Collective,
+                "all_gather",
+                (rank, "library"),
+                (),
+                tell("gathered", rank, piece),
+                function="all_gather",
+                label=f"piece.{piece}",
+                ranks=members,
+                sources=(x(rank, parts[rank], lo),),
+                destinations=tuple(gathered(rank, rows) for rows in parts),
             )
         for piece in range(pieces):
             parts = [deal.pieces(member)[piece] for member in members]
             a, out = tuple(gathered(rank, rows) for rows in parts), tuple(y(rank, rows) for rows in parts)
-            name, waits = draft.named("multiply", rank), one("gathered", piece)
-            multiply = Compute(name=name, rank=rank, queue="main", waits=waits, a=a, b=w(rank), out=out)
-            draft.operations.append(multiply)
+            draft.add(Compute, "multiply", (rank, "main"), one("gathered", piece), a=a, b=w(rank), out=out)
         draft.want(y(rank), product("a", "b"), 0, rank * deal.n, ((0, deal.k),))
     return draft.schedule(())
 

@@ -35,21 +35,20 @@ def stored_at_peers(rng: Random, ranks: int, pieces: int) -> Schedule:
                 continue
             peers = [source for source in range(ranks) if source != rank]
             count = sum(tiles[source, rank] for source in peers)
-            draft.operations.append(
-                Compute(
-                    name=draft.named("add", rank),
-                    rank=rank,
-                    queue="tiles",
-                    notifies=tuple(Notify("shared", one, rank * pieces + piece) for one in range(ranks)),
-                    a=(x(rank, rows),),
-                    b=w(rank),
-                    out=(total(rank, rows),),
-                    addends=tuple(slots(rank, rows, lo - source * deal.size) for source in peers),
-                    place=rank,
-                    late_waits=(Wait("arrived", (piece, piece + 1), count),) if count else (),
-                    copies=tuple(total(peer, rows) for peer in peers),
-                    tiles=tiles[rank, rank],
-                )
+            draft.add(
+                Compute,
+                "add",
+                (rank, "tiles"),
+                (),
+                tuple(Notify("shared", one, rank * pieces + piece) for one in range(ranks)),
+                a=(x(rank, rows),),
+                b=w(rank),
+                out=(total(rank, rows),),
+                addends=tuple(slots(rank, rows, lo - source * deal.size) for source in peers),
+                place=rank,
+                late_waits=(Wait("arrived", (piece, piece + 1), count),) if count else (),
+                copies=tuple(total(peer, rows) for peer in peers),
+                tiles=tiles[rank, rank],
             )
     for rank in range(ranks):
         for owner in [rank, *rotation(rng, rank, ranks)]:

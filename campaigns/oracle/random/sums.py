@@ -55,15 +55,13 @@ def _sum(draft: Draft, deal: Sharding, which: tuple[int, int, int], places: tupl
     operands = [
         partial(rank, rows) if source == rank else slots(rank, rows, lo - source * deal.size) for source in range(ranks)
     ]
-    draft.operations.append(
-        Reduce(
-            name=draft.named("sum", rank),
-            rank=rank,
-            queue="sums",
-            waits=(*one("computed", rank * deal.count + piece, tiles), *arrived),
-            operands=tuple(operands),
-            out=y(rank, rows, lo),
-        )
+    draft.add(
+        Reduce,
+        "sum",
+        (rank, "sums"),
+        (*one("computed", rank * deal.count + piece, tiles), *arrived),
+        operands=tuple(operands),
+        out=y(rank, rows, lo),
     )
 
 
@@ -120,19 +118,17 @@ def _add_own(
     first = piece * deal.ranks
     ranges = [(first, first + rank), (first + rank + 1, first + deal.ranks)]
     sources = [source for source in range(deal.ranks) if source != rank]
-    draft.operations.append(
-        Compute(
-            name=draft.named("add", rank),
-            rank=rank,
-            queue="tiles",
-            waits=waits,
-            a=(a,),
-            b=b,
-            out=(y(rank, rows, lo),),
-            addends=tuple(slots(rank, rows, lo - source * deal.size) for source in sources),
-            place=rank,
-            late_waits=tuple(Wait("arrived", signals, 1) for signals in ranges if signals[0] < signals[1]),
-        )
+    draft.add(
+        Compute,
+        "add",
+        (rank, "tiles"),
+        waits,
+        a=(a,),
+        b=b,
+        out=(y(rank, rows, lo),),
+        addends=tuple(slots(rank, rows, lo - source * deal.size) for source in sources),
+        place=rank,
+        late_waits=tuple(Wait("arrived", signals, 1) for signals in ranges if signals[0] < signals[1]),
     )
 
 
@@ -164,13 +160,8 @@ def ring(rng: Random, ranks: int, pieces: int) -> Schedule:
                 draft.multiply((rank, "main"), parts, (), ready if starts else ())
                 out = y(rank, rows, deal.shard(owner)[0]) if ends else running(rank, rows)
                 if not starts:
-                    operands, name = (slots(rank, rows), partial(rank, rows)), draft.named("sum", rank)
-                    waits = one("arrived", signal)
-                    draft.operations.append(
-                        Reduce(
-                            name=name, rank=rank, queue="main", waits=waits, notifies=ready, operands=operands, out=out
-                        )
-                    )
+                    operands = slots(rank, rows), partial(rank, rows)
+                    draft.add(Reduce, "sum", (rank, "main"), one("arrived", signal), ready, operands=operands, out=out)
                 if not ends:
                     moved = partial(rank, rows) if starts else out, slots(following, rows)
                     notifies = tell("arrived", following, signal)

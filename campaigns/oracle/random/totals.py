@@ -22,18 +22,16 @@ def all_reduces(rng: Random, ranks: int, pieces: int) -> Schedule:
         for piece, rows in enumerate(cut((0, deal.m), pieces)):
             parts = x(rank, rows), w(rank), partial(rank, rows)
             draft.multiply((rank, "main"), parts, (), tell("computed", rank, piece))
-            draft.operations.append(
-                Collective(
-                    name=draft.named("all_reduce", rank),
-                    rank=rank,
-                    queue="library",
-                    function="all_reduce",
-                    label=f"piece.{piece}",
-                    ranks=tuple(range(ranks)),
-                    waits=one("computed", piece),
-                    sources=(partial(rank, rows),),
-                    destinations=(y(rank, rows),),
-                )
+            draft.add(
+                Collective,
+                "all_reduce",
+                (rank, "library"),
+                one("computed", piece),
+                function="all_reduce",
+                label=f"piece.{piece}",
+                ranks=tuple(range(ranks)),
+                sources=(partial(rank, rows),),
+                destinations=(y(rank, rows),),
             )
     return draft.schedule(())
 
@@ -57,17 +55,15 @@ def read_everywhere(rng: Random, ranks: int, pieces: int) -> Schedule:
     for rank in range(ranks):
         for piece, rows in enumerate(cut((0, deal.m), pieces)):
             tiles = rng.randint(1, 3)
-            draft.operations.append(
-                Reduce(
-                    name=draft.named("sum", rank),
-                    rank=rank,
-                    queue="sums",
-                    waits=one("ready", piece, ranks),
-                    notifies=tell("summed", rank, piece),
-                    operands=tuple(partial(source, rows) for source in range(ranks)),
-                    out=total(rank, rows),
-                    tiles=tiles,
-                )
+            draft.add(
+                Reduce,
+                "sum",
+                (rank, "sums"),
+                one("ready", piece, ranks),
+                tell("summed", rank, piece),
+                operands=tuple(partial(source, rows) for source in range(ranks)),
+                out=total(rank, rows),
+                tiles=tiles,
             )
             moved = total(rank, rows), y(rank, rows)
             draft.move(Copy, (rank, "moves"), moved, one("summed", piece, tiles))

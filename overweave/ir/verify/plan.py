@@ -17,10 +17,9 @@ from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.rules.blocks import check_permuted_engines
-from overweave.ir.verify.rules.contents import TooMuchWork
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.verdict import Enough, Findings, Verdict
+from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 
 BULK_ALIGNMENT_BYTES = 16
 SIGNAL_STRIDE_WORDS = 32  # one signal a line, as the slot is laid out
@@ -78,13 +77,14 @@ def verify_plan(
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
-            check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
+            together = fit_together(machine_limits, footprints)
+            check_residency(plan, graph, together, machine_limits.sms, findings)
         check_promised(plan, findings)
         _check_rounding(plan, verdict.added_to, findings)
     except Enough:
         pass
-    except TooMuchWork:
-        findings.add("too_large", None, "its goals overlap too often to be followed")
+    except TooMuchWork as much:
+        findings.add(TOO_LARGE, None, str(much))
     return findings.verdict(plan.name)
 
 
@@ -118,7 +118,7 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
     """Pushes that wait for tiles beside them have SMs that the tile kernel leaves free, and so must leave it some."""
     if plan.sms_beside >= limits.sms:
-        said = f"pushes take {plan.sms_beside} of {limits.sms} SMs and leave none to the tiles that they wait for"
+        said = f"{plan.sms_beside} of {limits.sms} SMs are left to pushes and library calls, and none to tiles"
         findings.add("residency", None, said)
 
 
@@ -151,8 +151,7 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     strides = {buffer.name: buffer.cols * itemsizes[buffer.name] for buffer in schedule.buffers}
     seen: set[tuple[str, int]] = set()
     for operation in schedule.operations:
-        engine = _engine(plan, operation.queue)
-        if engine not in (TILE_KERNEL, REDUCE_KERNEL):
+        if realization.engine_by_queue.get(operation.queue) not in (TILE_KERNEL, REDUCE_KERNEL):
             continue
         for region in (*operation.reads, *operation.writes):
             if region.rows[1] + block_m > LIMIT or region.cols[1] + block_n > LIMIT:
@@ -175,7 +174,3 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                 if begin % BULK_ALIGNMENT_BYTES:
                     said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     findings.add("alignment", operation, said, region)
-
-
-def _engine(plan: Plan, queue: str) -> str | None:
-    return next((one.engine for one in plan.realization.engines if one.queue == queue), None)

@@ -1,4 +1,4 @@
-"""What a proof ends with: nothing to say, or every reason why the schedule was refused."""
+"""What a proof ends with: nothing to say, or every reason why the schedule was not proven."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from overweave.errors import ScheduleRefused
+from overweave.errors import ScheduleRefused, ScheduleUndecided
 from overweave.ir.schedule import Operation, Region
 
 Rule = Literal[
@@ -33,6 +33,8 @@ Rule = Literal[
     "rounding",  # sums of fewer bits than fp32 are added to, though the plan says that none are
     "residency",  # a kernel that spins on what may never get an SM beside it
 ]
+Outcome = Literal["proven", "refuted", "not decided"]
+TOO_LARGE: Rule = "too_large"
 MOST_REFUSALS = 50
 
 
@@ -68,14 +70,40 @@ class Verdict(Struct, frozen=True):
     def ok(self) -> bool:
         return not self.refusals
 
+    @property
+    def outcome(self) -> Outcome:
+        """Not decided: nothing is known against the schedule but its size."""
+        if self.ok:
+            return "proven"
+        return "not decided" if all(refusal.rule == TOO_LARGE for refusal in self.refusals) else "refuted"
+
     def raise_if_refused(self) -> None:
-        """Raises ScheduleRefused with every refusal, if there is any."""
+        """Raises ScheduleRefused with every refusal, if there is any; ScheduleUndecided if size is the only one."""
         if self.refusals:
-            raise ScheduleRefused(self.name, self.refusals)
+            kind = ScheduleRefused if self.outcome == "refuted" else ScheduleUndecided
+            raise kind(self.name, self.refusals)
 
 
 class Enough(Exception):
     """So much is wrong that looking for more would only cost time."""
+
+
+class TooMuchWork(Exception):
+    """So much is to be followed that it would take minutes, or all memory. The message says what."""
+
+
+class Work:
+    """What a pass may spend. `what` takes too much where it spends more."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self.most, self.what = most, what
+        self.spent = 0
+
+    def take(self, amount: int) -> None:
+        """Raises TooMuchWork."""
+        self.spent += amount
+        if self.spent > self.most:
+            raise TooMuchWork(f"{self.what}: more than can be followed")
 
 
 class Findings:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.errors import ScheduleError
 from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
@@ -33,6 +32,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout
+from overweave.memory.subgroups import part_of
 from overweave.runtime.host.agenda import Agenda, Step
 from overweave.runtime.host.beside import IsDone, work_off
 from overweave.runtime.host.permuted import Permuted
@@ -130,7 +130,9 @@ class HostCall:
 
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
-            ends = _start_collective(operation, self.group, lambda parts: self._permuted.stretch(parts, self.view))
+            ends = _start_collective(
+                operation, part_of(self.group, operation.ranks), lambda parts: self._permuted.stretch(parts, self.view)
+            )
         except RuntimeError as error:
             raise self.workspace.board.blame(error, operation.name) from error
 
@@ -217,10 +219,6 @@ def _start_collective(operation: Collective, group: Group, stretch: Callable[[tu
 
     stretch: the tensor that the library is given for the regions of one member.
     """
-    if operation.ranks != tuple(range(group.world_size)):
-        raise ScheduleError(
-            f"emulate {operation.name}", f"it spans ranks {operation.ranks}", "Use collectives of the whole group"
-        )
     of_sources, of_destinations = DEALT[operation.function]
     sources = [stretch(parts).contiguous() for parts in dealt(operation.sources, of_sources, group.world_size)]
     targets = [stretch(parts) for parts in dealt(operation.destinations, of_destinations, group.world_size)]

@@ -276,3 +276,13 @@ def test_a_schedule_that_is_gone_names_the_one_that_does_its_work():
         assert f"{operator}.{plan}" in names(operator)
         with pytest.raises(InputError, match=f"gone.*Use {plan}"):
             build(name, problem(operator), {})
+
+
+def test_rotation_changes_the_order_of_the_peers_and_nothing_else():
+    problem = Problem(operator="all_gather_matmul", m=512, n=64, k=32, world_size=4, dtype="bfloat16")
+    on, off = (
+        build("all_gather_matmul.push", problem, {"rotation": way, "pieces": 1}).schedule for way in ("on", "off")
+    )
+    first = [[next(schedule.of_rank(rank)).writes[0].rank for rank in range(4)] for schedule in (on, off)]
+    assert first == [[3, 0, 1, 2], [1, 0, 0, 0]]
+    assert {each.name for each in on.operations} == {each.name for each in off.operations}

@@ -14,8 +14,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.promise import Holding, given_to, owed_by
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Given, Goal, Range, Region
 from overweave.ir.tensors import finished
-from overweave.ir.verify.rules.contents import TooMuchWork
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.verdict import Findings, TooMuchWork
 
 MOST_STRIPS = 1 << 20  # goals looked at, once for each strip of columns
 
@@ -121,7 +120,7 @@ def _missing(regions: list[Region], shape: tuple[int, int]) -> tuple[Range, Rang
         return None
     cuts = sorted({0, cols, *(cut for region in regions for cut in region.cols if 0 < cut < cols)})
     if len(cuts) * len(regions) > MOST_STRIPS:
-        raise TooMuchWork
+        raise TooMuchWork("its goals are cut into too many columns")
     regions.sort(key=lambda region: region.rows)
     for left, right in zip(cuts, cuts[1:], strict=False):
         at = 0

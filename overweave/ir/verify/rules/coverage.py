@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from overweave.ir.blocks import DEALT, dealt
@@ -30,10 +31,10 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.verify.engines.scales import mismatch
 from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
-from overweave.ir.verify.rules.contents import Contents, Fragment, value_of
+from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
 from overweave.ir.verify.rules.goals import check_goal
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.rules.happens_before import Past
+from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
 from overweave.ir.verify.rules.races import report_read, report_update, report_write
 from overweave.ir.verify.rules.values import (
     ZERO,
@@ -50,7 +51,7 @@ from overweave.ir.verify.rules.values import (
     summed,
     unknown,
 )
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.verdict import Findings, Work
 
 GIVEN_BY = -1  # stands for the writer of what is given
 
@@ -80,8 +81,11 @@ class Follower:
     def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
         self.graph, self.past, self.findings = graph, past, findings
         self.contents: dict[tuple[str, int], Contents] = {}
-        # Region to its writers, as bits, and its value.
-        self.known: dict[Region, tuple[int, Value]] = {}
+        regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
+        most = MOST_STEPS + MOST_STEPS_OF_A_REGION * regions
+        self.steps = Work(most, "its regions overlap too often")
+        # Region to the set of its writers, and its value.
+        self.known: dict[Region, tuple[Bits, Value]] = {}
         self.accumulated = accumulated(graph)
 
     def take_given(self, schedule: Schedule) -> None:
@@ -95,7 +99,7 @@ class Follower:
         instance = (region.buffer, region.rank)
         found = self.contents.get(instance)
         if found is None:
-            found = self.contents[instance] = Contents()
+            found = self.contents[instance] = Contents(self.steps)
         return found
 
     def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> Value:
@@ -109,8 +113,8 @@ class Follower:
             before = self.past.late.get(position, before)
         entry = self.known.get(region)
         if entry is None:
-            entry = self._look_up(region, 0 if is_replaced else self.past.bit[position])
-        if entry is not None and not entry[0] & ~before:
+            entry = self._look_up(region, NONE if is_replaced else self.past.bit(position))
+        if entry is not None and not lacks(before, entry[0]):
             return entry[1]
         report_read(self.graph, self.past, position, region, self.findings)
         return unknown(region.shape)
@@ -118,16 +122,16 @@ class Follower:
     def read_at_end(self, region: Region) -> Value:
         """What the region holds when the calls of its rank end."""
         end = self.past.ends[region.rank]
-        entry = self.known.get(region) or self._look_up(region, 0)
-        if entry is not None and not entry[0] & ~end:
+        entry = self.known.get(region) or self._look_up(region, NONE)
+        if entry is not None and not lacks(end, entry[0]):
             return entry[1]
         report_read(self.graph, self.past, None, region, self.findings)
         return unknown(region.shape)
 
-    def _look_up(self, region: Region, reader: int) -> tuple[int, Value] | None:
+    def _look_up(self, region: Region, reader: Bits) -> tuple[Bits, Value] | None:
         """(writers, value) of a region, or None if it is not covered. Remembers it where nothing accumulates."""
         if region.is_empty:
-            entry: tuple[int, Value] = (0, ())
+            entry: tuple[Bits, Value] = (NONE, ())
         else:
             accumulates = (region.buffer, region.rank) in self.accumulated
             contents = self.of(region)
@@ -138,19 +142,18 @@ class Follower:
             entry = (self._writers(fragments), value)
             if accumulates:
                 for fragment in fragments:
-                    fragment.readers |= reader
+                    fragment.readers = union((fragment.readers, reader))
                 return entry
         self.known[region] = entry
         return entry
 
-    def _writers(self, fragments: list[Fragment]) -> int:
+    def _writers(self, fragments: list[Fragment]) -> Bits:
         bit = self.past.bit
-        writers = 0
-        for fragment in fragments:
-            writers |= fragment.adders | fragment.start
-            if fragment.writer is not None:
-                writers |= bit[fragment.writer]
-        return writers
+        if len(fragments) == 1 and not fragments[0].start:
+            return NONE if fragments[0].writer is None else bit(fragments[0].writer)
+        wrote = (bit(fragment.writer) for fragment in fragments if fragment.writer is not None)
+        added = (one for fragment in fragments for one in (fragment.adders, fragment.start) if one)
+        return union(chain(wrote, added))
 
     def write(self, position: int, region: Region, value: Value) -> None:
         """The first and only write to a region, or the first before others add to it."""
@@ -163,7 +166,7 @@ class Follower:
             return
         contents.write(region, value, None if position == GIVEN_BY else position)
         if (region.buffer, region.rank) not in self.accumulated:
-            self.known[region] = (0 if position == GIVEN_BY else self.past.bit[position], value)
+            self.known[region] = (NONE if position == GIVEN_BY else self.past.bit(position), value)
 
     def update(self, position: int, region: Region, change: Callable[[Value], Value]) -> None:
         """Replaces what the region holds by `change` of it. All who touched it before must be in the past."""
@@ -175,10 +178,8 @@ class Follower:
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
-        touched = self._writers(fragments)
-        for fragment in fragments:
-            touched |= fragment.readers
-        if touched & ~self.past.before[position]:
+        touched = union((self._writers(fragments), *(fragment.readers for fragment in fragments)))
+        if lacks(self.past.before[position], touched):
             report_update(self.graph, self.past, position, region, touched, self.findings)
         new = self.attempt(position, region, lambda: change(old))
         for fragment in fragments:
@@ -189,17 +190,16 @@ class Follower:
         """Adds to what the region holds, beside others that do so in any order: all but these must be in the past."""
         if region.is_empty:
             return
-        contents, bit = self.of(region), self.past.bit
+        contents = self.of(region)
         fragments = contents.carve(region)
         old = value_of(fragments, region)
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
-        start, adders = 0, bit[position]
-        for fragment in fragments:
-            start |= fragment.readers | (fragment.start if fragment.adders else self._writers([fragment]))
-            adders |= fragment.adders
-        if start & ~self.past.before[position]:
+        first = (one.start if one.adders else self._writers([one]) for one in fragments)
+        start = union(chain(first, (one.readers for one in fragments)))
+        adders = union((self.past.bit(position), *(one.adders for one in fragments)))
+        if lacks(self.past.before[position], start):
             report_update(self.graph, self.past, position, region, start, self.findings)
         self.note_operand(region, old)
         new = self.attempt(position, region, lambda: in_any_order(added(old, value)))

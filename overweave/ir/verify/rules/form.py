@@ -35,8 +35,9 @@ from overweave.ir.verify.rules.blocks import check_blocks, check_stretch
 from overweave.ir.verify.verdict import Findings
 
 MOST_RANKS = 1024
-MOST_OPERATIONS = 1 << 15
-MOST_REGIONS = 1 << 19
+MOST_OPERATIONS = 1 << 17
+MOST_REGIONS = 1 << 20
+MOST_BOUNDARIES = 1 << 20  # of kernels: an operation for each queue that its own is after
 
 
 def check_form(schedule: Schedule, findings: Findings) -> None:
@@ -46,6 +47,10 @@ def check_form(schedule: Schedule, findings: Findings) -> None:
         findings.add("too_large", None, f"{size}; up to {MOST_OPERATIONS} on 1 to {MOST_RANKS} ranks are proven")
         return
     _check_names(schedule, findings)
+    behind = {queue.name: len(queue.after) for queue in schedule.queues}
+    if sum(behind.get(operation.queue, 0) for operation in schedule.operations) > MOST_BOUNDARIES:
+        findings.add("too_large", None, f"operations stand behind queues more than {MOST_BOUNDARIES} times")
+        return
     for buffer in schedule.buffers:
         if not (0 <= buffer.rows <= LIMIT and 0 <= buffer.cols <= LIMIT):
             findings.add("bounds", None, f"buffer {buffer.name} is [{buffer.rows}, {buffer.cols}]")

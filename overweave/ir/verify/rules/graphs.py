@@ -15,7 +15,7 @@ from overweave.ir.verify.rules.blocks import check_pair
 from overweave.ir.verify.verdict import Findings
 
 Key = int  # a signal of one rank, numbered through all pads
-MOST_WAITED_SIGNALS = 1 << 22
+MOST_WAITED_SIGNALS = 1 << 20
 
 
 class Graph:
