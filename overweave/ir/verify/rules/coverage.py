@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.schedule import (
     Apply,
     Clear,
@@ -224,25 +225,28 @@ class Follower:
     def follow_collective(self, members: list[int]) -> None:
         """Every part reads its own sources; then every part writes its own destinations."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
+        of_sources, of_destinations = DEALT[parts[0].function]
         sources = [
-            [self.read(at, one, is_in_place(part)) for one in part.sources]
+            dealt(tuple(self.read(at, one, is_in_place(part)) for one in part.sources), of_sources, len(parts))
             for at, part in zip(members, parts, strict=True)
         ]
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
+            arriving = [groups[index if of_sources else 0] for groups in sources]  # from each member, region by region
             if part.function in ("all_gather", "all_to_all"):
-                sent = 0 if part.function == "all_gather" else index
-                for source, destination in zip(sources, part.destinations, strict=True):
-                    self.write(position, destination, source[sent])
+                for values, landing in zip(
+                    arriving, dealt(part.destinations, of_destinations, len(parts)), strict=True
+                ):
+                    for value, destination in zip(values, landing, strict=True):
+                        self.write(position, destination, value)
                 continue
-            out = part.destinations[0]
-            if len(members) > 2:  # the library adds one rank's part after the other
-                self.findings.added_to.add(out.buffer)
-            operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
-            total = partial(self.sum, part, out, operands)
-            if is_in_place(part):
-                self.update(position, out, _replacing(total))
-            else:
-                self.write(position, out, self.attempt(position, out, total))
+            for out, operands in zip(part.destinations, zip(*arriving, strict=True), strict=True):
+                if len(members) > 2:  # the library adds one rank's part after the other
+                    self.findings.added_to.add(out.buffer)
+                total = partial(self.sum, part, out, list(operands))
+                if is_in_place(part):
+                    self.update(position, out, _replacing(total))
+                else:
+                    self.write(position, out, self.attempt(position, out, total))
 
     def sum(self, operation: Compute | Reduce | Collective, out: Region, values: list[Value]) -> Value:
         """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
