@@ -20,13 +20,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from overweave.errors import InputError, OverweaveError, ScheduleError, package_error
+from overweave.errors import InputError, OverweaveError, ScheduleError, ScheduleUndecided, package_error
 
 COMMANDS = {
     "doctor": "Look at this machine: versions, devices, links, memory; a cure for each check that fails.",
     "demo": "Run both operators with the real kernels on emulated or real ranks and draw what happened.",
     "show": "List the schedules, or print one.",
-    "verify": "Prove a schedule file, or say why not: exit 0 proven, 1 refuted, 2 unusable.",
+    "verify": "Prove a schedule file, or say why not: exit 0 proven, 1 refuted, 2 unusable, 3 undecided.",
     "simulate": "Predict how long a schedule takes on a described machine.",
     "explain": "Say which plan an operator would take for a shape, or which schedule a kernel, and why.",
     "tune": "Measure the candidates for a set of shapes and keep the quickest.",
@@ -36,7 +36,8 @@ COMMANDS = {
 }
 OF_KERNELS = {"explain": "explain_kernel"}  # where it is asked of FILE.py:KERNEL
 _KERNEL = re.compile(r".+\.py:\w+", re.DOTALL)
-REFUTED, UNUSABLE = 1, 2
+# Of what ends a command; the first kind that fits.
+EXIT_CODES = {ScheduleUndecided: 3, InputError: 2, ScheduleError: 2, OverweaveError: 1}
 SIGNALLED = 128  # and the signal's number, as shells say it
 
 
@@ -70,7 +71,8 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except OverweaveError as error:
             typer.echo(f"overweave: {error}", err=True)
-            raise typer.Exit(UNUSABLE if isinstance(error, InputError | ScheduleError) else REFUTED) from None
+            code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+            raise typer.Exit(code) from None
 
 
 def _nothing() -> None:

@@ -22,6 +22,7 @@ from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_count, tile_orders
 
 MAX_TILES = 2**22  # of a plan from a file
+OF_SCHEDULES = "of a schedule alone no engine, tile table, kernel's room on the GPU or operator's promise was checked"
 # What `-o` may say of the problem; everything else is the schedule's.
 PROBLEM_OPTIONS = ("m", "n", "k", "dtype", "b_is_transposed", "returns_gathered")
 
@@ -66,7 +67,7 @@ def prove(value: Schedule | Plan) -> Verdict:
     Raises ScheduleFileError if there can be no tables.
     """
     if isinstance(value, Schedule):
-        return verify_schedule(value)
+        return replace(verify_schedule(value), notes=(OF_SCHEDULES,))
     # Tables are made from a proven schedule only: a hostile one could ask for any number of tiles.
     verdict = verify_schedule(value.schedule)
     return verify_plan(with_tile_orders(value), MachineLimits()) if verdict.ok else verdict

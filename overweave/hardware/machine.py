@@ -101,6 +101,13 @@ class Share(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class Held(Struct, frozen=True, forbid_unknown_fields=True):
+    """SMs that something holds while it runs."""
+
+    sms: Whole
+    source: str
+
+
 class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):
     gb_per_s: Positive
     source: str
@@ -170,10 +177,12 @@ class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much slower kernels run while a rank's ports carry full copy-engine traffic, and beside a collective."""
+    """What kernels lose to what runs beside them. copy_engine: how much slower they are while a rank's ports carry full
+    copy-engine traffic. collective: the SMs that a library's collective holds, from its start until it ends.
+    """
 
     copy_engine: Share
-    collective: Share
+    collective: Held
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):

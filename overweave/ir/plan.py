@@ -5,6 +5,8 @@ Every method is a Plan; the tuner chooses among Plans and nothing else in the li
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
@@ -148,6 +150,7 @@ class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 DataPath = Literal["load_store", "bulk"]
+PartialSums = Literal["result", "float32"]
 
 
 class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -212,7 +215,7 @@ class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine
 
 
-class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Which hardware runs each queue, and with which kernels.
 
     copy_engine: Puts and Gets, without SMs. library: torch and NCCL calls on the caller's stream, in order.
@@ -223,6 +226,10 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     packed_kernel: all operations of the queue in one launch, without a head of the call before it: each program does
     its part of every Put, Reduce and Copy in turn, message by message as flags tell.
     skinny: our matmul of few rows, which then computes in the library's place what a library queue multiplies.
+    library_sms: SMs that the tile kernel leaves to library calls on streams of their own. With none, such a call starts
+    when tiles leave SMs idle, so no tile may wait for it.
+    partial_sums: the dtype of sums that are added to again. result: sums may be rounded to that of their buffer in
+    between, as those that travel round a ring are; float32: no sum of fewer bits is added to.
     """
 
     dtype: Dtype
@@ -233,13 +240,17 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     slices: DataPath = "load_store"
     packed: PackedConfig | None = None
     skinny: SkinnyConfig | None = None
+    library_sms: Annotated[int, Meta(ge=0)] = 0
+    partial_sums: PartialSums = "float32"
+
+    @cached_property
+    def engine_by_queue(self) -> Mapping[str, Engine]:
+        """The engines of all queues that have one."""
+        return {assignment.queue: assignment.engine for assignment in reversed(self.engines)}
 
     def engine_of(self, queue: str) -> Engine:
         """The engine of a queue. Raises KeyError."""
-        for assignment in self.engines:
-            if assignment.queue == queue:
-                return assignment.engine
-        raise KeyError(queue)
+        return self.engine_by_queue[queue]
 
 
 def numbered(name: str, index: int) -> str:
@@ -261,9 +272,9 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.schedule.buffer(buffer).dtype or self.realization.dtype
 
     @property
-    def sms_beside(self) -> int:
-        """SMs that the tile kernel leaves free for pushes beside it: those of a copy kernel that waits for its tiles,
-        and that no kernel boundary precedes. Pushes that wait for nothing have their SMs before it starts.
+    def sms_for_pushes(self) -> int:
+        """SMs that the tile kernel leaves to pushes beside it: those of a copy kernel that waits for its tiles, and
+        that no kernel boundary precedes. Pushes that wait for nothing have their SMs before it starts.
         """
         copy, after = self.realization.copy, {queue.name: queue.after for queue in self.schedule.queues}
         beside = {
@@ -271,6 +282,11 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         }
         waits = any(isinstance(each, Put) and each.queue in beside and each.waits for each in self.schedule.operations)
         return copy.programs if copy and waits else 0
+
+    @property
+    def sms_beside(self) -> int:
+        """SMs that the tile kernel leaves free: to pushes, and to library calls."""
+        return self.sms_for_pushes + self.realization.library_sms
 
     def tile_order(self, rank: int, queue: str) -> TileOrder:
         """The table of a rank's kernel queue. Raises KeyError."""

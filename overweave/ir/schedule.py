@@ -5,8 +5,8 @@ Everything is told in global terms, so that a value can be followed through buff
 
 - A *tensor* is a logical matrix that no single rank need hold, such as the gathered `a` or the summed product `a@b`.
 - A `Given` says which part of a tensor a region holds at the start; a `Goal`, which part it must hold at the end.
-- A product element is a sum over a reduced axis. Its *terms* are the ranges of that axis that were added, in order.
-  A range of the global axis names the contributing rank too, since ranks own disjoint ranges.
+- A product element is a sum over a reduced axis. Its *terms* are the ranges of that axis that were added, in order. A
+  range of the global axis names the contributing rank too, since ranks own disjoint ranges.
 
 Operations stand in launch order; `queue` and `waits` say what runs after what (docs/design/0001-schedule.md).
 """
@@ -18,10 +18,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from overweave.ir.blocks import Blocks
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 
-LIMIT = 2**31 - 1
-LONGEST_DELAY_US = 600_000_000
+LIMIT, LONGEST_DELAY_US = 2**31 - 1, 600_000_000
 Index = Annotated[int, Meta(ge=0, le=LIMIT)]
 Count = Annotated[int, Meta(ge=1, le=LIMIT)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.@+-]*$", max_length=64)]
@@ -33,12 +33,12 @@ CREDITS: Literal["credits"] = "credits"
 ECHOES: Literal["echoes"] = "echoes"
 
 
-class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
+class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A matrix `[rows, cols]` that every rank has one instance of.
 
-    home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the
-    group's workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only.
-    dtype: of its elements, where that is not the plan's.
+    home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the group's
+    workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only. dtype: of
+    its elements, where that is not the plan's. blocks: how it lies in memory, where that is not row by row.
     """
 
     name: Name
@@ -46,13 +46,14 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True):
     cols: Index
     home: Literal["input", "output", "symmetric", "local"]
     dtype: Dtype | None = None
+    blocks: Blocks | None = None
 
     def itemsize_bytes(self, dtype: Dtype) -> int:
         """Bytes of an element in a plan of `dtype`."""
         return ITEMSIZE_BYTES[self.dtype or dtype]
 
 
-class Region(Struct, frozen=True, forbid_unknown_fields=True):
+class Region(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A rectangle of one rank's instance of a buffer: rows `[lo, hi)`, columns `[lo, hi)`. May be empty."""
 
     buffer: Name
@@ -73,14 +74,14 @@ class Region(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.buffer}@{self.rank}[{r0}:{r1},{c0}:{c1}]"
 
 
-class SignalPad(Struct, frozen=True, forbid_unknown_fields=True):
+class SignalPad(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`size` counters on every rank, zero at the start of a call. A wait reads the pad of its own rank."""
 
     name: Name
     size: Count
 
 
-class Wait(Struct, frozen=True, forbid_unknown_fields=True):
+class Wait(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Each of the signals `[lo, hi)` of the own rank's pad must reach `count`, its full count in one call."""
 
     pad: Name
@@ -92,7 +93,7 @@ class Wait(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.pad}[{lo}:{hi}]>={self.count}"
 
 
-class Notify(Struct, frozen=True, forbid_unknown_fields=True):
+class Notify(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Adds one, per instance of the operation, to a signal of `rank` when the instance's writes are visible there."""
 
     pad: Name
@@ -305,9 +306,10 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     all_gather: `sources[0]` of member i lands in `destinations[i]` of every member.
     reduce_scatter: `sources[i]` of every member is summed, in member order, into `destinations[0]` of member i.
-    all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, which
-    may be its source. The order is that of the books: which one the library takes is its own affair.
-    all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i.
+    all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, or into
+    itself. The order is that of the books: which one the library takes is its own affair.
+    all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i. Where blocks are permuted, several
+    regions may stand for each of these: one stretch of memory, in the same order at its other end.
     finishes: as of a Compute, of what a reduce_scatter or an all_reduce leaves here, which the library has rounded.
     """
 
@@ -330,7 +332,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 Operation = Put | Get | Copy | Clear | ReducePut | Compute | Reduce | Apply | Collective
 
 
-class Given(Struct, frozen=True, forbid_unknown_fields=True):
+class Given(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the start, element `[i, j]` of the region is `tensor[row + i, col + j]`."""
 
     region: Region
@@ -339,7 +341,7 @@ class Given(Struct, frozen=True, forbid_unknown_fields=True):
     col: Index
 
 
-class Goal(Struct, frozen=True, forbid_unknown_fields=True):
+class Goal(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
 
     No terms: the element was moved, not computed. unordered: in any order, so that its bits may differ between calls.
@@ -353,7 +355,7 @@ class Goal(Struct, frozen=True, forbid_unknown_fields=True):
     unordered: bool = False
 
 
-class Credit(Struct, frozen=True, forbid_unknown_fields=True):
+class Credit(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the head of a call `taker` waits until `giver` has finished the call that used the same slot last."""
 
     giver: Index

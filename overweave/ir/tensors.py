@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+FACTORS = ("a", "b")  # the tensors of the global matmul
 _FINISHED = ".finished"
 
 

@@ -22,6 +22,7 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.ir.shards import piece_rows, shard_rows
+from overweave.ir.tensors import FACTORS
 
 COMPLETE: Literal["complete"] = "complete"
 ISSUE: Literal["issue"] = "issue"
@@ -33,7 +34,7 @@ X, W, Y = "x", "w", "y"  # the caller's buffers
 # Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
 PARTIAL, SLOTS, RUNNING, TOTAL, GATHERED = "partial", "slots", "running", "total", "gathered"
 ARRIVED, COMPUTED, SUMMED = "arrived", "computed", "summed"  # pads
-A, B = "a", "b"  # the tensors of the global matmul
+A, B = FACTORS  # the tensors of the global matmul
 
 Order = Literal["ring", "all_peers"]
 Rotation = Literal["on", "off"]

@@ -21,16 +21,17 @@ class TileRun:
     delay_us: what a tile spends on its wait even if nothing is missing. ready_us: when the operation's signals were
     there, None until then. blocked: programs that wait for them. finished: hears of each batch that has ended.
     late_us: what a tile does after that, once what it waits for late is there (`is_late_open`); held: programs that
-    wait for it, each with its tile computed.
+    wait for it, each with its tile computed. when_claimed: called when all its tiles have programs.
     """
 
     __slots__ = (
         *("blocked", "claimed", "count", "delay_us", "finished", "held", "is_late_open", "late_us", "ready_us"),
-        "tile_us",
+        *("tile_us", "when_claimed"),
     )
 
     def __init__(self, count: int, tile_us: float, delay_us: float, finished: Callable[[Batch], None]) -> None:
         self.finished = finished
+        self.when_claimed: Callable[[], None] | None = None
         self.count = count
         self.tile_us = tile_us
         self.delay_us = delay_us
@@ -132,6 +133,8 @@ class Processor:
                 run.blocked.append(batch)
             else:
                 self._begin(batch)
+            if run.when_claimed is not None and run.claimed == run.count:
+                run.when_claimed()
         if programs:
             kernel.resident -= len(programs)
             self._free += programs

@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
-from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
 from overweave.ir.schedule import CREDITS, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce
 from overweave.ir.timeline.timeline import Timeline
 from overweave.sim import cost
+from overweave.sim.collectives import Collectives
 from overweave.sim.cost import Segment, Work
 from overweave.sim.events import Clock, Gate, SignalKey, Signals
 from overweave.sim.link_floor import no_sooner_us
@@ -76,8 +78,8 @@ class _Run:
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
         self._ports = Ports(self._clock, machine, ranks, self._hear_traffic)
-        self._traffic, self._in_collective = [0.0] * ranks, [0] * ranks
-        self._gathered: dict[str, list[_Node]] = {}
+        self._collectives = Collectives(self._clock, machine, self._processors)
+        self._beside = queues_beside(plan)
         self._after = {queue.name: queue.after for queue in plan.schedule.queues}
         steps = steps_of(plan)
         self._nodes = [_Node(self, step) for step in steps]
@@ -134,11 +136,8 @@ class _Run:
             self._recorder.joined(rank, self._stream(rank), max(own), joined_us)
 
     def _is_beside(self, step: Step) -> bool:
-        """Whether a step runs on a stream of its own: a copy engine's do, and kernels of sums and pushes that no kernel
-        boundary precedes."""
-        if step.engine in (REDUCE_KERNEL, COPY_KERNEL):
-            return not self._after[step.operation.queue]
-        return step.engine == COPY_ENGINE
+        """Whether a step runs on a stream of its own."""
+        return step.operation.queue in self._beside
 
     def _stream(self, rank: int) -> str:
         """The first queue of a rank that runs on the caller's stream."""
@@ -182,7 +181,7 @@ class _Run:
         """Whether a step's kernel is launched once pushes beside it, which wait for nothing, have their SMs."""
         engines = self._plan.realization.engines
         are_beside = any(one.engine == COPY_KERNEL and not self._after.get(one.queue) for one in engines)
-        return step.engine in (TILE_KERNEL, AUTHOR_KERNEL) and are_beside and not self._plan.sms_beside
+        return step.engine in (TILE_KERNEL, AUTHOR_KERNEL) and are_beside and not self._plan.sms_for_pushes
 
     def _launch_signals(self, step: Step) -> list[tuple[SignalKey, int]]:
         """What a kernel's launch waits for beside its turn. A reduction or a push that no kernel boundary precedes runs
@@ -279,7 +278,7 @@ class _Run:
         operation = node.step.operation
         match operation:
             case Collective():
-                self._meet(node, operation)
+                self._collectives.start(operation, self._moved(operation), partial(self._leave, node))
             case Compute():
                 dtypes, how = (self._dtype, self._dtypes[operation.out[0].buffer]), self._plan.realization
                 whole = cost.as_multiplied(operation, self._products)
@@ -325,24 +324,10 @@ class _Run:
         self._recorder.ran(node.step.operation, node.step.kind, node.begin_us, self._clock.now)
         self._end(node, signal_us)
 
-    def _meet(self, node: _Node, operation: Collective) -> None:
-        members = self._gathered.setdefault(operation.label, [])
-        members.append(node)
-        node.begin_us = self._clock.now
-        if len(members) < len(operation.ranks):
-            return
-        parts = [part for member in members if isinstance(part := member.step.operation, Collective)]
-        for part in parts:
-            self._change_collectives(part.rank, 1)
-        took = cost.collective_us(self._machine, parts, self._moved(parts[0]))
-        self._clock.after(took, partial(self._leave, members, self._clock.now))
-
-    def _leave(self, members: list[_Node], begin_us: float) -> None:
-        for member in members:
-            self._change_collectives(member.step.operation.rank, -1)
-            self._recorder.waited(member.step.operation, member.begin_us, begin_us)
-            self._recorder.ran(member.step.operation, member.step.kind, begin_us, self._clock.now)
-            self._end(member, self._machine.latency.flag.us)
+    def _leave(self, node: _Node, begin_us: float, met_us: float) -> None:
+        self._recorder.waited(node.step.operation, begin_us, met_us)
+        self._recorder.ran(node.step.operation, node.step.kind, met_us, self._clock.now)
+        self._end(node, self._machine.latency.flag.us)
 
     # During the run: things end.
 
@@ -382,18 +367,7 @@ class _Run:
         for gate in node.waits_for_end:
             gate.arrive()
 
-    # What runs beside kernels slows them.
-
     def _hear_traffic(self, rank: int, load: float) -> None:
-        self._traffic[rank] = load
-        self._slow(rank)
-
-    def _change_collectives(self, rank: int, change: int) -> None:
-        self._in_collective[rank] += change
-        self._slow(rank)
-
-    def _slow(self, rank: int) -> None:
-        sharing = self._machine.sharing
-        factor = 1.0 + (sharing.copy_engine.factor - 1.0) * min(1.0, self._traffic[rank])
-        factor *= sharing.collective.factor if self._in_collective[rank] else 1.0
-        self._processors[rank].set_slowdown(factor)
+        """Copies beside kernels slow them."""
+        factor = self._machine.sharing.copy_engine.factor
+        self._processors[rank].set_slowdown(1.0 + (factor - 1.0) * min(1.0, load))

@@ -14,8 +14,8 @@ import triton
 from triton.compiler import CompiledKernel
 
 from overweave.compiler.aot import HOPPER
+from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import LIBRARY, Plan
-from overweave.ir.waits_without_deadline import unheard
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.shares import SharedShares
 from overweave.memory.layout import lay_out

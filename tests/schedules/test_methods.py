@@ -15,8 +15,8 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute
+from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.communication import SLOTS
 from overweave.schedules.methods.record import Adds, Case, Method, Work
 from overweave.schedules.methods.registry import METHODS, method_of, register
 from overweave.schedules.methods.replaced import REPLACED
@@ -83,8 +83,14 @@ def test_a_record_says_in_which_order_sums_are_added(name: str, world_size: int)
         assert orders == {tuple((owner + hop) % world_size for hop in range(1, world_size + 1)) for owner in by_rank}
     else:
         assert orders == {by_rank}
-    slots = [buffer for buffer in plan.schedule.buffers if buffer.name == SLOTS]
-    assert all((buffer.dtype == "float32") == (adds.precision == "float32") for buffer in slots)
+    verdict = verify_plan(plan, MachineLimits())
+    assert verdict.ok
+    is_rounded = adds.precision == "result" and world_size > 2  # two parts are one addition
+    assert any("each addition rounds them" in note for note in verdict.notes) == is_rounded
+    exact = replace(plan, realization=replace(plan.realization, partial_sums="float32"))
+    assert {each.rule for each in verify_plan(exact, MachineLimits()).refusals} == (
+        {"rounding"} if is_rounded else set()
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.norms])

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.hardware.machine import Bandwidth, ElementWise, Latency, Machine, Share, Sharing, load
+from overweave.hardware.machine import Bandwidth, ElementWise, Held, Latency, Machine, Share, Sharing, load
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
 from overweave.ir.problem import Problem
@@ -232,15 +232,16 @@ def test_a_collective_starts_when_its_last_member_arrives(paper: Machine):
 
 
 def test_traffic_slows_tiles_while_it_lasts(paper: Machine):
-    slow = replace(paper, sharing=Sharing(copy_engine=Share(2.0, ""), collective=Share(1.0, "")))
+    slow = replace(paper, sharing=Sharing(copy_engine=Share(2.0, ""), collective=Held(1, "")))
     both_ways = simulate(plan(put("p", 6), put("q", 6, rank=1), tiles("a", 2)), slow)
     assert when(both_ways, "a") == (0, 13)  # 6 us at half speed, then 7
     one_way = simulate(plan(put("p", 6), tiles("a", 2)), slow)
     assert when(one_way, "a") == (0, 12)  # half the traffic, half the harm
 
 
-def test_a_collective_slows_tiles_while_it_lasts(paper: Machine):
-    slow = replace(paper, sharing=Sharing(copy_engine=Share(1.0, ""), collective=Share(2.0, "")))
+@pytest.mark.parametrize(("sms", "tiles_us"), [(1, (0, 14)), (2, (4, 14))])
+def test_a_collective_holds_sms_while_it_lasts(paper: Machine, sms: int, tiles_us: tuple[int, int]):
+    slow = replace(paper, sharing=Sharing(copy_engine=Share(1.0, ""), collective=Held(sms, "")))
     parts = [
         Collective(
             name=f"c{rank}", rank=rank, queue="more", function="all_gather", label="g", ranks=(0, 1),
@@ -250,7 +251,10 @@ def test_a_collective_slows_tiles_while_it_lasts(paper: Machine):
     ]  # fmt: skip
     timeline = simulate(plan(*parts, tiles("a", 2)), slow)
     assert when(timeline, "c0") == (0, 4)
-    assert when(timeline, "a") == (0, 12)
+    assert when(timeline, "a") == tiles_us
+    behind = simulate(plan(tiles("a", 2), *parts), slow)  # it waits until a tile leaves its SM
+    assert when(behind, "c0", "wait") == (0, 10)
+    assert when(behind, "c0", "collective") == (10, 14)
 
 
 def test_latencies_stand_where_they_belong(paper: Machine):

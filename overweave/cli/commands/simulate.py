@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.cli.destination import write_file
+from overweave.cli.limits import limited, told_as_json
 from overweave.cli.pictures import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
@@ -20,6 +22,7 @@ from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Compute, Schedule
+from overweave.ir.text.files import shown
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
@@ -66,21 +69,23 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
-    where = load(machine)
-    if schedule in METHODS:
-        plan = named_plan(schedule, shape, 4 if world is None else world, options_of(option or []))
-    else:
-        plan = plan_of_file(schedule, (shape, world, option), where)
-    timeline = run(plan, where)
-    if trace is not None:
-        write_file(trace, to_chrome(run(plan, where, with_tiles=True)))
-    report = report_of(plan, where, timeline)
-    if json:
-        typer.echo(msgspec.json.encode(report).decode())
-        return
-    console = Console()
-    print_table(console, _table(report, where))
-    print_gantt(console, timeline)
+    is_named = schedule in METHODS
+    with told_as_json(schedule, json), nullcontext() if is_named else limited(Path(schedule)):
+        where = load(machine)
+        if is_named:
+            plan = named_plan(schedule, shape, 4 if world is None else world, options_of(option or []))
+        else:
+            plan = plan_of_file(schedule, (shape, world, option), where)
+        timeline = run(plan, where)
+        if trace is not None:
+            write_file(trace, to_chrome(run(plan, where, with_tiles=True)))
+        report = report_of(plan, where, timeline)
+        if json:
+            typer.echo(msgspec.json.encode(report).decode())
+            return
+        console = Console()
+        print_table(console, _table(report, where))
+        print_gantt(console, timeline)
 
 
 def named_plan(name: str, shape: str | None, world_size: int, options: dict[str, str]) -> Plan:
@@ -101,9 +106,11 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
 def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:
     """A file's plan, or its schedule realized for the machine; proven. Raises InputError and ScheduleError."""
     if not Path(name).is_file():
-        raise InputError(f"simulate {name[:200]}", "neither a schedule nor a file", f"Schedules: {', '.join(METHODS)}")
+        raise InputError(f"simulate {shown(name)}", "neither a schedule nor a file", f"Schedules: {', '.join(METHODS)}")
     if any(each not in (None, []) for each in asked):
-        raise InputError(f"simulate {name}", "--shape, --world or -o for a file", "A file says all of that itself")
+        raise InputError(
+            f"simulate {shown(name)}", "--shape, --world or -o for a file", "A file says all of that itself"
+        )
     value = load_plan(Path(name))
     return realize(value, machine) if isinstance(value, Schedule) else value
 

@@ -5,43 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
+from overweave.cli.limits import EXIT_CODES, PROVEN, UNUSABLE, as_object, limited, outcome_of
 from overweave.cli.plans import prove
-from overweave.errors import ScheduleFileError
+from overweave.errors import ScheduleError
 from overweave.ir.schedule import Schedule
-from overweave.ir.text.files import read_file
-from overweave.ir.verify.verdict import Verdict
+from overweave.ir.text.files import read_file, shown
 
-PROVEN, REFUTED, UNUSABLE = 0, 1, 2
+IS_PROVEN = "no deadlock, no race, the goal is met in order, slots may be reused"
 
 
 def verify(
     file: Annotated[Path, typer.Argument(help="JSON or text, as `overweave show` writes them.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Prove that a schedule cannot hang or race and meets its goal: exit 0 proven, 1 refuted, 2 unusable input."""
+    """Prove that a schedule cannot hang or race and meets its goal: exit 0 proven, 1 refuted, 2 unusable input, 3 not
+    decided because it is too large.
+    """
+    name, size = shown(file), ""
+    refusals: tuple[object, ...]
+    notes: tuple[str, ...] = ()
     try:
-        value = read_file(file)
-        verdict = prove(value)
-    except ScheduleFileError as error:
-        typer.echo(_object(str(file), "unusable", [{"message": str(error)}]) if as_json else f"unusable: {error}")
-        raise typer.Exit(UNUSABLE) from None
-    schedule = value if isinstance(value, Schedule) else value.schedule
-    if as_json:
-        typer.echo(_object(verdict.name, "proven" if verdict.ok else "refuted", msgspec.to_builtins(verdict.refusals)))
+        with limited(file):
+            value = read_file(file)
+            verdict = prove(value)
+    except ScheduleError as error:
+        outcome, refusals = outcome_of(error)
+        said = str(error) if outcome == UNUSABLE else name
     else:
-        typer.echo(_report(verdict, schedule))
-    raise typer.Exit(PROVEN if verdict.ok else REFUTED)
-
-
-def _report(verdict: Verdict, schedule: Schedule) -> str:
-    size = f"{len(schedule.operations)} operations on {schedule.world_size} ranks"
-    if verdict.ok:
-        return f"proven: {verdict.name}, {size}: no deadlock, no race, the goal is met in order, slots may be reused"
-    return "\n".join([f"refuted: {verdict.name}, {size}", *(f"  {refusal}" for refusal in verdict.refusals)])
-
-
-def _object(name: str, verdict: str, refusals: object) -> str:
-    return msgspec.json.encode({"name": name, "verdict": verdict, "refusals": refusals}).decode()
+        schedule = value if isinstance(value, Schedule) else value.schedule
+        name, outcome, refusals, notes = verdict.name, verdict.outcome, verdict.refusals, verdict.notes
+        size = f", {len(schedule.operations)} operations on {schedule.world_size} ranks"
+        said = name
+    if as_json:
+        typer.echo(as_object(name, outcome, refusals, notes))
+    elif outcome == PROVEN:
+        typer.echo("\n".join([f"{outcome}: {said}{size}: {IS_PROVEN}", *(f"  note: {note}" for note in notes)]))
+    else:
+        reasons = () if outcome == UNUSABLE else refusals
+        typer.echo("\n".join([f"{outcome}: {said}{size}", *(f"  {refusal}" for refusal in reasons)]))
+    raise typer.Exit(EXIT_CODES[outcome])

@@ -8,6 +8,8 @@ values are read straight into the types (which knows no other keys), then for ke
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -61,14 +63,28 @@ def from_json(data: bytes) -> Schedule | Plan:
 def read_file(path: Path) -> Schedule | Plan:
     """A JSON or text file's schedule or plan. Raises ScheduleFileError, also when it cannot be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_bytes(path)
     except (OSError, ValueError) as error:
-        raise ScheduleFileError(f"open {str(path)[:200]}", str(error)[:200], "Give a file that can be read") from None
+        found = shown(error.strerror or error if isinstance(error, OSError) else error)
+        raise ScheduleFileError(f"open {shown(path)}", found, "Give a file that can be read") from None
     try:
         return _value(data)
     except ScheduleFileError as error:
-        raise ScheduleFileError(f"{error.asked} {str(path)[:200]}", error.found, error.cure) from None
+        raise ScheduleFileError(f"{error.asked} {shown(path)}", error.found, error.cure) from None
+
+
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """What a regular file holds, up to one byte more than it may; nobody is waited for. Raises OSError, or ValueError
+    where the name cannot be one."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("not a regular file")
+        return file.read(most + 1)
+
+
+def shown(words: object) -> str:
+    """A name, or what was said of it, in characters that JSON and terminals have: names of files are any bytes."""
+    return str(words)[:200].encode(errors="replace").decode()
 
 
 def _value(data: bytes) -> Schedule | Plan:

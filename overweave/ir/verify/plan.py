@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.finished import check_finished
 from overweave.ir.verify.engines.norm import check_norm
 from overweave.ir.verify.engines.packed import check_packed
+from overweave.ir.verify.engines.promised import check_promised
 from overweave.ir.verify.engines.scales import check_scaling
 from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
+from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.verdict import Enough, Findings, Verdict
+from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 
 BULK_ALIGNMENT_BYTES = 16
 SIGNAL_STRIDE_WORDS = 32  # one signal a line, as the slot is laid out
@@ -64,6 +67,7 @@ def verify_plan(
     try:
         graph = build_graph(plan.schedule, findings)
         check_engines(plan, graph, findings)
+        check_permuted_engines(plan, findings)
         _check_numbers(plan, graph, findings)
         if not findings.refusals:
             check_finished(plan, findings)
@@ -73,9 +77,14 @@ def verify_plan(
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
-            check_residency(plan, graph, fit_together(machine_limits, footprints), findings)
+            together = fit_together(machine_limits, footprints)
+            check_residency(plan, graph, together, machine_limits.sms, findings)
+        check_promised(plan, findings)
+        _check_rounding(plan, verdict.added_to, findings)
     except Enough:
         pass
+    except TooMuchWork as much:
+        findings.add(TOO_LARGE, None, str(much))
     return findings.verdict(plan.name)
 
 
@@ -109,8 +118,20 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
     """Pushes that wait for tiles beside them have SMs that the tile kernel leaves free, and so must leave it some."""
     if plan.sms_beside >= limits.sms:
-        said = f"pushes take {plan.sms_beside} of {limits.sms} SMs and leave none to the tiles that they wait for"
+        said = f"{plan.sms_beside} of {limits.sms} SMs are left to pushes and library calls, and none to tiles"
         findings.add("residency", None, said)
+
+
+def _check_rounding(plan: Plan, added_to: frozenset[str], findings: Findings) -> None:
+    """Sums that are added to again are of fp32, or the realization says that they are rounded in between."""
+    rounded = sorted(name for name in added_to if ITEMSIZE_BYTES[plan.dtype_of(name)] < ITEMSIZE_BYTES[SUM_DTYPE])
+    if not rounded:
+        return
+    said = f"sums in {', '.join(f'{name} ({plan.dtype_of(name)})' for name in rounded)} are added to again"
+    if plan.realization.partial_sums == SUM_DTYPE:
+        findings.add("rounding", None, f"{said}, and partial_sums is {SUM_DTYPE}")
+    else:
+        findings.notes.append(f"{said}: each addition rounds them")
 
 
 def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
@@ -130,8 +151,7 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     strides = {buffer.name: buffer.cols * itemsizes[buffer.name] for buffer in schedule.buffers}
     seen: set[tuple[str, int]] = set()
     for operation in schedule.operations:
-        engine = _engine(plan, operation.queue)
-        if engine not in (TILE_KERNEL, REDUCE_KERNEL):
+        if realization.engine_by_queue.get(operation.queue) not in (TILE_KERNEL, REDUCE_KERNEL):
             continue
         for region in (*operation.reads, *operation.writes):
             if region.rows[1] + block_m > LIMIT or region.cols[1] + block_n > LIMIT:
@@ -154,7 +174,3 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                 if begin % BULK_ALIGNMENT_BYTES:
                     said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     findings.add("alignment", operation, said, region)
-
-
-def _engine(plan: Plan, queue: str) -> str | None:
-    return next((one.engine for one in plan.realization.engines if one.queue == queue), None)

@@ -4,54 +4,49 @@ Here a rank's launches, not its operations, run one after the other: a kernel is
 operation stands, and so is each library call. Within a kernel tiles run in table order. The copy engine needs no SM.
 If that graph has no cycle, any residency will do. Where it has one, two kernels may break it if both surely fit.
 
-A kernel beside the others, on a stream of its own, is held back until own tiles are stored. Then it may start right
-behind the tiles, ahead of whatever else was launched before it, or later than all that is not after it. So the graphs
-of these orders must have no cycle either.
+What runs on a stream of its own (`ir/launch/streams.py`) may start at another time than it is launched. A kernel is
+held back until own results are stored that it waits for; then it may start at once, ahead of whatever else was launched
+before it, or later than all that is not after it. A library call may find every SM taken by kernels that were launched
+behind it. So the graphs of all these orders must have no cycle either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
+from typing import Literal
 
-from overweave.ir.plan import (
-    AUTHOR_KERNEL,
-    COPY_ENGINE,
-    COPY_KERNEL,
-    LIBRARY,
-    REDUCE_KERNEL,
-    TILE_KERNEL,
-    Plan,
-)
-from overweave.ir.schedule import Collective
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, TILE_KERNEL, Engine, Plan
+from overweave.ir.schedule import Apply, Collective, Compute
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.verdict import Findings
 
-Moved = tuple[str, bool]  # a queue, and whether it starts late, not early
+Start = Literal["launched", "early", "late"]
+Starts = dict[str, Start]  # when each queue with a stream of its own starts
+_TILES = (TILE_KERNEL, AUTHOR_KERNEL)
 
 
-def check_residency(plan: Plan, graph: Graph, together: frozenset[str], findings: Findings) -> None:
-    """together: queues whose kernels surely run at the same time, if nothing orders them."""
-    for moved in (None, *((queue, is_late) for queue in _beside(plan) for is_late in (False, True))):
-        if _is_stuck(plan, graph, _launch_edges(plan, graph, together, moved), findings):
+def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int, findings: Findings) -> None:
+    """together: queues whose kernels surely run at the same time, if nothing orders them. sms: of the GPU."""
+    streams = _Streams(plan, together, sms)
+    seen: set[tuple[int, ...]] = set()
+    for starts in streams.starts():
+        orders = [streams.started(positions, graph, starts) for positions in graph.of_rank]
+        order = tuple(at for positions in orders for at in positions)
+        if order not in seen and _is_stuck(streams, graph, streams.edges(graph, orders), findings):
             return
+        seen.add(order)
 
 
-def _beside(plan: Plan) -> Iterator[str]:
-    """Queues of kernels that no kernel boundary precedes, beside that of the tiles."""
-    for queue in plan.schedule.queues:
-        if plan.realization.engine_of(queue.name) in (COPY_KERNEL, REDUCE_KERNEL) and not queue.after:
-            yield queue.name
-
-
-def _is_stuck(plan: Plan, graph: Graph, edges: list[set[int]], findings: Findings) -> bool:
+def _is_stuck(streams: _Streams, graph: Graph, edges: list[set[int]], findings: Findings) -> bool:
     """Whether what is launched in some order holds a cycle; if so, a refusal."""
     behind = [sorted(before) for before in edges]
     done, missing = _run(graph, behind)
     stuck = [at for at in range(len(graph.operations)) if not done[at]]
     if stuck:
-        engines = {one.queue: one.engine for one in plan.realization.engines}
         started = [at for at in stuck if all(done[before] for before in behind[at])]
-        spinning = [at for at in started if engines[graph.operations[at].queue] not in (COPY_ENGINE, LIBRARY)]
+        spinning = [at for at in started if streams.is_kernel(graph.operations[at].queue)]
         first = (spinning or started or stuck)[0]
         said = _why(graph, first, (done, missing, behind))
         findings.add("residency", graph.operations[first], f"{said}; nothing proves that both fit on the SMs at once")
@@ -79,63 +74,112 @@ def _why(graph: Graph, at: int, state: tuple[list[bool], dict[int, int], list[li
     return ", which ".join(words)
 
 
-def _launch_edges(plan: Plan, graph: Graph, together: frozenset[str], moved: Moved | None = None) -> list[set[int]]:
-    """For each operation, those that must have completed before it starts. moved: a queue that starts at another time
-    than it is launched.
+class _Streams:
+    """What a plan says of streams and kernels, and the orders that follow."""
 
-    On a stream of its own a kernel is behind those library calls only that hold SMs while they wait: collectives.
-    """
-    beside = set(_beside(plan))
-    engines = {one.queue: one.engine for one in plan.realization.engines}
-    after = {queue.name: queue.after for queue in plan.schedule.queues}
-    behind: list[set[int]] = [set() for _ in graph.operations]
-    for launched_at in graph.of_rank:
-        positions = _started(plan, [(at, graph.operations[at].queue) for at in launched_at], moved)
+    def __init__(self, plan: Plan, together: frozenset[str], sms: int) -> None:
+        self.engines: dict[str, Engine] = {one.queue: one.engine for one in plan.realization.engines}
+        self.after = {queue.name: queue.after for queue in plan.schedule.queues}
+        self.beside, self.together = queues_beside(plan), together
+        self.has_sms_for_library = plan.realization.library_sms > 0
+        has_few = plan.realization.copy is not None and plan.realization.copy.programs < sms
+        self.leaves_sms = {queue for queue, engine in self.engines.items() if engine == COPY_KERNEL and has_few}
+
+    def is_kernel(self, queue: str) -> bool:
+        return self.engines[queue] not in (COPY_ENGINE, LIBRARY)
+
+    def starts(self) -> Iterator[Starts]:
+        """Every choice of when queues with streams of their own start."""
+        ways: dict[str, tuple[Start, ...]] = {}
+        for queue in sorted(self.beside):
+            if self.engines[queue] != COPY_ENGINE:
+                ways[queue] = ("launched", "early", "late") if self.is_kernel(queue) else ("launched", "late")
+        for chosen in product(*ways.values()):
+            yield dict(zip(ways, chosen, strict=True))
+
+    def started(self, launched: list[int], graph: Graph, starts: Starts) -> list[int]:
+        """A rank's operations in the order in which they start, given as they are launched."""
+        for queue, start in starts.items():
+            if start != "launched":
+                launched = self._moved(launched, graph, queue, start)
+        return launched
+
+    def _moved(self, launched: list[int], graph: Graph, name: str, start: Start) -> list[int]:
+        """With the operations of one queue where its stream may start them: behind the first tile, or where no kernel
+        computes tiles behind the own result that they wait for first; or behind all but what is after the queue."""
+        queues = {at: graph.operations[at].queue for at in launched}
+        own, rest = ([at for at in launched if (queues[at] == name) is is_own] for is_own in (True, False))
+        tile = next((at for at in launched if self.engines[queues[at]] in _TILES), None)
+        if not own or (tile is not None and own[0] < tile and self.is_kernel(name)):
+            return launched  # pushes that have their SMs before the tile kernel starts
+        if tile is None:
+            tile = _awaited_first(graph, rest, own)
+        place = rest.index(tile) + 1 if tile is not None else 0
+        if start == "late":
+            behind = (at for at, one in enumerate(rest) if one > own[0] and name in self.after[queues[one]])
+            place = next(behind, len(rest))
+        return [*rest[:place], *own, *rest[place:]]
+
+    def edges(self, graph: Graph, orders: list[list[int]]) -> list[set[int]]:
+        """For each operation, those that must have completed before it starts.
+
+        On a stream of its own a kernel is behind those library calls only that hold SMs while they wait: collectives.
+        A library runs the collectives of a group in the order in which they are enqueued, whatever their streams.
+        """
+        behind: list[set[int]] = [set() for _ in graph.operations]
+        for launched in graph.of_rank:
+            parts = [(one.ranks, at) for at in launched if isinstance(one := graph.operations[at], Collective)]
+            latest: dict[tuple[int, ...], int] = {}
+            for ranks, at in parts:
+                behind[at].update((latest[ranks],) if ranks in latest else ())
+                latest[ranks] = at
+        for positions in orders:
+            self._add_edges(graph, positions, behind)
+        return behind
+
+    def _add_edges(self, graph: Graph, positions: list[int], behind: list[set[int]]) -> None:
         kernels: dict[str, list[int]] = {}
         for at in positions:
-            queue = graph.operations[at].queue
-            if engines[queue] not in (COPY_ENGINE, LIBRARY):
-                kernels.setdefault(queue, []).append(at)
+            if self.is_kernel(graph.operations[at].queue):
+                kernels.setdefault(graph.operations[at].queue, []).append(at)
         last: dict[str, int] = {}  # of each queue, among those launched so far
-        library: dict[str, int] = {}  # the same of those that a library runs
+        library: dict[str, int] = {}  # the same of those that a library runs on the caller's stream
         collectives: dict[str, int] = {}
         launched: list[str] = []  # kernels
         for at in positions:
-            queue = graph.operations[at].queue
-            behind[at].update(last[name] for name in (queue, *after[queue]) if name in last)
-            if engines[queue] == COPY_ENGINE:
-                last[queue] = at
+            operation = graph.operations[at]
+            queue = operation.queue
+            behind[at].update(last[name] for name in (queue, *self.after[queue]) if name in last)
+            last[queue] = at
+            if self.engines[queue] == COPY_ENGINE:
                 continue
             if queue not in launched:
-                for name in launched:
-                    if not {queue, name} <= together or name in after[queue]:
-                        behind[at].add(kernels[name][-1])
-                behind[at].update((collectives if queue in beside else library).values())
-            if queue in kernels and queue not in launched:
-                launched.append(queue)
-            last[queue] = at
-            if engines[queue] == LIBRARY:
+                behind[at].update(kernels[name][-1] for name in launched if self._keeps_out(name, queue))
+                if self.is_kernel(queue):
+                    behind[at].update((collectives if queue in self.beside else library).values())
+                    launched.append(queue)
+                elif queue not in self.beside:
+                    behind[at].update(library.values())
+            if self.engines[queue] == LIBRARY and queue not in self.beside:
                 library[queue] = at
-            if isinstance(graph.operations[at], Collective):
+            if isinstance(operation, Collective):
                 collectives[queue] = at
-    return behind
+
+    def _keeps_out(self, name: str, queue: str) -> bool:
+        """Whether a kernel that was launched may hold every SM that a queue needs, until it ends. A copy kernel has one
+        program on each of a few SMs."""
+        if name in self.leaves_sms:
+            return name in self.after[queue]
+        if queue in self.beside and self.engines[queue] == LIBRARY and self.engines[name] in _TILES:
+            return not self.has_sms_for_library
+        return not {queue, name} <= self.together or name in self.after[queue]
 
 
-def _started(plan: Plan, launched: list[tuple[int, str]], moved: Moved | None) -> list[int]:
-    """A rank's operations in the order in which they start, given with their queues as they are launched. Those of a
-    queue that is moved stand right behind the first tile, or behind all but who is after them."""
-    name, is_late = moved or ("", False)
-    engines = {one.queue: one.engine for one in plan.realization.engines}
-    after = {queue.name: queue.after for queue in plan.schedule.queues}
-    tile = next((at for at, queue in launched if engines[queue] in (TILE_KERNEL, AUTHOR_KERNEL)), None)
-    own, rest = ([one for one in launched if (one[1] == name) is is_own] for is_own in (True, False))
-    if tile is None or not own or own[0][0] < tile:
-        return [at for at, _ in launched]
-    place = next(place for place, (at, _) in enumerate(rest) if at == tile) + 1
-    if is_late:
-        behind = (place for place, (at, queue) in enumerate(rest) if at > own[0][0] and name in after[queue])
-        place = next(behind, len(rest))
-    return [at for at, _ in (*rest[:place], *own, *rest[place:])]
+def _awaited_first(graph: Graph, rest: list[int], own: list[int]) -> int | None:
+    """The own result that a queue's first operation with such a wait waits for: its kernel is held back until then."""
+    makers = {key: at for at in rest if isinstance(graph.operations[at], Compute | Apply) for key in graph.notified[at]}
+    awaited = ([makers[key] for key in graph.waited[at] if key in makers] for at in own)
+    return max(next(filter(None, awaited), []), default=None)
 
 
 def _run(graph: Graph, behind: list[list[int]]) -> tuple[list[bool], dict[int, int]]:

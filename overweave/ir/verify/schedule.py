@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.rules.contents import TooMuchWork
 from overweave.ir.verify.rules.coverage import check_coverage
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.form import check_form
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.rules.reuse import check_reuse
-from overweave.ir.verify.verdict import Enough, Findings, Verdict
+from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 
 
 def verify_schedule(schedule: Schedule) -> Verdict:
@@ -24,8 +23,8 @@ def verify_schedule(schedule: Schedule) -> Verdict:
         _prove(schedule, findings)
     except Enough:
         pass
-    except TooMuchWork:
-        findings.add("too_large", None, "its regions overlap too often to be followed")
+    except TooMuchWork as error:
+        findings.add(TOO_LARGE, None, str(error))
     return findings.verdict(schedule.name)
 
 

@@ -1,4 +1,4 @@
-"""What a proof ends with: nothing to say, or every reason why the schedule was refused."""
+"""What a proof ends with: nothing to say, or every reason why the schedule was not proven."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from overweave.errors import ScheduleRefused
+from overweave.errors import ScheduleRefused, ScheduleUndecided
 from overweave.ir.schedule import Operation, Region
 
 Rule = Literal[
@@ -30,8 +30,11 @@ Rule = Literal[
     "lowering",  # a tile table that does not say what the schedule says
     "alignment",  # a row stride that bulk-tensor loads cannot take
     "width",  # a number that does not fit the kernels' integers
+    "rounding",  # sums of fewer bits than fp32 are added to, though the plan says that none are
     "residency",  # a kernel that spins on what may never get an SM beside it
 ]
+Outcome = Literal["proven", "refuted", "not decided"]
+TOO_LARGE: Rule = "too_large"
 MOST_REFUSALS = 50
 
 
@@ -52,23 +55,55 @@ class Refusal(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What was proven of the schedule or plan `name`: everything, if there are no refusals."""
+    """What was proven of the schedule or plan `name`: everything but for `notes`, if there are no refusals.
+
+    notes: what the proof does not cover, or allows though bits depend on it, a sentence each. added_to: buffers that
+    hold sums of several parts which something adds to again: what is there is rounded to the buffer's dtype before.
+    """
 
     name: str
     refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    added_to: frozenset[str] = frozenset()
 
     @property
     def ok(self) -> bool:
         return not self.refusals
 
+    @property
+    def outcome(self) -> Outcome:
+        """Not decided: nothing is known against the schedule but its size."""
+        if self.ok:
+            return "proven"
+        return "not decided" if all(refusal.rule == TOO_LARGE for refusal in self.refusals) else "refuted"
+
     def raise_if_refused(self) -> None:
-        """Raises ScheduleRefused with every refusal, if there is any."""
+        """Raises ScheduleRefused with every refusal, if there is any; ScheduleUndecided if size is the only one."""
         if self.refusals:
-            raise ScheduleRefused(self.name, self.refusals)
+            kind = ScheduleRefused if self.outcome == "refuted" else ScheduleUndecided
+            raise kind(self.name, self.refusals)
 
 
 class Enough(Exception):
     """So much is wrong that looking for more would only cost time."""
+
+
+class TooMuchWork(Exception):
+    """So much is to be followed that it would take minutes, or all memory. The message says what."""
+
+
+class Work:
+    """What a pass may spend. `what` takes too much where it spends more."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self.most, self.what = most, what
+        self.spent = 0
+
+    def take(self, amount: int) -> None:
+        """Raises TooMuchWork."""
+        self.spent += amount
+        if self.spent > self.most:
+            raise TooMuchWork(f"{self.what}: more than can be followed")
 
 
 class Findings:
@@ -76,6 +111,8 @@ class Findings:
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
+        self.notes: list[str] = []
+        self.added_to: set[str] = set()
 
     def add(self, rule: Rule, operation: Operation | None, message: str, region: Region | None = None) -> None:
         name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
@@ -86,4 +123,4 @@ class Findings:
             raise Enough
 
     def verdict(self, name: str) -> Verdict:
-        return Verdict(name, tuple(self.refusals))
+        return Verdict(name, tuple(self.refusals), tuple(self.notes), frozenset(self.added_to))

@@ -20,6 +20,7 @@ from overweave.ops.call.epilogue import Extras, checked_epilogue
 from overweave.ops.call.norm import RmsNorm, checked_norm
 from overweave.ops.call.prepared import Tensors
 from overweave.ops.call.scales import FP8, TAKEN, dtype_of, name_of
+from overweave.ops.call.surroundings import check_surroundings
 from overweave.schedules.catalog.forms import check_forms, no_gate
 
 WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
@@ -43,6 +44,7 @@ def call(
     """
     if is_read_by_compiler():
         return eagerly(call, operator, x, w, group, options, beside)
+    check_surroundings(operator.name, x)
     if is_away(x):
         return run_on(x.device, call, operator, x, w, group, options, beside)
     resolved = group_of(group)

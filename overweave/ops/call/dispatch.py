@@ -28,10 +28,10 @@ from overweave.memory.group import LIVING, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.call.arguments import check_kinds, check_plain
-from overweave.ops.call.cuda import bind_on_gpu
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.call.prepared import Bound, Calls, Key, Prepared, Run, Tensors, as_matrices, outputs_of
 from overweave.ops.call.torch_symm_mem import bind_by_torch
+from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE
@@ -57,6 +57,7 @@ ALIGNED_BYTES = 16
 
 
 _Tensor = torch.Tensor  # looked up once
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _PREPARED: dict[dist.ProcessGroup, Calls] = {}
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
@@ -119,6 +120,8 @@ def look_up(
     try:
         for each in parts:
             if isinstance(each, _Tensor):
+                if each.__class__ not in _PLAIN:  # whose address may be asked for only with a warning, if at all
+                    _check(group, operator, operands, options, parts)
                 misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
                 told.append((each.__class__, each.shape, each.stride(), each.dtype, each.device, misaligned, gradient))
             else:
@@ -261,7 +264,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
-    run = bind_on_gpu(plan, group, aligned(tensors))
+    run: Bound = load("gpu launch")(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from triton import next_power_of_2
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
-from overweave.ir.plan import Engine, Plan, numbered
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Engine, Plan, numbered
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation, Reduce, ReducePut
 from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
@@ -33,10 +34,11 @@ from overweave.memory.lower import (
 )
 from overweave.memory.steps import WaitStep
 from overweave.runtime.gpu.head import head_of
+from overweave.runtime.gpu.kernels import matmul_call
 from overweave.runtime.gpu.kernels.arguments import Moving, moving, table_tensor
 from overweave.runtime.gpu.kernels.kernels import copy_launch, reduction_launch, told_addresses
 from overweave.runtime.gpu.kernels.matmul import hopper_strip, matmul_launch
-from overweave.runtime.gpu.kernels.matmul_call import Operands, Protocol
+from overweave.runtime.gpu.kernels.matmul_call import Operands
 from overweave.runtime.gpu.kernels.peer_store_throttle import pace_ns
 from overweave.runtime.gpu.kernels.peers import Peers
 from overweave.runtime.gpu.kernels.tile_call import Summing
@@ -45,10 +47,44 @@ Tensors = Mapping[str, torch.Tensor]
 Enqueue = Callable[[int, dict[str, int]], None]
 
 
+def own_instance(plan: Plan, addresses: SlotAddresses, slot: Slot, name: str) -> torch.Tensor:
+    """A rank's own instance of a workspace buffer."""
+    buffer = plan.schedule.buffer(name)
+    dtype = getattr(torch, buffer.dtype or plan.realization.dtype)
+    return slot.view(addresses.layout.buffers[name], (buffer.rows, buffer.cols), dtype)
+
+
+class Binding(NamedTuple):
+    """What a kernel is bound to. arrays: the slot's signals, the workspace's words and limits. example: the caller's
+    tensors of one call, by buffer."""
+
+    plan: Plan
+    workspace: Workspace
+    addresses: SlotAddresses
+    slot: Slot
+    arrays: list[torch.Tensor]
+    example: Tensors
+
+    def own(self, name: str) -> torch.Tensor:
+        """The own instance of a workspace buffer."""
+        return own_instance(self.plan, self.addresses, self.slot, name)
+
+
+class AuthorTiles(Protocol):
+    """An author's kernel that computes the tiles of a plan (runtime/gpu/authored.py)."""
+
+    def bind(self, binding: Binding, queue: str) -> Enqueue:
+        """What launches it for the tiles of its queue."""
+
+    def all_started(self, binding: Binding) -> WaitStep | None:
+        """What a stream waits for until every block has an SM; None of a kernel whose blocks take tile after tile."""
+
+
 class SlotKernels:
-    """begin, multiply, reduce, copy: each enqueues one kernel of the plan on a stream; all but the first take addresses
+    """begin, tiles, reduce, copy: each enqueues one kernel of the plan on a stream; all but the first take addresses
     by name. copies_started: what a stream waits for until the copy kernel of this call has as many tiles claimed as it
-    has programs; None without one. arrays: the slot's signals, the workspace's words and limits.
+    has programs; None without one. tiles_started: the same of an author's kernel, where sums beside it wait for that.
+    arrays: the slot's signals, the workspace's words and limits.
 
     traces: for a traced plan, queue -> int64 `[tiles, TRACE_COLUMNS]`, filled by each call. before_sums: a library call
     right before the sums, whose peers they tell.
@@ -63,6 +99,7 @@ class SlotKernels:
         example: Tensors,
         traced: bool,
         before_sums: Operation | None = None,
+        author: AuthorTiles | None = None,
     ) -> None:
         self._plan, self._workspace, self._addresses = plan, workspace, addresses
         self._slot, self._rank, self._example, self._traced = slot, workspace.group.rank, example, traced
@@ -71,9 +108,14 @@ class SlotKernels:
         self.begin, self._signals, self._words = head_of(workspace, slot, addresses.layout.signals)
         self.arrays = [self._signals, self._words, workspace.limits]
         self.copies_started: WaitStep | None = None
-        self.multiply = self._bound("tile_kernel", self._multiply)
-        self.reduce = self._bound("reduce_kernel", self._reduce)
-        self.copy = self._bound("copy_kernel", self._copy)
+        binding = Binding(plan, workspace, addresses, slot, self.arrays, example)
+        self.tiles_started = author.all_started(binding) if author else None
+        if author:
+            self.tiles = self._bound(AUTHOR_KERNEL, partial(author.bind, binding))
+        else:
+            self.tiles = self._bound(TILE_KERNEL, self._multiply)
+        self.reduce = self._bound(REDUCE_KERNEL, self._reduce)
+        self.copy = self._bound(COPY_KERNEL, self._copy)
         # The caller's tensors are not ours to keep: launches know where later ones lie. Nor is a plan's table of tiles,
         # which the device has now, and which is larger in Python.
         del self._example, self._plan
@@ -86,13 +128,13 @@ class SlotKernels:
                     return make(queue.name)
         return lambda stream, addresses: None
 
-    def _protocol(self, queue: str, counter: int) -> Protocol:
+    def _protocol(self, queue: str, counter: int) -> matmul_call.Protocol:
         workspace = self._workspace
         rows = self._plan.tile_order(self._rank, queue).rows
         trace_size = len(rows) if self._traced else 1
         trace = torch.zeros((trace_size, TRACE_COLUMNS.value), dtype=torch.int64, device=workspace.device)
         self.traces[queue] = trace
-        return Protocol(
+        return matmul_call.Protocol(
             table=table_tensor(rows, workspace.device),
             claims=workspace.claims[counter:],
             signals=self._signals,
@@ -255,7 +297,4 @@ class SlotKernels:
         return self._own(self._buffer(buffer)), torch.tensor(rows, dtype=torch.int64, device=device)
 
     def _own(self, buffer: Buffer) -> torch.Tensor:
-        """The own instance of a workspace buffer."""
-        offset = self._addresses.layout.buffers[buffer.name]
-        dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
-        return self._slot.view(offset, (buffer.rows, buffer.cols), dtype)
+        return own_instance(self._plan, self._addresses, self._slot, buffer.name)

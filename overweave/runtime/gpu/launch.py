@@ -13,8 +13,19 @@ from typing import Any, NamedTuple
 import torch
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Buffer, Compute, Copy, Operation, Put
+from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    LIBRARY,
+    REDUCE_KERNEL,
+    SPINNING,
+    TILE_KERNEL,
+    Plan,
+)
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put
 from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
@@ -22,13 +33,14 @@ from overweave.memory.cuda.workspace import Slot, Workspace
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.layout import lay_out
-from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
+from overweave.memory.lower import SlotAddresses, copy_steps, refuse_permuted, wait_steps, write_steps
 from overweave.memory.steps import CopyStep
-from overweave.runtime.gpu.bind import SlotKernels
+from overweave.memory.subgroups import make_parts
+from overweave.runtime.gpu.bind import AuthorTiles, SlotKernels, own_instance
 from overweave.runtime.gpu.call_frame import SlotCalls
 from overweave.runtime.gpu.kernels.kernels import tell_launch
 from overweave.runtime.gpu.kernels.packed import PackedRun
-from overweave.runtime.gpu.order import Action, launch_order
+from overweave.runtime.gpu.library_beside import library_beside
 from overweave.runtime.gpu.replays import Replays, may_replay
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.library.calls import library_call, made_by
@@ -48,15 +60,6 @@ class Timed(NamedTuple):
     end: torch.cuda.Event
 
 
-def is_beside(plan: Plan, queue: str) -> bool:
-    """Whether a queue runs on a stream of its own: a copy engine's do, and a reduction or copy kernel that no kernel
-    boundary precedes."""
-    engine = plan.realization.engine_of(queue)
-    if engine in (REDUCE_KERNEL, COPY_KERNEL):
-        return not after_of(plan, queue)
-    return engine == COPY_ENGINE
-
-
 def after_of(plan: Plan, queue: str) -> tuple[str, ...]:
     """The queues that a queue is after."""
     return next(one.after for one in plan.schedule.queues if one.name == queue)
@@ -70,8 +73,8 @@ def behind_sides(
     Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
     """
     queue, launched = action.queue, {one.queue for one in earlier}
-    names = [name for name in after_of(plan, queue) if name in launched and is_beside(plan, name)]
-    if not names or is_beside(plan, queue):
+    names = [name for name in after_of(plan, queue) if name in launched and name in queues_beside(plan)]
+    if not names or queue in queues_beside(plan):
         return enqueue
     sides, done = [workspace.stream(name) for name in names], torch.cuda.Event()
 
@@ -88,7 +91,7 @@ def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation
     """The library call behind which sums follow on the same stream, if there is one that has peers to tell: a launch
     and its way through the GPU are saved where the sums' kernel tells them as it begins."""
     for call, sums in pairwise(actions):
-        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and not is_beside(plan, sums.queue):
+        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and sums.queue not in queues_beside(plan):
             if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
                 return call.operations[0]
     return None
@@ -109,14 +112,20 @@ class BoundSlot:
     """
 
     def __init__(
-        self, plan: Plan, workspace: Workspace, slot: Slot, actions: tuple[Action, ...], example: Tensors, traced: bool
+        self,
+        plan: Plan,
+        workspace: Workspace,
+        slot: Slot,
+        example: Tensors,
+        traced: bool = False,
+        author: AuthorTiles | None = None,
     ) -> None:
+        actions = launch_order(plan, workspace.group.rank)
         self._plan, self._workspace, self._slot = plan, workspace, slot
-        self._dtype = plan.realization.dtype
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
         self._addresses = SlotAddresses(plan.schedule, plan.realization.dtype, self._layout, slot.bases)
         self._before_sums = before_sums(plan, workspace.group.rank, actions)
-        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced, self._before_sums)
+        self._kernels = SlotKernels(plan, workspace, self._addresses, slot, example, traced, self._before_sums, author)
         self._waits = PlanWaits(plan, workspace.group.rank, self._layout, self._kernels.arrays)
         self._traced = traced
         self.timed: list[Timed] = []
@@ -137,9 +146,8 @@ class BoundSlot:
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
         """This rank's buffers of the workspace, by name."""
-        buffers = (each for each in self._plan.schedule.buffers if each.home not in (INPUT, OUTPUT))
-        places = ((each, self._layout.buffers[each.name], _dtype(each, self._dtype)) for each in buffers)
-        return {each.name: self._slot.view(offset, (each.rows, each.cols), dtype) for each, offset, dtype in places}
+        names = [each.name for each in self._plan.schedule.buffers if each.home not in (INPUT, OUTPUT)]
+        return {name: own_instance(self._plan, self._addresses, self._slot, name) for name in names}
 
     def _in_order(self, action: Action, earlier: tuple[Action, ...]) -> Enqueue:
         return behind_sides(self._plan, self._workspace, action, earlier, self._bound(action))
@@ -149,10 +157,10 @@ class BoundSlot:
             return self._timed_copies(action) if self._traced else self._copies(action)
         if action.engine == LIBRARY:
             return self._library(action.operations[0])
-        if action.engine == TILE_KERNEL:
+        if action.engine in (TILE_KERNEL, AUTHOR_KERNEL):
             return self._tiles()
         launch = self._kernels.reduce if action.engine == REDUCE_KERNEL else self._kernels.copy
-        if is_beside(self._plan, action.queue):
+        if action.queue in queues_beside(self._plan):
             return self._kernel_beside(action, launch)
         return lambda stream, tensors, addresses: launch(stream.cuda_stream, addresses)
 
@@ -164,7 +172,7 @@ class BoundSlot:
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             if gate is not None:
                 driver.wait_value(stream.cuda_stream, gate.address, gate.value)
-            self._kernels.multiply(stream.cuda_stream, addresses)
+            self._kernels.tiles(stream.cuda_stream, addresses)
 
         return enqueue
 
@@ -184,15 +192,16 @@ class BoundSlot:
         kernel leaves to them; those that wait for nothing are launched ahead of it.
         """
         rank, operations = self._workspace.group.rank, action.operations
-        tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute))
+        tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute | Apply))
         announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
         own = ([wait for wait in op.waits if (wait.pad, wait.signals[0]) in announced] for op in operations)
         waits = next(filter(None, own), [])
-        has_sms = action.engine == COPY_KERNEL and self._plan.sms_beside > 0
+        has_sms = action.engine == COPY_KERNEL and self._plan.sms_for_pushes > 0
         if not waits and not has_sms and not _wait_for_nothing(operations):
             asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
             raise ScheduleError(asked, f"{operations[0].name} waits for none: it could take the SMs they need", cure)
         gate = [step for wait in waits for step in wait_steps(self._addresses, operations[0], wait)]
+        gate += [self._kernels.tiles_started] if self._kernels.tiles_started and self._may_hold_all(action) else []
         side = self._workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
@@ -201,6 +210,12 @@ class BoundSlot:
             launch(side, addresses)
 
         return enqueue
+
+    def _may_hold_all(self, action: Action) -> bool:
+        """Whether blocks of a kernel are so many that tiles of others, one for each block, may find no SM."""
+        realization = self._plan.realization
+        config = realization.reduction if action.engine == REDUCE_KERNEL else realization.copy
+        return config is not None and config.programs > SPINNING
 
     def _copies(self, action: Action) -> Enqueue:
         copies = CopyQueue(copy_steps(self._addresses, action.operations), self._workspace.settle)
@@ -248,23 +263,34 @@ class BoundSlot:
         return timed
 
     def _library(self, operation: Operation) -> Enqueue:
+        timed, stays = self._timing(operation) if self._traced else None, self._own
+        library = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
+
+        def call(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            if timed is not None:
+                timed.begin.record(stream)
+            library({**tensors, **stays})
+            if timed is not None:
+                timed.end.record(stream)
+
+        if operation.queue in queues_beside(self._plan):
+            return library_beside(self._workspace, self._addresses, operation, call)
         wait = self._waits.of(operation)
         told = tuple(step.address for step in write_steps(self._addresses, operation))
         tell = tell_launch(told, self._workspace.device) if told and operation is not self._before_sums else None
-        timed, stays = self._timing(operation) if self._traced else None, self._own
-        call = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             wait(stream.cuda_stream)
-            if timed is not None:
-                timed.begin.record(stream)
-            call({**tensors, **stays})
-            if timed is not None:
-                timed.end.record(stream)
+            call(stream, tensors, addresses)
             if tell is not None:
                 tell(stream.cuda_stream)
 
         return enqueue
+
+
+def sides_of(plan: Plan, rank: int) -> list[str]:
+    """The queues that a rank launches on streams of their own, in the order of their launches."""
+    return [action.queue for action in launch_order(plan, rank) if action.queue in queues_beside(plan)]
 
 
 class CudaRun(SlotCalls[BoundSlot]):
@@ -278,15 +304,14 @@ class CudaRun(SlotCalls[BoundSlot]):
     """
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Tensors, traced: bool = False) -> None:
-        actions = launch_order(plan, workspace.group.rank)
+        make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
         leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
-        slots = [BoundSlot(plan, workspace, slot, actions, example, traced) for slot in leased]
+        slots = [BoundSlot(plan, workspace, slot, example, traced) for slot in leased]
         addresses = {name: tensor.data_ptr() for name, tensor in example.items()}
         for bound in slots:
             bound.prepare(addresses)
-        sides = [action.queue for action in actions if is_beside(plan, action.queue)]
         # What a trace times is enqueued one by one.
-        super().__init__(workspace, slots, sides, not traced and may_replay(plan))
+        super().__init__(workspace, slots, sides_of(plan, workspace.group.rank), not traced and may_replay(plan))
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
@@ -306,6 +331,7 @@ class LibraryRun:
         problem, shapes = plan.problem, {name: tuple(tensor.shape) for name, tensor in example.items()}
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
         shapes |= {each.name: (each.rows, each.cols) for each in local}
+        make_parts(group, plan.schedule.of_rank(group.rank))
         operations = [joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
         made = {made_by(each, problem, shapes) for each in operations}
         self.makes = frozenset(name for name in made if name in example)
@@ -339,8 +365,9 @@ def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun | P
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """
+    refuse_permuted(plan.schedule)
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
-    if is_library and not plan.schedule.pads:
+    if is_library and not plan.schedule.pads and not queues_beside(plan):
         return LibraryRun(plan, group, example)
     workspace = Workspace.of(group, example["w"].device)
     if plan.schedule.reuse == ECHOES:

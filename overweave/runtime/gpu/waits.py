@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL
-from overweave.ir.waits_without_deadline import unheard
 from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.layout import SlotLayout
 from overweave.runtime.gpu.kernels.kernels import wait_launch

@@ -19,6 +19,7 @@ from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
+from overweave.memory.subgroups import make_parts
 from overweave.runtime.backends import load
 from overweave.runtime.host.emulate import HostCall, Tensors
 from overweave.runtime.trace.trace import Stopwatch
@@ -54,6 +55,7 @@ def run_on_host(
     except (InputError, MachineError) as error:
         _refuse(workspace, error)
         raise
+    is_first = bound.signature not in workspace.agreed
     try:
         _agree(workspace, bound.signature, timeout_s)
     except PeerError:
@@ -61,6 +63,8 @@ def run_on_host(
         for output in outputs.values():
             output.fill_(torch.nan)
         raise
+    if is_first:
+        make_parts(group, plan.schedule.of_rank(group.rank))
     call = bound.make_call(plan, group, workspace, timeout_s)
     call.stopwatch = stopwatch
     call.run(bound.layout, inputs, outputs)

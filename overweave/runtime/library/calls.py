@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOption
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
+from overweave.memory.subgroups import part_of
 from overweave.runtime.library.epilogue import run_with_epilogue
 from overweave.runtime.library.library import full_precision
 from overweave.runtime.library.norm import finish_sum
@@ -100,7 +101,7 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
     move = _MOVES.get(operation.function)
     if move is None or (source == target) != (operation.function == "all_reduce"):
         return None
-    run = move(group.process_group)
+    run = move(part_of(group, operation.ranks).process_group)
 
     def call(tensors: Tensors) -> None:
         work = run(tensors[target], tensors[source])

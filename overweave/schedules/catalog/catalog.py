@@ -81,7 +81,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     sums = sums_shape(problem, method, settings)
     work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem))
     schedule = _builder(problem.record)(method, work)
-    realization = realized(schedule, problem, settings, config, sums)
+    realization = realized(schedule, problem, method, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 

@@ -49,7 +49,12 @@ _ENGINES = {
 
 
 def realized(
-    schedule: Schedule, problem: Problem, settings: Settings, matmul: MatmulConfig | None, sums: ReduceConfig
+    schedule: Schedule,
+    problem: Problem,
+    method: Method,
+    settings: Settings,
+    matmul: MatmulConfig | None,
+    sums: ReduceConfig,
 ) -> Realization:
     """Engines for all queues, and a configuration for each kernel that has one."""
     queues = {queue.name for queue in schedule.queues}
@@ -61,6 +66,7 @@ def realized(
         copy=copy_config(settings),
         packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
         skinny=_skinny(problem, settings) if settings.matmul != "library" else None,
+        partial_sums=method.adds.precision if method.adds else "float32",
     )
 
 

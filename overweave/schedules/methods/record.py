@@ -19,6 +19,7 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Engine,
     MatmulConfig,
+    PartialSums,
     ReduceConfig,
 )
 from overweave.ir.problem import Problem
@@ -63,13 +64,13 @@ class Need(Struct, frozen=True):
 
 
 class Adds(Struct, frozen=True):
-    """How partials become sums. by: the engine that ends them. precision: of a partial sum while it travels: the
-    result's dtype, to which every hop of a ring rounds it, or fp32.
+    """How partials become sums. by: the engine that ends them. precision: as in `Realization.partial_sums`: of sums
+    that are added to again.
     """
 
     by: Engine
     order: AddingOrder = "rank"
-    precision: Literal["result", "float32"] = "result"
+    precision: PartialSums = "float32"
 
 
 class Margin(Struct, frozen=True):

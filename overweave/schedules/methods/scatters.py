@@ -54,7 +54,7 @@ METHODS = (
         name="sequential",
         summary="one library matmul, then library reduce-scatter",
         write=_scattered("collective", LIBRARY),
-        adds=Adds(LIBRARY, "library"),
+        adds=Adds(LIBRARY, "library", "result"),
         grids=(asked_for.AS_IT_IS,),
     ),
     _library(
@@ -97,7 +97,7 @@ METHODS = (
         ),
         write=_scattered("ring_stored"),
         moves=(TILE_KERNEL,),
-        adds=Adds(TILE_KERNEL, "ring"),
+        adds=Adds(TILE_KERNEL, "ring", "result"),
         options=asked_for.STORED_ROUND,
         grids=(asked_for.IN_TWO,),
         margins=(Case(margin=OF_RINGS_OF_TWO, ranks=2), Case(margin=asked_for.OF_STORES)),
@@ -127,7 +127,7 @@ METHODS = (
             "the last"
         ),
         write=_scattered("fused_ring"),
-        adds=Adds(TILE_KERNEL, "ring"),
+        adds=Adds(TILE_KERNEL, "ring", "result"),
         options=(options.PIECES, *options.TILES),
         needs=(from_ranks(3, "scatter sums=epilogue"),),
         grids=(asked_for.PIECES,),
@@ -139,7 +139,7 @@ METHODS = (
         ),
         write=_scattered("remote_add"),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
-        adds=Adds(COPY_KERNEL, "arrival", "float32"),
+        adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
     ),
 )

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
+from overweave.ir.promise import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Notify, Put, Queue, Range, Region, SignalPad, Wait
 from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import shard_rows
@@ -39,7 +40,6 @@ from overweave.schedules.moves.back_ends import ENGINE, PUSHES, check_told, move
 from overweave.schedules.moves.moves import MOST_LANES, Box, Gather, Held, Move, earlier
 from overweave.schedules.moves.signal_numbers import TOLD, Event, SignalNumbers
 
-GATHERED_OUT = "gathered_out"
 STAGE = -1  # stands for the copy of a rank's own shard among the moves that a move depends on
 
 

@@ -1,8 +1,9 @@
-"""`overweave verify`: proven, refuted or unusable, for people and for programs."""
+"""`overweave verify`: proven, refuted, unusable or not decided, for people and for programs."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from overweave.cli.main import app
 from overweave.cli.plans import load
-from overweave.errors import ScheduleRefused
+from overweave.errors import ScheduleRefused, ScheduleUndecided
 
 RUN = CliRunner()
 
@@ -39,6 +40,7 @@ def test_a_plan_as_it_was_shown_is_proven(plan: Path):
         "name": "all_gather_matmul.push",
         "verdict": "proven",
         "refusals": [],
+        "notes": [],
     }
     assert load(plan).tile_orders
 
@@ -97,3 +99,30 @@ def test_more_tiles_than_anyone_runs_are_refused_before_they_are_made(tmp_path: 
 def test_a_missing_file_is_unusable(tmp_path: Path):
     assert verify(tmp_path / "none").exit_code == 2
     assert verify(tmp_path).exit_code == 2
+
+
+def test_what_is_too_large_is_not_decided(plan: Path):
+    edit(plan, lambda p: p["schedule"].update(world_size=2**31 - 1))
+    result = verify(plan, "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.output)["verdict"] == "not decided"
+    assert "not decided: all_gather_matmul.push" in verify(plan).output
+    with pytest.raises(ScheduleUndecided):
+        load(plan)
+
+
+def test_a_file_name_is_any_bytes(plan: Path):
+    path = plan.rename(plan.with_name(os.fsdecode(b"pl\xe4n")))
+    assert verify(path).exit_code == 0
+    path.write_bytes(b"{")
+    for command in ("verify", "simulate"):
+        result = RUN.invoke(app, [command, str(path), "--json"])
+        assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (2, "unusable")
+
+
+def test_nobody_waits_for_who_writes_into_a_pipe(tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    result = verify(path)
+    assert result.exit_code == 2
+    assert "not a regular file" in result.output

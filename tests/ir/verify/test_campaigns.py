@@ -14,10 +14,15 @@ from campaigns.oracle import verify_mutations, verify_valid
 from campaigns.oracle.interleavings import explore
 from campaigns.oracle.mutations import MUTATIONS
 from campaigns.oracle.random.schedules import TEMPLATES
-from overweave.ir.schedule import Schedule
+from overweave.ir.schedule import Region, Schedule
 from overweave.ir.verify import schedule as passes
+from overweave.ir.verify.rules.contents import Contents
+from overweave.ir.verify.rules.deadlock import launch_order
+from overweave.ir.verify.rules.graphs import build_graph
+from overweave.ir.verify.rules.happens_before import past_of
+from overweave.ir.verify.rules.values import unknown
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.verdict import Findings, Work
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 
 pytestmark = pytest.mark.slow
@@ -179,6 +184,32 @@ def test_large_schedules_take_linear_time():
     assert len(large.operations) > 8 * len(small.operations)
     steps = [count_steps(schedule) for schedule in (small, large)]
     assert steps[1] < 16 * steps[0]
+
+
+def test_forty_thousand_operations_are_proven():
+    schedule = TEMPLATES[0].make(Random(1), 8, 360)
+    assert len(schedule.operations) > 40_000
+    assert verify_schedule(schedule).outcome == "proven"
+
+
+def test_sets_that_grew_from_one_another_share_what_they_have_in_common():
+    schedule = TEMPLATES[0].make(Random(1), 8, 100)
+    findings = Findings()
+    graph = build_graph(schedule, findings)
+    past = past_of(graph, launch_order(graph, findings))
+    words = {id(word): sys.getsizeof(word) for done in past.before for word in done}
+    assert sum(words.values()) < len(schedule.operations) ** 2 / 8 / 4
+
+
+def test_a_tall_region_does_not_make_many_look_near():
+    steps = Work(4 * 2000, "looking")
+    contents = Contents(steps)
+    contents.write(Region("s", 0, (0, 2000), (1, 2)), unknown((2000, 1)), None)
+    for at in range(2000):
+        region = Region("s", 0, (at, at + 1), (0, 1))
+        assert contents.overlapping(region) == []
+        contents.write(region, unknown((1, 1)), None)
+    assert steps.spent > 0
 
 
 def count_steps(schedule: Schedule) -> int:

@@ -140,7 +140,7 @@ def test_a_local_copy_is_none_of_its_tiles():
 
 
 def test_pushes_that_wait_for_tiles_beside_them_must_leave_those_room():
-    refused(plan_of(SCATTER, m=4000, copy_programs=8, sms=8), "residency", "leave none", MachineLimits(sms=8))
+    refused(plan_of(SCATTER, m=4000, copy_programs=8, sms=8), "residency", "none to tiles", MachineLimits(sms=8))
     assert verify_plan(plan_of(SCATTER, copy_programs=8), MachineLimits(sms=8)).ok  # one wave: behind the tiles
     assert verify_plan(plan_of(PUSH, m=4000, copy_programs=8), MachineLimits(sms=8)).ok  # done before the tiles start
 

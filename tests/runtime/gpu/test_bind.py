@@ -16,13 +16,13 @@ import torch
 
 from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.launch.order import launch_order
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import launch
 from overweave.runtime.gpu.kernels.packed import PackedRun
-from overweave.runtime.gpu.order import launch_order
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
     FLOAT8_HOPPER,
@@ -271,7 +271,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     tensors = tensors_of(plan, case.rank)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
     space = workspace(case.rank, case.world_size)
-    bound = launch.BoundSlot(plan, space, slot, launch_order(plan, case.rank), tensors, False)
+    bound = launch.BoundSlot(plan, space, slot, tensors)
     assert all(copies._settle is settle for _, copies in bound._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
@@ -312,9 +312,9 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
-    order, tensors = launch_order(plan, case.rank), tensors_of(plan, case.rank)
+    tensors = tensors_of(plan, case.rank)
     with noted_peers() as made, mock.patch("overweave.runtime.gpu.bind.pace_ns", return_value=77) as pace_ns:
-        launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, order, tensors, False)
+        launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, tensors)
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}
     sums = [slot.bases[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]

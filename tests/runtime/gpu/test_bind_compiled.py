@@ -21,6 +21,7 @@ from overweave.compiler.emit.emit import emit
 from overweave.compiler.emit.fuse import weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait
 from overweave.memory.cuda import driver
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
@@ -30,8 +31,9 @@ from overweave.ops.author.tile_program import TileCall
 from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import waits
-from overweave.runtime.gpu.authored import AuthoredSlot, _check_shared, _standing
+from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _standing, addresses_of, exchanged_tensors
 from overweave.runtime.gpu.kernels.arguments import moving
+from overweave.runtime.gpu.launch import BoundSlot
 from overweave.runtime.handwritten import Declared
 from tests.runtime.without_gpu import (
     CALLER,
@@ -121,7 +123,15 @@ CASES = (
 )
 
 
-def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> AuthoredSlot:
+class Bound(NamedTuple):
+    """The slot of a call, its plan, and the workspace that is not there."""
+
+    slot: BoundSlot
+    plan: Plan
+    workspace: Any
+
+
+def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> Bound:
     """The slot of a call, made as `compile` makes it. place: the rank, of how many."""
     rank, ranks = place
     name, _ = GIVEN[case.file]
@@ -135,27 +145,29 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     away = next((store for store in space.stores if store.tensor == weaving.away), None)
     kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
     slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes, ranks)
-    made = AuthoredSlot(plan, workspace(rank, ranks), slot, kernel, given)
+    space_of_rank = workspace(rank, ranks)
+    example = exchanged_tensors(plan, kernel, given)
+    made = BoundSlot(plan, space_of_rank, slot, example, author=FusedTiles(kernel, given))
     assert all(copies._settle is settle for _, copies in made._queues)  # before a graph is made
-    return made
+    return Bound(made, plan, space_of_rank)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[int, int]], tmp_path: Path) -> None:
     name, make = GIVEN[case.file]
     given = make(case.exchanges)
-    slot = bound(case, tmp_path, given)
+    call = bound(case, tmp_path, given)
     own = {"A": "a_ptr", "B": "b_ptr", "C": "c_ptr"} if case.file == "matmul" else {"A": "a_desc", "C": "c_desc"}
     values = {tensor: given[own[tensor]] for tensor in case.exchanges}
     tensors = {tensor: getattr(value, "base", value) for tensor, value in values.items()}
-    slot.begin(CALLER.cuda_stream)
-    for enqueue in slot.enqueue:
-        enqueue(CALLER, tensors, given)
+    call.slot.begin(CALLER.cuda_stream)
+    for enqueue in call.slot.enqueue:
+        enqueue(CALLER, tensors, addresses_of(tensors, given))
     words = " ".join(case.exchanges.values())
     kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
     assert {kind: kind in launched for kind in kinds} == kinds, launched
     assert launched.count(name) == 1
-    waits_needed = check_waits(slot._plan, slot._workspace, launched, waited)
+    waits_needed = check_waits(call.plan, call.workspace, launched, waited)
     assert bool(waits_needed) == case.exchanges.get("C", "").startswith("all_to_all")
 
 
@@ -167,12 +179,12 @@ def test_sums_that_wait_keep_no_block_from_its_tile(
     case = Case(file, {"C": "reduce_scatter.scatter"})
     given = GIVEN[file][1](case.exchanges)
     waited: list[tuple[int, ...]] = []
-    slot = bound(case, tmp_path, given)
+    call = bound(case, tmp_path, given)
     monkeypatch.setattr(driver, "wait_value", lambda *step: waited.append((*step, "reduction_kernel" in launched)))
     tensor = given["c_ptr"] if file == "matmul" else given["c_desc"].base
-    for enqueue in slot.enqueue:
-        enqueue(CALLER, {"C": tensor}, given)
-    claims, tiles = slot._workspace.claims.data_ptr(), (M // 128) * (N // 128)
+    for enqueue in call.slot.enqueue:
+        enqueue(CALLER, {"C": tensor}, addresses_of({"C": tensor}, given))
+    claims, tiles = call.workspace.claims.data_ptr(), (M // 128) * (N // 128)
     is_gated = (SIDE_STREAM.cuda_stream, claims, tiles, False) in waited
     assert is_gated == (file == "matmul")
     assert "reduction_kernel" in launched
@@ -200,13 +212,13 @@ def test_sums_written_by_hand(
 ) -> None:
     exchanges: dict[str, Any] = {"C": by_hand(everywhere)}
     given = matmul({"C": "" if everywhere else "reduce_scatter"})
-    slot = bound(Case("matmul", exchanges), tmp_path, given, (rank, 2))
-    for enqueue in slot.enqueue:
-        enqueue(CALLER, {"C": given["c_ptr"]}, given)
+    call = bound(Case("matmul", exchanges), tmp_path, given, (rank, 2))
+    for enqueue in call.slot.enqueue:
+        enqueue(CALLER, {"C": given["c_ptr"]}, addresses_of({"C": given["c_ptr"]}, given))
     assert launched.count("matmul_kernel") == 1
     assert ("copy_kernel" in launched) == (rank == 0)
     assert launched.count("reduction_kernel") == 1
-    assert not check_waits(slot._plan, slot._workspace, launched, waited)
+    assert not check_waits(call.plan, call.workspace, launched, waited)
 
 
 def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
@@ -215,9 +227,9 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
     case = Case("matmul", {"A": "all_gather.push"})
     given = matmul(case.exchanges)
     monkeypatch.setattr(waits, "unheard", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),))
-    slot = bound(case, tmp_path, given)
-    for enqueue in slot.enqueue:
-        enqueue(CALLER, {"A": given["a_ptr"]}, given)
+    call = bound(case, tmp_path, given)
+    for enqueue in call.slot.enqueue:
+        enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))
     assert launched[-2:] == ["matmul_kernel", "wait_kernel"]
 
 
@@ -229,9 +241,9 @@ def test_blocks_written_by_hand(launched: list[str], tmp_path: Path) -> None:
     )
     exchanges: dict[str, Any] = {"C": ow.AllToAll(2, moves, sends=True)}
     given = matmul({})
-    slot = bound(Case("matmul", exchanges), tmp_path, given)
-    for enqueue in slot.enqueue:
-        enqueue(CALLER, {"C": given["c_ptr"]}, given)
+    call = bound(Case("matmul", exchanges), tmp_path, given)
+    for enqueue in call.slot.enqueue:
+        enqueue(CALLER, {"C": given["c_ptr"]}, addresses_of({"C": given["c_ptr"]}, given))
     assert {"matmul_kernel", "copy_kernel"} <= set(launched)
 
 
@@ -240,9 +252,9 @@ def test_a_rank_without_rows_takes_part_in_the_exchange(mover: str, launched: li
     """Five rows on four ranks: the last one has none, gathers them all the same, and peers count on it."""
     case = Case("matmul", {"A": f"all_gather.push mover={mover}"})
     given = matmul(case.exchanges) | {"M": 5, "a_ptr": torch.zeros(0, K, dtype=DTYPE)}
-    slot = bound(case, tmp_path, given, (3, 4))
-    for enqueue in slot.enqueue:
-        enqueue(CALLER, {"A": given["a_ptr"]}, given)
+    call = bound(case, tmp_path, given, (3, 4))
+    for enqueue in call.slot.enqueue:
+        enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))
     assert launched.count("matmul_kernel") == 1
 
 

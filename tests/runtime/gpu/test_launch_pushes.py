@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from overweave.ir.launch.order import launch_order
+from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_KERNEL, Plan
 from overweave.ir.problem import Problem
 from overweave.kernels.copy import copy_kernel
@@ -15,10 +18,10 @@ from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import SlotAddresses
 from overweave.memory.steps import WaitStep
-from overweave.runtime.gpu import bind
-from overweave.runtime.gpu.launch import BoundSlot, is_beside
-from overweave.runtime.gpu.order import launch_order
+from overweave.runtime.gpu import bind, launch
+from overweave.runtime.gpu.launch import BoundSlot
 from overweave.schedules.catalog.catalog import build
+from tests.schedules.library_queues import gathered_beside, reduced_beside
 
 MAIN, SIDE = 1, 2
 Log = list[tuple[str, int]]
@@ -50,11 +53,16 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     slot._plan, slot._traced = plan, False
     slot._workspace = SimpleNamespace(group=SimpleNamespace(rank=1), stream=lambda queue: side)
-    slot._addresses = SlotAddresses(plan.schedule, "bfloat16", lay_out(plan.schedule, "bfloat16"), (0, 0, 0))
-    pushes = len(plan.tile_order(1, pushing_queue(plan)).rows)
+    slot._addresses = SlotAddresses(plan.schedule, "bfloat16", lay_out(plan.schedule, "bfloat16"), (0, 0, 0, 0))
+    slot._own, slot._shapes, slot._waits = {}, {}, SimpleNamespace(of=lambda operation: lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(driver, "write_value", lambda stream, address, value: log.append((f"write {value}", stream)))
+    monkeypatch.setattr(launch, "library_call", lambda one, *given: lambda tensors: log.append((one.name, SIDE)))
+    pushes = len(plan.tile_order(1, pushing_queue(plan)).rows) if plan.realization.copy else 0
     slot._kernels = SimpleNamespace(
         copies_started=WaitStep(7, min(4, pushes)),
-        **{name: kernel(name) for name in ("multiply", "reduce", "copy")},
+        tiles_started=None,
+        **{name: kernel(name) for name in ("tiles", "reduce", "copy")},
     )
     actions = launch_order(plan, 1)
     for at, action in enumerate(actions):
@@ -69,7 +77,7 @@ def pushing_queue(plan: Plan) -> str:
 def test_a_gather_pushes_first_and_tiles_start_when_it_has_its_sms(monkeypatch: pytest.MonkeyPatch):
     """Peers wait for the pushes: nothing that waits for peers may take their place."""
     log = launched(plan_of("all_gather_matmul.push"), monkeypatch)
-    assert log == [("copy", SIDE), ("wait 4", MAIN), ("multiply", MAIN)]
+    assert log == [("copy", SIDE), ("wait 4", MAIN), ("tiles", MAIN)]
 
 
 def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.MonkeyPatch):
@@ -77,18 +85,26 @@ def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.M
     tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("scatter"))
     log = launched(plan, monkeypatch)
     behind_pushes = (f"behind {SIDE}", MAIN)
-    assert log == [("multiply", MAIN), (f"wait {tiles}", SIDE), ("copy", SIDE), behind_pushes, ("reduce", MAIN)]
+    assert log == [("tiles", MAIN), (f"wait {tiles}", SIDE), ("copy", SIDE), behind_pushes, ("reduce", MAIN)]
 
 
 def test_a_scatter_of_one_wave_pushes_behind_it_on_one_stream(monkeypatch: pytest.MonkeyPatch):
     log = launched(plan_of("matmul_reduce_scatter.scatter", pieces=1), monkeypatch)
-    assert log == [("multiply", MAIN), ("copy", MAIN), ("reduce", MAIN)]
+    assert log == [("tiles", MAIN), ("copy", MAIN), ("reduce", MAIN)]
 
 
 def test_only_what_runs_beside_has_a_stream_to_join():
     plans = [plan_of("matmul_reduce_scatter.scatter", sms=sms) for sms in (8, 132)]
-    beside = [{action.queue for action in launch_order(plan, 0) if is_beside(plan, action.queue)} for plan in plans]
+    beside = [{action.queue for action in launch_order(plan, 0)} & queues_beside(plan) for plan in plans]
     assert beside == [{"copies"}, set()]
+
+
+def test_a_library_call_beside_tiles_waits_and_tells_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    log = launched(reduced_beside(3), monkeypatch)
+    waits = [("wait 2", SIDE), ("reduce.1.0", SIDE), ("wait 2", SIDE), ("reduce.1.1", SIDE)]
+    assert log == [("tiles", MAIN), *waits]
+    gathers = [("gather.1.0", SIDE), ("write 1", SIDE), ("gather.1.1", SIDE), ("write 1", SIDE)]
+    assert sorted(launched(gathered_beside(4, 24), monkeypatch)) == sorted([("tiles", MAIN), *gathers])
 
 
 @pytest.mark.parametrize(("name", "source"), [("all_gather_matmul.push", "x"), ("matmul_reduce_scatter.scatter", None)])

@@ -13,7 +13,7 @@ from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import waits
 from overweave.runtime.gpu.kernels.kernels import wait_launch
 from overweave.runtime.gpu.waits import PlanWaits, Signals, neighbours, paired
-from tests.ir.test_waits_without_deadline import planned
+from tests.ir.launch.test_waits_without_deadline import planned
 from tests.runtime.without_gpu import launched
 
 __all__ = ["launched"]  # a fixture

@@ -81,6 +81,9 @@ def check_applied(apply: Apply, rows: list[TileRow], homes: Mapping[str, str], f
         findings.add("lowering", apply, f"a tile reads from another place than {source}")
     if any(row.kind != APPLY for row in rows):
         findings.add("lowering", apply, "a tile is of another kernel")
+    if len(rows) != apply.instances:  # which may be more than any memory holds
+        findings.add("lowering", apply, f"the table has {len(rows)} tiles of {apply.instances}")
+        return
     found = sorted(row.row for row in rows)
     expected = [number for lo, hi in apply.tiles for number in range(lo, hi)]
     if found != expected:
@@ -112,8 +115,10 @@ def check_parts(
     listed = list(parts) if late else []
     waited: dict[int, int] = {}
     for part in listed:
-        waited |= waits_of(part)
-        if not 0 <= part.wait_lo <= part.wait_hi or any(late.get(key) != at for key, at in waits_of(part).items()):
+        is_range = 0 <= part.wait_lo <= part.wait_hi <= part.wait_lo + len(late)
+        waits = waits_of(part) if is_range else {}
+        waited |= waits
+        if not is_range or any(late.get(key) != at for key, at in waits.items()):
             said = f"part [{part.row}:{part.row_end}] waits until [{part.wait_lo}:{part.wait_hi}] are {part.wait_count}"
             findings.add("lowering", apply, f"{said}, against {sorted(late.items())[:8]}")
             return

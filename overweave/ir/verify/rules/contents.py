@@ -6,20 +6,20 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 from overweave.ir.schedule import Region
+from overweave.ir.verify.rules.happens_before import NONE
 from overweave.ir.verify.rules.values import Piece, Value, joined
+from overweave.ir.verify.verdict import Work
 
-MOST_STEPS = 10_000_000  # bands and fragments looked at, in one instance of a buffer
-
-
-class TooMuchWork(Exception):
-    """Regions overlap so often that following them would take minutes."""
+# Bands and fragments looked at: so many, and more for each region that is read or written.
+MOST_STEPS = 1_000_000
+MOST_STEPS_OF_A_REGION = 16
 
 
 class Fragment:
     """Rows `[r0, r1)`, columns `[c0, c1)`, and the value of its first element.
 
-    writer: position of the operation that wrote it last, None if it was given.     readers: who read that, as bits.
-    adders: who added to it in any order, and start: who must have been done before any of them, as bits.
+    writer: position of the operation that wrote it last, None if it was given.     readers: who read that, as a set.
+    adders: who added to it in any order, and start: who must have been done before any of them, as sets.
     """
 
     __slots__ = ("adders", "c0", "c1", "piece", "r0", "r1", "readers", "start", "writer")
@@ -29,7 +29,7 @@ class Fragment:
         self.c0, self.c1 = cols
         self.piece = piece
         self.writer = writer
-        self.readers = self.adders = self.start = 0
+        self.readers = self.adders = self.start = NONE
 
     def part(self, rows: tuple[int, int], cols: tuple[int, int]) -> Fragment:
         """A rectangle of it, with its writer and readers."""
@@ -51,22 +51,25 @@ class _Band:
 
 
 class Contents:
-    """Fragments in bands, by row: whole-row chunks are found by bisection, and so are column chunks within a band."""
+    """Fragments in bands, by row: whole-row chunks are found by bisection, and so are column chunks within a band.
 
-    def __init__(self) -> None:
-        self._tops: list[tuple[int, int]] = []  # (top, bottom) of each band
+    Bands stand with those of about their height, so that a tall one does not make many look near that are not.
+    """
+
+    def __init__(self, steps: Work) -> None:
+        self._steps = steps
+        self._tops: dict[int, list[tuple[int, int]]] = {}  # (top, bottom) of bands, by the bits of their height
         self._bands: dict[tuple[int, int], _Band] = {}
-        self._tallest = 0
-        self._steps = 0
 
     def overlapping(self, region: Region) -> list[Fragment]:
         """The fragments that share an element with the region."""
         (top, bottom), (left, right) = region.rows, region.cols
-        tops = self._tops
-        first = bisect_left(tops, (top - self._tallest + 1,)) if self._tallest else 0
-        last = bisect_left(tops, (bottom,))
+        near: list[tuple[int, int]] = []
+        for bits, tops in self._tops.items():
+            alike = tops[bisect_left(tops, (top - (1 << bits) + 1,)) : bisect_left(tops, (bottom,))]
+            near = sorted(near + alike) if near and alike else near or alike
         found: list[Fragment] = []
-        for rows in tops[first:last]:
+        for rows in near:
             if rows[1] > top:
                 band = self._bands[rows]
                 at = bisect_right(band.lefts, left) - 1
@@ -74,9 +77,7 @@ class Contents:
                     at += 1
                 end = bisect_left(band.lefts, right)
                 found += band.fragments[at:end]
-        self._steps += last - first + len(found)
-        if self._steps > MOST_STEPS:
-            raise TooMuchWork
+        self._steps.take(len(near) + len(found))
         return found
 
     def insert(self, fragment: Fragment) -> None:
@@ -85,16 +86,19 @@ class Contents:
         band = self._bands.get(rows)
         if band is None:
             band = self._bands[rows] = _Band()
-            insort(self._tops, rows)
-            self._tallest = max(self._tallest, fragment.r1 - fragment.r0)
+            insort(self._tops.setdefault((rows[1] - rows[0]).bit_length(), []), rows)
         at = bisect_left(band.lefts, fragment.c0)
         band.lefts.insert(at, fragment.c0)
         band.fragments.insert(at, fragment)
 
     def remove(self, fragment: Fragment) -> None:
-        band = self._bands[fragment.r0, fragment.r1]
+        rows = fragment.r0, fragment.r1
+        band = self._bands[rows]
         at = bisect_left(band.lefts, fragment.c0)
         del band.lefts[at], band.fragments[at]
+        if not band.lefts:
+            tops = self._tops[(rows[1] - rows[0]).bit_length()]
+            del self._bands[rows], tops[bisect_left(tops, rows)]
 
     def write(self, region: Region, value: Value, writer: int | None) -> None:
         """Writes a value to a region that nobody wrote."""

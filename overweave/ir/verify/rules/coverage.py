@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
+from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.schedule import (
     Apply,
     Clear,
@@ -28,10 +30,11 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.engines.scales import mismatch
-from overweave.ir.verify.rules.contents import Contents, Fragment, value_of
+from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
+from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
 from overweave.ir.verify.rules.goals import check_goal
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.rules.happens_before import Past
+from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
 from overweave.ir.verify.rules.races import report_read, report_update, report_write
 from overweave.ir.verify.rules.values import (
     ZERO,
@@ -48,7 +51,7 @@ from overweave.ir.verify.rules.values import (
     summed,
     unknown,
 )
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.verdict import Findings, Work
 
 GIVEN_BY = -1  # stands for the writer of what is given
 
@@ -78,9 +81,12 @@ class Follower:
     def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
         self.graph, self.past, self.findings = graph, past, findings
         self.contents: dict[tuple[str, int], Contents] = {}
-        # Region to its writers, as bits, and its value.
-        self.known: dict[Region, tuple[int, Value]] = {}
-        self.accumulated = _accumulated(graph)
+        regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
+        most = MOST_STEPS + MOST_STEPS_OF_A_REGION * regions
+        self.steps = Work(most, "its regions overlap too often")
+        # Region to the set of its writers, and its value.
+        self.known: dict[Region, tuple[Bits, Value]] = {}
+        self.accumulated = accumulated(graph)
 
     def take_given(self, schedule: Schedule) -> None:
         for given in schedule.given:
@@ -93,7 +99,7 @@ class Follower:
         instance = (region.buffer, region.rank)
         found = self.contents.get(instance)
         if found is None:
-            found = self.contents[instance] = Contents()
+            found = self.contents[instance] = Contents(self.steps)
         return found
 
     def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> Value:
@@ -107,8 +113,8 @@ class Follower:
             before = self.past.late.get(position, before)
         entry = self.known.get(region)
         if entry is None:
-            entry = self._look_up(region, 0 if is_replaced else self.past.bit[position])
-        if entry is not None and not entry[0] & ~before:
+            entry = self._look_up(region, NONE if is_replaced else self.past.bit(position))
+        if entry is not None and not lacks(before, entry[0]):
             return entry[1]
         report_read(self.graph, self.past, position, region, self.findings)
         return unknown(region.shape)
@@ -116,16 +122,16 @@ class Follower:
     def read_at_end(self, region: Region) -> Value:
         """What the region holds when the calls of its rank end."""
         end = self.past.ends[region.rank]
-        entry = self.known.get(region) or self._look_up(region, 0)
-        if entry is not None and not entry[0] & ~end:
+        entry = self.known.get(region) or self._look_up(region, NONE)
+        if entry is not None and not lacks(end, entry[0]):
             return entry[1]
         report_read(self.graph, self.past, None, region, self.findings)
         return unknown(region.shape)
 
-    def _look_up(self, region: Region, reader: int) -> tuple[int, Value] | None:
+    def _look_up(self, region: Region, reader: Bits) -> tuple[Bits, Value] | None:
         """(writers, value) of a region, or None if it is not covered. Remembers it where nothing accumulates."""
         if region.is_empty:
-            entry: tuple[int, Value] = (0, ())
+            entry: tuple[Bits, Value] = (NONE, ())
         else:
             accumulates = (region.buffer, region.rank) in self.accumulated
             contents = self.of(region)
@@ -136,19 +142,18 @@ class Follower:
             entry = (self._writers(fragments), value)
             if accumulates:
                 for fragment in fragments:
-                    fragment.readers |= reader
+                    fragment.readers = union((fragment.readers, reader))
                 return entry
         self.known[region] = entry
         return entry
 
-    def _writers(self, fragments: list[Fragment]) -> int:
+    def _writers(self, fragments: list[Fragment]) -> Bits:
         bit = self.past.bit
-        writers = 0
-        for fragment in fragments:
-            writers |= fragment.adders | fragment.start
-            if fragment.writer is not None:
-                writers |= bit[fragment.writer]
-        return writers
+        if len(fragments) == 1 and not fragments[0].start:
+            return NONE if fragments[0].writer is None else bit(fragments[0].writer)
+        wrote = (bit(fragment.writer) for fragment in fragments if fragment.writer is not None)
+        added = (one for fragment in fragments for one in (fragment.adders, fragment.start) if one)
+        return union(chain(wrote, added))
 
     def write(self, position: int, region: Region, value: Value) -> None:
         """The first and only write to a region, or the first before others add to it."""
@@ -161,7 +166,7 @@ class Follower:
             return
         contents.write(region, value, None if position == GIVEN_BY else position)
         if (region.buffer, region.rank) not in self.accumulated:
-            self.known[region] = (0 if position == GIVEN_BY else self.past.bit[position], value)
+            self.known[region] = (NONE if position == GIVEN_BY else self.past.bit(position), value)
 
     def update(self, position: int, region: Region, change: Callable[[Value], Value]) -> None:
         """Replaces what the region holds by `change` of it. All who touched it before must be in the past."""
@@ -173,10 +178,8 @@ class Follower:
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
-        touched = self._writers(fragments)
-        for fragment in fragments:
-            touched |= fragment.readers
-        if touched & ~self.past.before[position]:
+        touched = union((self._writers(fragments), *(fragment.readers for fragment in fragments)))
+        if lacks(self.past.before[position], touched):
             report_update(self.graph, self.past, position, region, touched, self.findings)
         new = self.attempt(position, region, lambda: change(old))
         for fragment in fragments:
@@ -187,24 +190,29 @@ class Follower:
         """Adds to what the region holds, beside others that do so in any order: all but these must be in the past."""
         if region.is_empty:
             return
-        contents, bit = self.of(region), self.past.bit
+        contents = self.of(region)
         fragments = contents.carve(region)
         old = value_of(fragments, region)
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
-        start, adders = 0, bit[position]
-        for fragment in fragments:
-            start |= fragment.readers | (fragment.start if fragment.adders else self._writers([fragment]))
-            adders |= fragment.adders
-        if start & ~self.past.before[position]:
+        first = (one.start if one.adders else self._writers([one]) for one in fragments)
+        start = union(chain(first, (one.readers for one in fragments)))
+        adders = union((self.past.bit(position), *(one.adders for one in fragments)))
+        if lacks(self.past.before[position], start):
             report_update(self.graph, self.past, position, region, start, self.findings)
+        self.note_operand(region, old)
         new = self.attempt(position, region, lambda: in_any_order(added(old, value)))
         for fragment in fragments:
             contents.remove(fragment)
         contents.write(region, new, position)
         for fragment in contents.carve(region):
             fragment.start, fragment.adders = start, adders
+
+    def note_operand(self, region: Region, value: Value) -> None:
+        """Remembers the buffer of what is added to, if that is a sum of several parts already."""
+        if any(len(piece.terms) > 1 for piece in value):
+            self.findings.added_to.add(region.buffer)
 
     def attempt(self, position: int, region: Region, compute: Callable[[], Value]) -> Value:
         """The value computed, or unknown and a refusal if operands do not fit."""
@@ -217,23 +225,28 @@ class Follower:
     def follow_collective(self, members: list[int]) -> None:
         """Every part reads its own sources; then every part writes its own destinations."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
+        of_sources, of_destinations = DEALT[parts[0].function]
         sources = [
-            [self.read(at, one, _is_in_place(part)) for one in part.sources]
+            dealt(tuple(self.read(at, one, is_in_place(part)) for one in part.sources), of_sources, len(parts))
             for at, part in zip(members, parts, strict=True)
         ]
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
+            arriving = [groups[index if of_sources else 0] for groups in sources]  # from each member, region by region
             if part.function in ("all_gather", "all_to_all"):
-                sent = 0 if part.function == "all_gather" else index
-                for source, destination in zip(sources, part.destinations, strict=True):
-                    self.write(position, destination, source[sent])
+                for values, landing in zip(
+                    arriving, dealt(part.destinations, of_destinations, len(parts)), strict=True
+                ):
+                    for value, destination in zip(values, landing, strict=True):
+                        self.write(position, destination, value)
                 continue
-            out = part.destinations[0]
-            operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
-            total = partial(self.sum, part, out, operands)
-            if _is_in_place(part):
-                self.update(position, out, _replacing(total))
-            else:
-                self.write(position, out, self.attempt(position, out, total))
+            for out, operands in zip(part.destinations, zip(*arriving, strict=True), strict=True):
+                if len(members) > 2:  # the library adds one rank's part after the other
+                    self.findings.added_to.add(out.buffer)
+                total = partial(self.sum, part, out, list(operands))
+                if is_in_place(part):
+                    self.update(position, out, _replacing(total))
+                else:
+                    self.write(position, out, self.attempt(position, out, total))
 
     def sum(self, operation: Compute | Reduce | Collective, out: Region, values: list[Value]) -> Value:
         """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
@@ -250,21 +263,6 @@ class Follower:
         return ended(total, (row + out.rows[0], col + out.cols[0]))
 
 
-def _accumulated(graph: Graph) -> set[tuple[str, int]]:
-    """The instances of buffers that some operation adds to."""
-    added_to: list[Region] = []
-    for operation in graph.operations:
-        if isinstance(operation, ReducePut):
-            added_to += operation.destinations
-        elif isinstance(operation, Compute) and operation.accumulate:
-            added_to += operation.out
-        elif isinstance(operation, Reduce) and operation.out in operation.operands:
-            added_to.append(operation.out)
-        elif isinstance(operation, Collective) and _is_in_place(operation):
-            added_to += operation.destinations
-    return {(region.buffer, region.rank) for region in added_to}
-
-
 def _has_place_for(goal: Goal, out: Region) -> bool:
     """Whether a result has the rows and columns of a region of its rank."""
     (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
@@ -272,12 +270,14 @@ def _has_place_for(goal: Goal, out: Region) -> bool:
     return whole.rank == out.rank and is_inside
 
 
-def _is_in_place(part: Collective) -> bool:
-    return part.function == "all_reduce" and part.sources == part.destinations
+def _appending(follower: Follower, region: Region, value: Value) -> Callable[[Value], Value]:
+    """For an update that adds to what was there before."""
 
+    def change(old: Value) -> Value:
+        follower.note_operand(region, old)
+        return added(old, value)
 
-def _appending(value: Value) -> Callable[[Value], Value]:
-    return lambda old: added(old, value)
+    return change
 
 
 def _replacing(total: Callable[[], Value]) -> Callable[[Value], Value]:
@@ -302,7 +302,7 @@ def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> No
         if move.unordered:
             follower.add(position, destination, value)
         else:
-            follower.update(position, destination, _appending(value))
+            follower.update(position, destination, _appending(follower, destination, value))
 
 
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
@@ -322,6 +322,8 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         result = unknown((height, width))
     if compute.addends:
         values = [follower.read(position, addend, is_late=True) for addend in compute.addends]
+        for addend, value in zip(compute.addends, values, strict=True):
+            follower.note_operand(addend, value)
         values.insert(compute.place, result)
         result = follower.attempt(position, compute.out[0], lambda: follower.sum(compute, compute.out[0], values))
     top = 0
@@ -330,7 +332,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         part = result if len(compute.out) == 1 else clipped(result, (top, top + rows), (0, width))
         top += rows
         if compute.accumulate:
-            follower.update(position, out, _appending(part))
+            follower.update(position, out, _appending(follower, out, part))
         else:
             follower.write(position, out, part)
     for copy in compute.copies:
@@ -342,13 +344,18 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
     if out.is_empty:
         return
     values = [None if operand == out else follower.read(position, operand) for operand in reduce.operands]
+
+    def total(old: Value = ()) -> Value:
+        known = [old if value is None else value for value in values]
+        if len(known) > 1:
+            for operand, value in zip(reduce.operands, known, strict=True):
+                follower.note_operand(operand, value)
+        return follower.sum(reduce, out, known)
+
     if None in values:
-        follower.update(
-            position, out, lambda old: follower.sum(reduce, out, [old if each is None else each for each in values])
-        )
+        follower.update(position, out, total)
     else:
-        known = [value for value in values if value is not None]
-        follower.write(position, out, follower.attempt(position, out, lambda: follower.sum(reduce, out, known)))
+        follower.write(position, out, follower.attempt(position, out, total))
 
 
 def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:

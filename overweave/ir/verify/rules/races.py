@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.ir.schedule import Apply, Compute, Operation, Region
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.rules.happens_before import Past
+from overweave.ir.verify.rules.happens_before import Bits, Past, without
 from overweave.ir.verify.verdict import Findings
 
 
@@ -14,13 +14,13 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
     who = "the caller" if reader is None else reader.name
     before = past.ends[region.rank] if position is None else _past_of_read(graph, past, position, region)
     writers = [at for at in _writers(graph, region) if at != position]
-    concurrent = [at for at in writers if not before & past.bit[at]]
+    concurrent = [at for at in writers if not past.has(before, at)]
     if not concurrent:
         what = "is given or written only in part" if writers else "nobody gives or writes it"
         findings.add("unwritten", reader, f"{who} needs {region}, but {what}", region)
         return
     writer = graph.operations[concurrent[0]]
-    if position is not None and past.before[concurrent[0]] & past.bit[position]:
+    if position is not None and past.has(past.before[concurrent[0]], position):
         said = f"reads what {writer.name} on rank {writer.rank} writes only after it"
         findings.add("stale_read", reader, said, region)
         return
@@ -28,7 +28,7 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
     findings.add("race", reader, f"{said}: {_missing_path(writer, reader)}", region)
 
 
-def _past_of_read(graph: Graph, past: Past, position: int, region: Region) -> int:
+def _past_of_read(graph: Graph, past: Past, position: int, region: Region) -> Bits:
     """What has completed when the operation reads the region: an addend is read late."""
     operation = graph.operations[position]
     is_late = isinstance(operation, Compute) and region in operation.addends
@@ -47,11 +47,11 @@ def report_write(graph: Graph, position: int, region: Region, other: int | None,
     findings.add("double_write", operation, said, region)
 
 
-def report_update(graph: Graph, past: Past, position: int, region: Region, touched: int, findings: Findings) -> None:
-    """Says which earlier access to `region` an accumulation is not ordered behind. `touched`: all of them, as bits."""
+def report_update(graph: Graph, past: Past, position: int, region: Region, touched: Bits, findings: Findings) -> None:
+    """Says which earlier access to `region` an accumulation is not ordered behind. `touched`: the set of them all."""
     operation = graph.operations[position]
-    concurrent = touched & ~past.before[position]
-    other = next(at for at, bit in enumerate(past.bit) if bit & concurrent)
+    concurrent = without(touched, past.before[position])
+    other = next(at for at in range(len(graph.operations)) if past.has(concurrent, at))
     if other == position:
         findings.add("race", operation, "its own tiles read what others of its tiles add to", region)
         return

@@ -50,7 +50,7 @@ def _check_echoes(schedule: Schedule, past: Past, findings: Findings) -> None:
     if schedule.credits:
         findings.add("reuse", None, "it takes credits, but says that it reuses by echoes, without a head of the call")
     for rank, heard in enumerate(past.ends if schedule.operations else ()):
-        silent = [peer for peer in range(schedule.world_size) if peer != rank and not heard >> peer & 1]
+        silent = [peer for peer in range(schedule.world_size) if peer != rank and not past.ranks(heard) >> peer & 1]
         if silent:
             said = f"the call ends on rank {rank} without an operation of rank {silent[0]} before that"
             findings.add("reuse", None, f"{said}, so the next call but one may overwrite what that rank still reads")
@@ -127,6 +127,6 @@ def _check_callers_memory(graph: Graph, past: Past, position: int, region: Regio
     if not past.ranks_before(position) >> owner & 1:
         said = f"no operation of rank {owner} comes before it, so the call there may not have begun"
         findings.add("caller_memory", operation, said, region)
-    elif not past.ends[owner] & past.bit[position]:
+    elif not past.has(past.ends[owner], position):
         said = f"no operation of rank {owner} comes after it, so the call there may have returned"
         findings.add("caller_memory", operation, said, region)

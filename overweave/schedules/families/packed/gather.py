@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from overweave.ir.promise import GATHERED_OUT
 from overweave.ir.schedule import ECHOES, Buffer, Copy, Given, Goal, Notify, Operation, Put, Queue, SignalPad, Wait
 from overweave.schedules.communication import (
     ARRIVED,
@@ -25,7 +26,6 @@ from overweave.schedules.communication import (
     region,
     used,
 )
-from overweave.schedules.moves.gather import GATHERED_OUT
 
 MESSAGES = "messages"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Engine, Plan
 from overweave.ir.schedule import Operation
 
@@ -21,11 +22,12 @@ def launch_order(plan: Plan, rank: int) -> tuple[Action, ...]:
 
     A stream wait that is enqueued ahead of what satisfies it can block the hardware queue they share (it depends on
     CUDA_DEVICE_MAX_CONNECTIONS), so a copy that waits for own results follows their launch, and so does what is
-    queued behind it. Copies that nothing comes between are one launch.
+    queued behind it; the same holds for library calls on a stream of their own. Copies that nothing comes between are
+    one launch.
     """
     operations = list(plan.schedule.of_rank(rank))
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
-    launched_at = _launch_positions(operations, engines)
+    launched_at = _launch_positions(operations, engines, queues_beside(plan))
     ordered = sorted(zip(launched_at, range(len(operations)), strict=True))
     actions: list[Action] = []
     for _, index in ordered:
@@ -39,7 +41,9 @@ def launch_order(plan: Plan, rank: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _launch_positions(operations: list[Operation], engines: dict[str, Engine]) -> list[tuple[int, int]]:
+def _launch_positions(
+    operations: list[Operation], engines: dict[str, Engine], beside: frozenset[str]
+) -> list[tuple[int, int]]:
     """Where each operation is launched: (position, 1 if behind what is launched there)."""
     first_of_queue: dict[str, int] = {}
     producers: dict[tuple[str, int], int] = {}
@@ -53,8 +57,8 @@ def _launch_positions(operations: list[Operation], engines: dict[str, Engine]) -
     positions: list[tuple[int, int]] = []
     behind: dict[str, tuple[int, int]] = {}
     for position, operation in enumerate(operations):
-        if engines[operation.queue] != COPY_ENGINE:
-            is_kernel = engines[operation.queue] != LIBRARY
+        is_kernel = engines[operation.queue] not in (LIBRARY, COPY_ENGINE)
+        if is_kernel or operation.queue not in beside:
             positions.append((first_of_queue[operation.queue] if is_kernel else position, 0))
             continue
         waited = [(wait.pad, signal) for wait in operation.all_waits for signal in range(*wait.signals)]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from overweave import Reduction
+from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
-from overweave.ir.verify.rules.happens_before import past_of
+from overweave.ir.verify.rules.happens_before import NONE, past_of, union
 from overweave.ir.verify.verdict import Findings
-from overweave.ir.waits_without_deadline import unheard
 from overweave.ops.author.compile import compile
 from overweave.schedules.catalog import catalog
 from tests.runtime.gpu.test_bind_compiled import BLOCKS, K, M, N, by_hand
@@ -59,17 +59,17 @@ def check_unheard(plan: Plan) -> None:
     past = past_of(graph, order)
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
     for rank, positions in enumerate(graph.of_rank):
-        before = 0
+        before = NONE
         for at in positions:
             if engines[graph.operations[at].queue] != COPY_ENGINE:
-                before |= past.before[at] | past.late.get(at, 0)
+                before = union((before, past.before[at], past.late.get(at, NONE)))
         missed = set()
         for at in positions:
             operation = graph.operations[at]
             for wait in operation.all_waits if engines[operation.queue] == COPY_ENGINE else ():
                 keys = {graph.key(wait.pad, rank, signal) for signal in range(*wait.signals)}
                 makers = [maker for maker, told in enumerate(graph.notified) if keys & set(told)]
-                if any(graph.operations[one].rank != rank and not past.bit[one] & before for one in makers):
+                if any(graph.operations[one].rank != rank and not past.has(before, one) for one in makers):
                     missed.add(wait)
         assert set(unheard(plan, rank)) == missed
 

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
+from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
 from overweave.ir.problem import Problem
-from overweave.runtime.gpu.order import Action, launch_order
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
 from overweave.ir.schedule import Operation, Wait
 
 Signal = tuple[str, int]  # pad and number, on the rank that waits
@@ -12,25 +13,31 @@ Signal = tuple[str, int]  # pad and number, on the rank that waits
 
 def unheard(plan: Plan, rank: int) -> tuple[Wait, ...]:
     """What streams beside the caller's wait for, from peers, and no kernel of this rank hears of."""
-    engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
+    beside = streams_that_wait(plan)
     own = list(plan.schedule.of_rank(rank))
     made_here = {signal for operation in own for signal in _told(operation, rank)}
-    heard = _heard(plan, rank, {name for name, engine in engines.items() if engine == COPY_ENGINE})
+    heard = _heard(plan, rank, beside)
     missed = (
         wait
         for operation in own
-        if engines[operation.queue] == COPY_ENGINE
+        if operation.queue in beside
         for wait in operation.all_waits
         if not set(_awaited((wait,))) <= heard | made_here
     )
     return tuple(dict.fromkeys(missed))
 
 
-def _heard(plan: Plan, rank: int, beside: set[str]) -> set[Signal]:
+def streams_that_wait(plan: Plan) -> frozenset[str]:
+    """The queues whose streams wait for signals by themselves: those beside the caller's that run no kernel of ours."""
+    engines = {one.queue: one.engine for one in plan.realization.engines}
+    return frozenset(name for name in queues_beside(plan) if engines[name] in (COPY_ENGINE, LIBRARY))
+
+
+def _heard(plan: Plan, rank: int, beside: frozenset[str]) -> set[Signal]:
     """The signals that have come when all kernels of a rank have had theirs.
 
-    beside: queues of copy engines. What one of them has done in order has come in order, and it has had what it waited
-    for before.
+    beside: queues whose streams wait by themselves. What one of them has done in order has come in order, and it has
+    had what it waited for before.
     """
     in_order: dict[tuple[int, str], list[Operation]] = {}
     for operation in plan.schedule.operations:

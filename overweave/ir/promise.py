@@ -1,0 +1,62 @@
+"""What a Problem gives and what it owes: the logical values of the caller's tensors, as the operator's record says.
+
+A schedule states Given and Goal of its own. `ir/verify` holds them against these, so that no plan assumes more, or
+promises less, than its Problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from overweave.ir.dtype import Dtype
+from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
+from overweave.ir.plan import numbered
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Range
+from overweave.ir.tensors import FACTORS, product, scale_of
+
+GATHERED_OUT = "gathered_out"  # the output that the gathered operand is returned in
+
+
+class Holding(Struct, frozen=True):
+    """Element `[i, j]` of a rank's tensor `buffer` is element `[at[0] + i, at[1] + j]` of the logical `tensor`.
+
+    shape: rows and columns that the rank has. reduced: the range that an element is summed over, or None of an element
+    that is moved and not computed.
+    """
+
+    buffer: str
+    rank: int
+    shape: tuple[int, int]
+    dtype: Dtype
+    tensor: str
+    at: tuple[int, int]
+    reduced: Range | None = None
+
+
+def given_to(problem: Problem, rank: int) -> Iterator[Holding]:
+    """What a rank's operands hold when a call begins."""
+    record, (a, b), dtype = problem.record, FACTORS, problem.dtype
+    rows, at = problem.operand_rows(rank), problem.start(record.x, rank)
+    yield Holding(record.x.name, rank, (rows, problem.k), dtype, a, at)
+    if problem.epilogue.scaling == "rows":
+        yield Holding(SCALE_X, rank, (rows, 1), SCALE_DTYPE, scale_of(a), at)
+    row, col = problem.start(record.w, rank)
+    for index, cols in enumerate(problem.widths):
+        yield Holding(numbered(record.w.name, index), rank, (problem.k, cols), dtype, b, (row, col))
+        col += cols
+
+
+def owed_by(problem: Problem, rank: int) -> Iterator[Holding]:
+    """What a rank's results hold when a call ends, but for what the epilogue and the norm make of sums."""
+    record, rows = problem.record, problem.result_rows(rank)
+    reduced = (0, problem.k * record.parts(problem.world_size).get("k", 1))
+    row, col = (0, 0) if record.y.ownership == "gathered" else problem.start(record.y, rank)
+    for index, cols in enumerate(problem.widths):
+        name, made = numbered(record.y.name, index), product(*FACTORS)
+        yield Holding(name, rank, (rows, cols), problem.result_dtype, made, (row, col), reduced)
+        col += cols
+    if problem.returns_gathered:
+        yield Holding(GATHERED_OUT, rank, (problem.m, problem.k), problem.dtype, FACTORS[0], (0, 0))
