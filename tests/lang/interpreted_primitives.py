@@ -27,7 +27,6 @@ from overweave.ops.author.tile_program import SymmetricBuffer, TileCall, TilePro
 from overweave.ops.workspace import reset  # noqa: E402
 from overweave.runtime.host.processes import RanksFailed, run_ranks  # noqa: E402
 from tests.lang import primitive_kernels as kernels  # noqa: E402
-from tests.lang.tile_programs import Gathered, Pushed  # noqa: E402
 
 ROWS, COLS = 22, 12
 NOTHING, DROPPED, WRONG_TILE, NO_TILE = range(4)
@@ -223,26 +222,6 @@ def copy(is_push: bool, is_told: bool = True) -> None:
             grid = consumed.count
             call.launch(kernels.arrived_kernel, grid, call.channel("gathered"), call.tensor("whole"), out, COLS)
         assert torch.equal(out, matrix(turn))
-
-
-def written(make: Callable[[int], Gathered | Pushed]) -> None:
-    """A program that is proven on paper (tests/ops/author/test_tile_schedule.py), run."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    sketch = make(ranks)
-    program = TileProgram(sketch.declared.buffers, sketch.declared.channels)
-    own = slice(*Tiles(ROWS, COLS, -(-ROWS // ranks), 16, ranks).rows_of(rank))
-    for turn in range(3):
-        out, whole = nan(), nan()
-        whole[own] = matrix(turn)[own]
-        with program.call() as call:
-            sketch.write(call, x=whole if make is Pushed else whole[own], out=out)
-        assert torch.equal(out, matrix(turn))
-
-
-@pytest.mark.parametrize("make", [Gathered, Pushed])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_programs_that_are_proven_on_paper_run(ranks: int, make: Callable[[int], Gathered | Pushed]):
-    run_ranks(written, ranks, make)
 
 
 @pytest.mark.parametrize("is_push", [False, True])
