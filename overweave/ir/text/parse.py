@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import MsgspecError, convert
 
 from overweave.errors import ScheduleFileError
-from overweave.ir.schedule import Schedule
+from overweave.ir.schedule import Operation, Schedule
 
 VERSION = 1
 MAX_BYTES = 32 * 2**20
@@ -54,7 +54,10 @@ def _line(line: str, rank: int | None, parts: _Parts) -> int | None:
     if match := _RANK.fullmatch(line):
         return int(match[1])
     if line.startswith(" ") and rank is not None and words:
-        parts["operations"].append({"rank": rank, **_operation(words)})
+        try:
+            parts["operations"].append(convert({"rank": rank, **_operation(words)}, Operation))
+        except MsgspecError as error:
+            raise _Refused(str(error)) from None
     elif words:
         _section(words, line, parts)
     return rank

@@ -130,9 +130,8 @@ class HostCall:
 
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
-            ends = _start_collective(
-                operation, part_of(self.group, operation.ranks), lambda parts: self._permuted.stretch(parts, self.view)
-            )
+            group = part_of(self.group, operation.ranks)
+            ends = _start_collective(operation, group, lambda parts: self._permuted.stretch(parts, self.view))
         except RuntimeError as error:
             raise self.workspace.board.blame(error, operation.name) from error
 

@@ -1,8 +1,10 @@
 """From a list of moves to an all-to-all of row blocks, before a kernel that reads them or behind one that writes them.
 
-Block p of rank s becomes block s of rank p (all_to_all.py): a chunk names rows as their sender has them, and lands
-where its block does. Nothing is passed on: a move waits for tiles that write it, and for what it is to come after.
-What the library carries does so on the caller's stream: tiles begin when it has ended, or it when they have.
+A tensor `[rows, cols]` has one block for each rank, all equally long, and block p of rank s becomes block s of rank p.
+What rank p holds afterwards is a tensor of its own, called `a.p`. A chunk names rows as their sender has them, and
+lands where its block does. Nothing is passed on: a move waits for tiles that write it, and for what it is to come
+after. What the library carries does so on the caller's stream: tiles begin when it has ended, or it when they have.
+Where the library carries everything, it carries the own block too, straight to where that is read.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.ir.schedule import Collective as LibraryCollective
+from overweave.ir.shards import shard_rows
 from overweave.ir.tensors import received
 from overweave.schedules.communication import (
     ARRIVED,
@@ -47,11 +50,29 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
-from overweave.schedules.families.all_to_all import LANDED, OWN
 from overweave.schedules.moves import moves as chunks
 from overweave.schedules.moves.back_ends import ENGINE, PUSHES, REGISTERS, check_told, move_obstacle, queue_of
+from overweave.schedules.moves.gather_templates import Mesh
 from overweave.schedules.moves.moves import AllToAll, Box, earlier
 from overweave.schedules.moves.signal_numbers import TOLD, Event, SignalNumbers
+
+OWN, LANDED = "own", "landed"  # buffers: what tiles write, and what peers bring
+
+
+def all_to_all_moves(mesh: Mesh, sends: bool, by_library: bool) -> AllToAll:
+    """The moves of the templates: in step s every rank serves the peer at distance s, or the library carries all."""
+    moves: tuple[chunks.Put | chunks.Collective, ...]
+    if by_library:
+        blocks = tuple(chunks.Chunk(shard_rows(mesh.rows, mesh.world_size, rank)) for rank in range(mesh.world_size))
+        moves = (chunks.Collective(blocks),) if mesh.world_size > 1 and mesh.rows else ()
+    else:
+        served = (turn if sends else (turn[1], turn[0], turn[2]) for turn in mesh.turns())
+        moves = tuple(
+            chunks.Put(rank, peer, chunk, mesh.lane(rank, peer), mover=mesh.mover)
+            for rank, peer, piece in served
+            for chunk in mesh.piece(peer, piece)
+        )
+    return AllToAll(mesh.world_size, moves, sends, mesh.copy_programs)
 
 
 def chunked_all_to_all(written: AllToAll, rows: int, cols: int) -> Communication:
@@ -109,6 +130,7 @@ class _Exchange:
         listed = list(enumerate(written.moves))
         self.moves = [self._move(at, put) for at, put in listed if isinstance(put, chunks.Put)]
         self.together = [self._at_once(at, one) for at, one in listed if isinstance(one, chunks.Collective)]
+        self.is_all_by_library = self.size > 1 and bool(self.together) and not self.moves
         self._check_cover()
         self.has_lanes = len({one.put.lane for one in self.moves if one.put.mover == ENGINE}) > 1
         self.written, self.places = written, written.places()
@@ -126,7 +148,7 @@ class _Exchange:
             own, landed = Buffer(OWN, self.rows, self.cols, "local"), Buffer(LANDED, self.rows, self.cols, "symmetric")
             return own, landed, Buffer(Y, self.rows, self.cols, "output")
         x = Buffer(X, self.rows, self.cols, "input")
-        return x, Buffer(GATHERED, self.rows, self.cols, "symmetric")
+        return x, Buffer(GATHERED, self.rows, self.cols, "local" if self.is_all_by_library else "symmetric")
 
     def given(self, rank: int) -> Iterator[Given]:
         for to in range(self.size) if not self.sends else ():
@@ -140,9 +162,10 @@ class _Exchange:
     def read(self, rank: int) -> Iterator[Operation | Chunk]:
         """A rank's pushes of what the caller has, then the rows that its tiles read, as they arrive."""
         yield from self._moves(rank, X, GATHERED)
-        own, x = self._own(rank), Buffer(X, self.rows, self.cols, "input")
-        yield Chunk(name=f"read.{rank}.own", rank=rank, rows=own, region=region(x, rank, own))
-        gathered = Buffer(GATHERED, self.rows, self.cols, "symmetric")
+        x, gathered = self.buffers
+        if not self.is_all_by_library:
+            own = self._own(rank)
+            yield Chunk(name=f"read.{rank}.own", rank=rank, rows=own, region=region(x, rank, own))
         for rows, waits in self.parts[rank]:
             part = region(gathered, rank, rows)
             yield Chunk(name=f"read.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, waits=waits)
@@ -154,6 +177,9 @@ class _Exchange:
             notifies = self.numbers.notifies(("tiles", rank, hole))
             part = region(own, rank, rows)
             yield Chunk(name=f"write.{rank}.{rows[0]}", rank=rank, rows=rows, region=part, notifies=notifies)
+        if self.is_all_by_library:
+            yield from self._moves(rank, OWN, Y)
+            return
         kept = self._own(rank)
         yield Chunk(name=f"write.{rank}.own", rank=rank, rows=kept, region=region(own, rank, kept))
         yield from self._moves(rank, OWN, LANDED)
@@ -221,9 +247,9 @@ class _Exchange:
         return sorted((pair for pair in found if first[pair] >= 0), key=lambda pair: first[pair])
 
     def _parts(self, rank: int) -> Iterator[tuple[Range, tuple[Wait, ...]]]:
-        """What arrives, with what is to be waited for: behind tiles all at once; before them as it comes."""
+        """What arrives, with its waits: behind tiles, or where the library carries all, at once; else as it comes."""
         mine = [one for one in self.moves if one.put.peer == rank]
-        if self.sends:
+        if self.sends or self.is_all_by_library:
             yield (0, self.rows), self.numbers.waits(self._arrivals(mine, are_ordered=True))
             return
         self.numbers.waits(self._arrivals(sorted(mine, key=lambda one: (one.lands, one.box.cols)), are_ordered=False))
@@ -280,13 +306,14 @@ class _Exchange:
             )
 
     def _sent_by(self, one: _Together, rank: int) -> list[Range]:
-        """The rows that a rank gives the library for each: nothing for itself."""
-        return [(rows[0], rows[0]) if to == rank else rows for to, rows in enumerate(one.rows)]
+        """The rows that a rank gives the library for each: something for itself only where the library carries all."""
+        whole = self.is_all_by_library
+        return [rows if to != rank or whole else (rows[0], rows[0]) for to, rows in enumerate(one.rows)]
 
     def _landing(self, one: _Together, rank: int) -> list[Range]:
         """Where what the library brings from each lands."""
         lo, hi = one.rows[rank]
-        ends = ((lo, lo) if by == rank else (lo, hi) for by in range(self.size))
+        ends = ((lo, hi if by != rank or self.is_all_by_library else lo) for by in range(self.size))
         return [shifted(rows, (by - rank) * self.block) for by, rows in enumerate(ends)]
 
     def _collective(self, one: _Together, rank: int, source: str, target: str) -> LibraryCollective:

@@ -36,13 +36,12 @@ from overweave.schedules.communication import (
     Y,
 )
 from overweave.schedules.families.all_reduce import all_reduce
-from overweave.schedules.families.all_to_all import receive, send
 from overweave.schedules.families.behind_tiles import carried_behind_tiles, in_parts
 from overweave.schedules.families.beside_tiles import carried_by_tiles, slice_rows
 from overweave.schedules.families.reduce_scatter import reduce_scatter
 from overweave.schedules.families.reduced import Summing
 from overweave.schedules.families.stored_at_peers import stored_at_peers
-from overweave.schedules.moves.all_to_all import chunked_all_to_all
+from overweave.schedules.moves.all_to_all import all_to_all_moves, chunked_all_to_all
 from overweave.schedules.moves.back_ends import PUSHES, check_mover
 from overweave.schedules.moves.gather import chunked_gather
 from overweave.schedules.moves.gather_templates import gather_moves
@@ -62,7 +61,6 @@ from overweave.schedules.weave.transports import (
     options_of,
     transport_of,
 )
-from overweave.schedules.weave.without_gaps import without_gaps
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 CHUNKED = ("mesh", "ring", "double_ring", "islands")  # reductions as lists of moves
@@ -121,11 +119,14 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
     mesh = mesh_of(split, operand.cols, settings)
-    if transport.side == GATHER and not transport.direction:
+    if transport.direction:
+        written = all_to_all_moves(mesh, transport.side != GATHER, by_library=not transport.is_woven)
+        return _written(operand, written, transport, space.tile_count)
+    if transport.side == GATHER:
         return _written(operand, gather_moves(transport.method, mesh), transport, space.tile_count)
     if transport.side == SCATTER and transport.method in CHUNKED:
-        written = reduction_moves(transport.method, mesh, transport.gathers_sums)
-        return _written(operand, written, transport, space.tile_count)
+        reduction = reduction_moves(transport.method, mesh, transport.gathers_sums)
+        return _written(operand, reduction, transport, space.tile_count)
     return Exchange(
         operand=operand,
         method=transport.method,
@@ -204,13 +205,7 @@ def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
 
 
 def _communication(split: Split, operand: Operand, transport: Transport, settings: Settings) -> Communication:
-    name, ranks = operand.tensor, range(split.world_size)
-    if transport.direction:
-        template = receive if transport.direction == "receive" else send
-        made = template(split, operand.cols, by_library=not transport.is_woven)
-        made = without_gaps(made) if transport.side == GATHER else made
-        tensors = {received(A, rank): received(name, rank) for rank in ranks}
-        return renamed(made, name, {X: name, Y: name}, tensors)
+    name = operand.tensor
     if transport.side == SPREAD:
         whole = replace(split, rows=split.world_size * split.rows)
         made = spread(whole, operand.cols, by_library=not transport.is_woven)

@@ -33,7 +33,7 @@ from overweave.schedules.communication import (
     shifted,
     used,
 )
-from overweave.schedules.families.all_to_all import OWN
+from overweave.schedules.moves.all_to_all import OWN
 
 
 class _Spread(Struct, frozen=True):

@@ -36,7 +36,7 @@ from overweave.ir.verify.verdict import Findings
 
 MOST_RANKS = 1024
 MOST_OPERATIONS = 1 << 17
-MOST_REGIONS = 1 << 20
+MOST_REGIONS = 1 << 21
 MOST_BOUNDARIES = 1 << 20  # of kernels: an operation for each queue that its own is after
 
 

@@ -145,11 +145,14 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
     of_sources, of_destinations = DEALT[some.function]
     sources = {rank: dealt(part.sources, of_sources, len(parts)) for rank, part in parts.items()}
     destinations = {rank: dealt(part.destinations, of_destinations, len(parts)) for rank, part in parts.items()}
+    order = {rank: at for at, rank in enumerate(some.ranks)}
+    is_dealt = of_sources or of_destinations
     for rank, part in parts.items():
-        mine = some.ranks.index(rank)
+        mine = order[rank]
         for at, peer in enumerate(some.ranks):
+            if not is_dealt and some.rank not in (rank, peer):
+                continue  # what fits the same part's ends fits each other
             source = sources[peer][mine if of_sources else 0]
             destination = destinations[rank][at if of_destinations else 0]
             check_pair(buffers, part, (source, destination), findings)
-    order = {rank: at for at, rank in enumerate(some.ranks)}
     positions.sort(key=lambda position: order[graph.operations[position].rank])
