@@ -10,7 +10,7 @@ from overweave.errors import InputError
 
 _C = torch._C
 _PROXY = _C._TorchDispatchModeKey.PROXY
-_PRE_DISPATCH = _C.DispatchKey.PreDispatch
+PRE_DISPATCH = _C.DispatchKey.PreDispatch
 _OF_THE_CALLER = 5  # frames up: from here through `call` and the operator
 _CASTS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -31,7 +31,7 @@ def check_untraced(name: str) -> None:
 
 
 def _is_traced() -> bool:
-    if _C._get_tracing_state() is not None or _C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH):
+    if _C._get_tracing_state() is not None or _C._dispatch_tls_is_dispatch_key_included(PRE_DISPATCH):
         return True
     return _C._len_torch_dispatch_stack() > 0 and _C._get_dispatch_mode(_PROXY) is not None
 
