@@ -59,17 +59,20 @@ class ScheduleFileError(ScheduleError):
 class ScheduleRefused(ScheduleError):
     """`verify` found a deadlock, a race, a gap or a limit that is exceeded. `refusals` lists every reason."""
 
+    how = "Mend the schedule; `overweave verify FILE` lists all reasons"
+
     def __init__(self, name: str, refusals: tuple[object, ...]) -> None:
         self.name = name
         self.refusals = refusals
         shown = "; ".join(str(refusal) for refusal in refusals[:5])
         more = f" (and {len(refusals) - 5} more)" if len(refusals) > 5 else ""
-        cure = "Mend the schedule; `overweave verify FILE` lists all reasons"
-        super().__init__(f"verify {name}", f"{shown}{more}", cure)
+        super().__init__(f"verify {name}", f"{shown}{more}", self.how)
 
 
 class ScheduleUndecided(ScheduleRefused):
     """`verify` gave up before it could tell: the schedule is too large. It does not run either."""
+
+    how = "Make it smaller"
 
 
 class MachineError(OverweaveError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import tempfile
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = mark.args[0] if mark.args else 1
         if gpus() < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPUs, found {gpus()}"))
+
+
+def pytest_collection_finish() -> None:
+    """What importing all tests has made stays to the end: no later collection of garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

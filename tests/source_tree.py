@@ -36,6 +36,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    """Every node of a module's tree."""
+    return tuple(ast.walk(tree(modules()[module])))
+
+
 def room(module: str) -> str:
     """`overweave.ir.plan` -> `ir`; the package itself -> ``."""
     return module.split(".")[1] if "." in module else ""

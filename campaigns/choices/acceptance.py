@@ -21,12 +21,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from campaigns.choices import cold_choice
+from campaigns.verdict import Verdict
 from overweave.errors import InputError
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
@@ -120,19 +122,10 @@ class Row(Struct, frozen=True):
         return None if self.rows.is_replayed or self.ours is None else self.ours.host_us
 
 
-class Verdict(Struct, frozen=True):
-    """A promise, what was found, and whether it holds; None: told only."""
-
-    promise: str
-    found: str
-    holds: bool | None
-
-    def __str__(self) -> str:
-        word = "told" if self.holds is None else "PASS" if self.holds else "FAIL"
-        return f"{word}  {self.promise}: {self.found}"
-
-
 Value = Callable[[Row], float | None]
+EFFICIENCY, BEHIND, HOST = (attrgetter(name) for name in ("efficiency", "behind_ceiling_us", "eager_host_us"))
+AGAINST_LIBRARY: Value = lambda row: row.speedup(SEQUENTIAL)  # noqa: E731
+AGAINST_BEST: Value = lambda row: None if row.against_best is None else row.against_best.value  # noqa: E731
 
 
 class Bound(Struct, frozen=True):
@@ -185,9 +178,14 @@ def of_gather(what: str, rows: list[Row]) -> list[Verdict]:
     over_ceiling: Value = lambda row: row.over(CEILING)  # noqa: E731
     return [
         *bounded(f"{what}, mlp: times the ceiling", mlp, over_ceiling, Bound(mean=1.03, each=1.05)),
-        *bounded(f"{what}, mlp: overlap efficiency", mlp, _efficiency, Bound(mean=0.88, each=0.8, is_least=True)),
+        *bounded(f"{what}, mlp: overlap efficiency", mlp, EFFICIENCY, Bound(mean=0.88, each=0.8, is_least=True)),
         *bounded(f"{what}, other shapes of 4,096 rows on: times the ceiling", large, over_ceiling, Bound(mean=1.04)),
-        *bounded(f"{what}, fewer rows: us beyond the ceiling", small, _behind, Bound(each=BEHIND_CEILING_US)),
+        *bounded(
+            f"{what}, fewer rows: us beyond the ceiling",
+            small,
+            attrgetter("behind_ceiling_us"),
+            Bound(each=BEHIND_CEILING_US),
+        ),
         *_link_bound(what, rows, 1.12),
     ]
 
@@ -195,7 +193,7 @@ def of_gather(what: str, rows: list[Row]) -> list[Verdict]:
 def of_scatter(what: str, rows: list[Row]) -> list[Verdict]:
     least = Bound(mean=0.83, each=0.75, is_least=True)
     mlp = [row for row in rows if row.is_mlp]
-    return bounded(f"{what}, mlp: overlap efficiency", mlp, _efficiency, least) + _link_bound(what, rows, 1.25)
+    return bounded(f"{what}, mlp: overlap efficiency", mlp, EFFICIENCY, least) + _link_bound(what, rows, 1.25)
 
 
 def of_sharded(what: str, rows: list[Row]) -> list[Verdict]:
@@ -214,8 +212,8 @@ def of_reduce(what: str, rows: list[Row]) -> list[Verdict]:
     few = [row for row in layers if row.case.m <= 256]
     at_many, at_few = (Bound(mean, is_least=True, is_geometric=True) for mean in (1.4, 1.15))
     return [
-        *bounded(f"{what}, 1,024 to 8,192 tokens: against NCCL + cuBLAS", many, _against_library, at_many),
-        *bounded(f"{what}, 1 to 256 tokens: against the best of NCCL and torch", few, _against_best, at_few),
+        *bounded(f"{what}, 1,024 to 8,192 tokens: against NCCL + cuBLAS", many, AGAINST_LIBRARY, at_many),
+        *bounded(f"{what}, 1 to 256 tokens: against the best of NCCL and torch", few, AGAINST_BEST, at_few),
     ]
 
 
@@ -231,9 +229,9 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         lines = {GATHER: (of_gather, of_sharded), SCATTER: (of_scatter, of_sharded), REDUCE: (of_reduce,)}
         promised = [verdict for line in lines.get(operator, ()) for verdict in line(what, own)]
         promised += as_repeated(what, own)
-        promised += bounded(f"{what}: us of the host for an eager call", own, _host, Bound(each=HOST_US))
+        promised += bounded(f"{what}: us of the host for an eager call", own, HOST, Bound(each=HOST_US))
         judged = ranks == JUDGED_RANKS and dtype == "bf16"
-        found += promised if judged else [msgspec.structs.replace(verdict, holds=None) for verdict in promised]
+        found += promised if judged else [verdict._replace(holds=None) for verdict in promised]
     return (found + of_fp8(rows)) or [Verdict("rows to judge", "none", False)]
 
 
@@ -316,26 +314,6 @@ def _link_bound(what: str, rows: list[Row], most: float) -> list[Verdict]:
     promise = f"{what}, where the link is the bound: times communication alone"
     bound = [row for row in rows if row.is_link_bound]
     return bounded(promise, bound, lambda row: row.over(COMMUNICATION, COPIES), Bound(each=most))
-
-
-def _efficiency(row: Row) -> float | None:
-    return row.efficiency
-
-
-def _behind(row: Row) -> float | None:
-    return row.behind_ceiling_us
-
-
-def _host(row: Row) -> float | None:
-    return row.eager_host_us
-
-
-def _against_library(row: Row) -> float | None:
-    return row.speedup(SEQUENTIAL)
-
-
-def _against_best(row: Row) -> float | None:
-    return None if row.against_best is None else row.against_best.value
 
 
 def main(arguments: list[str] | None = None) -> int:

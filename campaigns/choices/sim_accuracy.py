@@ -23,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from campaigns.choices.measured_rows import Measured, read
+from campaigns.verdict import Verdict
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.schedules.catalog.catalog import build
@@ -73,14 +74,6 @@ class Row(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         run, case = self.where
         return f"{run} {case}"
-
-
-class Verdict(Struct, frozen=True):
-    """One of the claims, what was found, and whether it holds."""
-
-    claim: str
-    found: str
-    holds: bool
 
 
 def verdicts(rows: list[Row]) -> list[Verdict]:
@@ -193,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     _print(rows)
     found = verdicts(rows)
     for verdict in found:
-        print(f"{'pass' if verdict.holds else 'FAIL'}  {verdict.claim}: {verdict.found}")
+        print(f"{'pass' if verdict.holds else 'FAIL'}  {verdict.promise}: {verdict.found}")
     return int(not all(verdict.holds for verdict in found))
 
 

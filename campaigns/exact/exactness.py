@@ -23,39 +23,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, BY_ENGINES, OPERATORS, Named
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, resolve
+from overweave.ops.reference import PlainCollectives
 from overweave.runtime.host.host import Depth, run_on_host
 from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import method_of
 
-ALL_GATHER = "all_gather_matmul"
-ALL_REDUCE = "matmul_all_reduce"
-OPERATORS = (ALL_GATHER, "matmul_reduce_scatter", ALL_REDUCE)
 MOVERS = ("copy_engine", "copy_kernel")
-_SCATTER, _TWO_SHOT = "matmul_reduce_scatter.scatter", f"{ALL_REDUCE}.two_shot"
-LONG_RUNS: tuple[tuple[str, dict[str, int | str]], ...] = (
-    (f"{ALL_GATHER}.push", {"pieces": 2}),
-    (f"{ALL_GATHER}.push", {"pieces": 2, "mover": "copy_kernel"}),
-    (_SCATTER, {"pieces": 2}),
-    (_SCATTER, {"pieces": 2, "mover": "copy_kernel"}),
-    (_SCATTER, {"pieces": 2, "sums": "epilogue"}),
-    ("matmul_reduce_scatter.fused_ring", {"pieces": 2}),
-    ("matmul_reduce_scatter.remote_add", {"pieces": 2}),
-    ("matmul_reduce_scatter.scatter_stored", {"pieces": 2}),
-    ("matmul_reduce_scatter.ring_stored", {"pieces": 2}),
-    ("matmul_reduce_scatter.scatter_pull", {"pieces": 2}),
-    (_TWO_SHOT, {"pieces": 2}),
-    (f"{ALL_REDUCE}.one_shot_packed", {}),
-    (f"{ALL_REDUCE}.two_shot_packed", {}),
-    (f"{ALL_GATHER}.gather_packed", {}),
-    ("matmul_reduce_scatter.scatter_packed", {}),
-    (f"{ALL_REDUCE}.ring_stored", {"pieces": 2}),
-)
 # What options are drawn from, where a schedule has them.
 VARIED: dict[str, tuple[int | str, ...]] = {
     "pieces": (1, 2, 3),
@@ -170,21 +150,10 @@ def compute(case: Case, plan: Plan, group: Group, data: Data, depth: Depth) -> t
 
 
 def library_result(case: Case, group: Group, data: Data) -> torch.Tensor:
-    """torch + library collectives, in the same dtype; shards padded to equal rows."""
-    problem = case.problem
-    size = -(-problem.m // problem.world_size)
-    if problem.operator == ALL_GATHER:
-        padded = data.x.new_zeros((size, problem.k))
-        padded[: len(data.x)] = data.x
-        shards = [torch.empty_like(padded) for _ in range(problem.world_size)]
-        dist.all_gather(shards, padded, group=group.process_group)
-        return torch.cat(shards)[: problem.m] @ data.w
-    partial = data.x.new_zeros((size * problem.world_size, problem.n))
-    partial[: problem.m] = data.x @ data.w
-    dist.all_reduce(partial, group=group.process_group)
-    if problem.operator == ALL_REDUCE:
-        return partial[: problem.m]
-    return partial[slice(*shard_rows(problem.m, problem.world_size, group.rank))]
+    """torch + library collectives, in the same dtype: the reference of the operator's record."""
+    collectives = PlainCollectives(group.process_group, case.problem.m)
+    found: torch.Tensor = case.problem.record.reference({"x": data.x, "w": data.w}, collectives)
+    return found
 
 
 def try_shapes(depth: Depth, count: int, seed: int) -> dict[str, Any]:
@@ -222,7 +191,7 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     """One rank's part: successive calls of several plans in turn, without anything between them, a random rank late."""
     group, chance, own_chance = resolve(None), random.Random(seed), random.Random(seed + 1)
     wrong: list[str] = []
-    cases = [_long_run_case(schedule, options, group.world_size, seed) for schedule, options in LONG_RUNS]
+    cases = [_long_run_case(one, group.world_size, seed) for one in BY_ENGINES]
     plans = [catalog.build(case.schedule, case.problem, case.options) for case in cases]
     for call in range(count):
         which = chance.randrange(len(cases))
@@ -235,10 +204,10 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     return {"wrong": wrong, "ratios": {}}
 
 
-def _long_run_case(schedule: str, options: dict[str, int | str], world_size: int, seed: int) -> Case:
-    operator = method_of(schedule).operator
-    problem = Problem(operator=operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
-    return Case(schedule, problem, options, seed)
+def _long_run_case(one: Named, world_size: int, seed: int) -> Case:
+    problem = Problem(operator=one.operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
+    in_two: dict[str, int | str] = {"pieces": 2} if one.method.takes("pieces") else {}
+    return Case(one.full_name, problem, one.options | in_two, seed)
 
 
 def _squares(difference: torch.Tensor) -> float:

@@ -22,38 +22,22 @@ from typing import Any
 
 import torch
 
+from campaigns.cases import PLAIN
+from campaigns.exact.exactness import Case, make_data
 from overweave.errors import PeerDied, PeerTimeout, WorkspaceBroken
-from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import Depth, run_on_host
 from overweave.runtime.host.processes import Outcome, Ranks
 from overweave.schedules.catalog import catalog
+from overweave.schedules.methods.registry import method_of
 
 DEADLINE_S = 2.0
 START_WITHIN_S = 10.0
 DIED_WITHIN_S = 2.0
 TIMEOUT_GRACE_S = 1.0
-SCHEDULES = (
-    "all_gather_matmul.push",
-    "matmul_reduce_scatter.scatter",
-    "all_gather_matmul.pull",
-    "matmul_reduce_scatter.fused_ring",
-    "matmul_reduce_scatter.remote_add",
-    "matmul_reduce_scatter.scatter_stored",
-    "matmul_reduce_scatter.ring_stored",
-    "matmul_reduce_scatter.scatter_pull",
-    "matmul_all_reduce.ring_stored",
-    "all_gather_matmul.sequential",
-    "matmul_reduce_scatter.sequential",
-    "matmul_all_reduce.sequential",
-    "matmul_all_reduce.two_shot",
-    "matmul_all_reduce.one_shot_packed",
-    "matmul_all_reduce.two_shot_packed",
-    "all_gather_matmul.gather_packed",
-    "matmul_reduce_scatter.scatter_packed",
-)
-FUSED = (*SCHEDULES[:10], *SCHEDULES[-5:])
+SCHEDULES = tuple(plain.full_name for plain in PLAIN)
+FUSED = tuple(plain.full_name for plain in PLAIN if plain.method.has_kernels)
 
 
 @dataclass(frozen=True)
@@ -119,11 +103,12 @@ def _judge(trial: Trial, outcome: Outcome, struck_s: float) -> Iterator[str]:
 def _call_for_ever(trial: Trial, tell_ready: int) -> dict[str, Any]:
     """What each rank does: calls with new integer inputs, every result compared, until something is raised."""
     group = resolve(None)
-    plan = _plan(trial)
-    generator = torch.Generator().manual_seed(0)
+    case = _case(trial)
+    plan = catalog.build(case.schedule, case.problem, case.options)
     calls, was_right = 0, True
     while True:
-        inputs, expected = _data(plan, group.rank, generator)
+        data = make_data(case, group.rank, is_integer=True, call=calls)
+        inputs, expected = {"x": data.x, "w": data.w}, data.exact.float()
         # NaN shows what was not written; zeros show that a void result is made NaN.
         output = torch.full_like(expected, torch.nan if calls % 2 else 0.0)
         try:
@@ -151,27 +136,12 @@ def _call_for_ever(trial: Trial, tell_ready: int) -> dict[str, Any]:
         was_right = was_right and torch.equal(output, expected)
 
 
-def _plan(trial: Trial) -> Plan:
-    operator = trial.schedule.split(".")[0]
+def _case(trial: Trial) -> Case:
     n, k = (96, 64) if trial.depth == "library" else (32, 32)
     m = 8 * trial.world_size * (4 if trial.depth == "library" else 2)
+    operator = method_of(trial.schedule).operator
     problem = Problem(operator=operator, m=m, n=n, k=k, world_size=trial.world_size, dtype="float32")
-    return catalog.build(trial.schedule, problem, {})
-
-
-def _data(plan: Plan, rank: int, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Small integers, so that the result is exact; all ranks draw the same numbers."""
-    problem, ranks = plan.problem, plan.problem.world_size
-    shard = problem.m // ranks
-    w = torch.randint(-1, 2, (ranks, problem.k, problem.n), generator=generator).float()
-    if problem.operator == "all_gather_matmul":
-        x = torch.randint(-1, 2, (problem.m, problem.k), generator=generator).float()
-        return {"x": x[rank * shard : (rank + 1) * shard], "w": w[rank]}, x @ w[rank]
-    x = torch.randint(-1, 2, (ranks, problem.m, problem.k), generator=generator).float()
-    total = torch.bmm(x, w).sum(0)
-    if problem.operator == "matmul_all_reduce":
-        return {"x": x[rank], "w": w[rank]}, total
-    return {"x": x[rank], "w": w[rank]}, total[rank * shard : (rank + 1) * shard]
+    return Case(trial.schedule, problem, {}, seed=0)
 
 
 def main() -> int:

@@ -3,27 +3,25 @@
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_authored [--only TEXT] [--calls 20] [--trials 20]
 
 Inputs are small whole numbers where a product is exact, and change at every call; outputs start as NaN. First what
-no schedule of a name does, then every kernel with every schedule: `--trials` bounds these. The ordinary
-kernels are followed by the time of the compiled all-gather + matmul beside that of `ow.all_gather_matmul`.
+no schedule of a name does, then every kernel with every schedule: `--trials` bounds these. How long compiled kernels
+take beside the operators: `campaigns.compiled_tables --parts against`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
 from campaigns.exact import authored_lists as lists
 from campaigns.exact import authored_runs as runs
-from campaigns.exact.authored_runs import BLOCKS, LAUNCH, ROWS, Run, matmul
-from campaigns.gpu_ranks import integers, join, report, shard, spread_over
+from campaigns.exact.authored_runs import ROWS, Run, matmul
+from campaigns.gpu_ranks import join, report, spread_over
 from campaigns.lint.authored_cases import (
     AT_PEERS,
     AUTHORS,
@@ -153,58 +151,17 @@ def check(trial: Trial, calls: int) -> None:
     report.line(trial.words[:60], calls, failures, started)
 
 
-def compare(m: int, n: int, k: int) -> None:
-    """The compiled all-gather + matmul beside our own operator, milliseconds, the slowest rank's median."""
-    a, b, out = integers(m, k, seed=1), integers(k, n, seed=2), runs.empty(m, n)
-    mine, blocks = shard(a), {**BLOCKS, "BLOCK_N": 256, "GROUP_M": 8}
-    plain = compile(f"{KERNELS / 'matmul'}.py:matmul_kernel", GATHERS[0])
-    bulk = compile(f"{KERNELS / 'persistent'}.py:persistent_kernel", GATHERS[0])
-    sides = [(mine, [128, 64]), (b.t().contiguous(), [256, 64]), (out, [128, 256])]
-    described = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in sides]
-    methods: dict[str, Callable[[], object]] = {
-        "compiled matmul": lambda: plain(mine, b, out, m, n, k, k, 1, n, 1, n, 1, **blocks, **LAUNCH),
-        "compiled persistent": lambda: bulk(*described, m, n, k, **blocks, NUM_SMS=132, **LAUNCH),
-        "push pieces=2 kernel=portable": lambda: ow.all_gather_matmul(mine, b, plan="push pieces=2 kernel=portable"),
-        "push": lambda: ow.all_gather_matmul(mine, b, plan="push"),
-    }
-    for name, call in methods.items():
-        milliseconds = median_ms(call)
-        if dist.get_rank() == 0:
-            print(f"{m}x{n}x{k} {name}: {milliseconds:.3f} ms", flush=True)
-
-
-def median_ms(call: Callable[[], object], rounds: int = 15) -> float:
-    samples = []
-    for turn in range(rounds + 3):
-        dist.barrier()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(2_000_000)
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        if turn >= 3:
-            samples.append(begin.elapsed_time(end))
-    median = torch.tensor([sorted(samples)[rounds // 2]], device="cuda")
-    dist.all_reduce(median, op=dist.ReduceOp.MAX)
-    return float(median)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="campaigns.exact.gpu_authored", description=__doc__)
     parser.add_argument("--only", default="", help="trials whose kernel and schedules contain this text")
     parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument(
-        "--trials", type=int, default=0, help="of the ordinary, how many, spread; then nothing is timed"
-    )
+    parser.add_argument("--trials", type=int, default=0, help="of the ordinary, how many, spread; 0: all")
     arguments = parser.parse_args()
     join(timedelta(seconds=20))
     kinds = [list(particular(dist.get_world_size())), list(ordinary())]
     first, others = ([one for one in kind if arguments.only in one.words] for kind in kinds)
     for trial in (*first, *spread_over(others, arguments.trials or len(others))):
         check(trial, arguments.calls)
-    if not arguments.only and not arguments.trials:
-        compare(8192, 14336 // dist.get_world_size(), 4096)
     ow.check()
     report.finish()
 

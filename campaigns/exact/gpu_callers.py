@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.gpu_exactness import ALL_REDUCE, LONG_RUNS, Case, Inputs, expected, make_inputs, run
+from campaigns.cases import ALL_REDUCE, LONG_RUNS
+from campaigns.exact.calls import Case, Inputs, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from campaigns.rates.gpu_beside import SHAPES
 from overweave.errors import OverweaveError
@@ -45,11 +46,6 @@ class Work(NamedTuple):
     case: Case
     inputs: Inputs
     wanted: torch.Tensor
-
-    @property
-    def name(self) -> str:
-        """Of the operator and its plan."""
-        return f"{self.case.operator}.{self.case.plan}"
 
 
 class Lane:
@@ -105,7 +101,7 @@ def of_each(
     for work in works:
         started = time.monotonic()
         failures = attempt(lanes, [None], partial(trials, work))
-        report.line(f"{part}: {work.name}", calls, failures, started)
+        report.line(f"{part}: {work.case.name}", calls, failures, started)
 
 
 def on_streams(works: Sequence[Work], count: int) -> None:
@@ -124,7 +120,7 @@ def in_groups(works: Sequence[Work], count: int) -> None:
     deadline = timedelta(seconds=group_of(None).timeout_s)  # a new group's own would be ten minutes
     groups = [dist.new_group(timeout=deadline) for _ in range(LANES)]
     lanes, own, shared = [Lane(group) for group in groups], random.Random(dist.get_rank()), random.Random(5)
-    for name, choice in [*((work.name, [work]) for work in works), ("any plan beside any", works)]:
+    for name, choice in [*((work.case.name, [work]) for work in works), ("any plan beside any", works)]:
         started = time.monotonic()
 
         def trials(choice: Sequence[Work] = choice) -> None:
@@ -180,7 +176,7 @@ def kept(works: Sequence[Work], count: int) -> None:
                 held.append(torch.cuda.memory_allocated())
         grown = held[-1] - held[-2]
         failures = [f"{grown} bytes more after {count} calls more"] if grown > 0 else []
-        report.line(f"kept: {work.name}", 3 * count, failures, started)
+        report.line(f"kept: {work.case.name}", 3 * count, failures, started)
 
 
 PARTS = {"streams": on_streams, "groups": in_groups, "threads": from_threads, "kept": kept, "devices": on_devices}

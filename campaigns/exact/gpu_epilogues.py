@@ -1,153 +1,101 @@
-"""Are bias, activation and residual right on GPUs, in every plan, in every call and when tensors move?
+"""Is what follows a product right on GPUs, in every plan, in every call and when tensors move?
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_epilogues [--activations silu] [--sizes 1] [--only push]
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_epilogues [--forms silu norm] [--sizes 1] [--only push]
 
-Of all_gather_matmul, and behind the sums of matmul_reduce_scatter and matmul_all_reduce
-(campaigns/exact/ended_sums.py). --only: plans that contain this text, the operator before them, such as
-`matmul_all_reduce two_shot`. Each result is compared with fp32, a few roundings of bf16 allowed, also of what a library
-rounds in between; every plan meets two sets of tensors by turns.
+What follows: bias, activation and residual, a gate, several weights, a norm; of every operator that offers it, in every
+method that has it. --only: plans that contain this text, the operator before them, such as `matmul_all_reduce
+two_shot`. --forms: what contains one of these words. Every plan meets two sets of tensors by turns. Whole numbers must
+come out to the bit where nothing is rounded twice; else results are compared with fp32, a few roundings of bf16
+allowed, also of what a library rounds in between. Results of an all-reduce must have the same bits on every rank, one
+of several weights those that it has alone, and rows that are normed are also replayed from a graph.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.ended_sums import TOLERANCE, Sizes, Tensors, check_sums
-from campaigns.gpu_ranks import join, report, spread_over
-from overweave.ir.epilogue import Activation
-from overweave.ops import reference
+from campaigns.cases import IN_KERNELS, Named
+from campaigns.exact.calls import FP8, Case, Form, captured, device, make_inputs, results, wrong
+from campaigns.gpu_ranks import join, report, sharers, spread_over
+from overweave.errors import InputError
+from overweave.ir.operators.registry import OPERATORS
+from overweave.schedules.methods.record import Asked
+from overweave.schedules.methods.validity import obstacle
+from overweave.tuner.space.target import Target
 
-PLANS = ("sequential", "per_shard", "push kernel=hopper", "push kernel=portable", "pull kernel=hopper pieces=2")
-ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+FORMS = (
+    *(Form(bias=True, activation=activation, residual=True) for activation in (None, *ACTIVATIONS)),
+    *(
+        Form(activation=activation, residual=residual, gate=True)
+        for activation, residual in product((None, *ACTIVATIONS), (False, True))
+    ),
+    *(Form(bias=True, weights=count) for count in (2, 3)),
+    *(Form(norm=True, residual=residual) for residual in (False, True)),
+)
 SIZES = ((1000, 1304, 520), (2048, 2752, 1024))  # m, n, k
+NORMED_SIZES = ((1, 4096, 512), (5, 1304, 520), (1000, 8192, 512), (2048, 5120, 1024))
+Sizes = tuple[int, int, int]
+Call = Callable[[], tuple[torch.Tensor, ...]]
 
 
-def tensors_of(m: int, n: int, k: int) -> Tensors:
-    """Random ones, those of a rank's own: x is its shard."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    x = torch.randn(m, k, device="cuda").bfloat16().chunk(ranks)[rank].contiguous()
-    w = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
-    return Tensors(x, w, torch.randn(n, device="cuda").bfloat16(), torch.randn(m, n, device="cuda").bfloat16())
+def cases(named: Named, forms: Sequence[Form], count: int, known: Sequence[Sizes] = SIZES) -> Iterator[Case]:
+    """A plan with all that may follow, in `count` of the sizes. The weight lies in both ways by turns."""
+    for index, form in enumerate(form for form in forms if form.suits(OPERATORS[named.operator])):
+        for sizes in spread_over(NORMED_SIZES if form.norm else known, count):
+            dtype = FP8 if form.scaling else torch.bfloat16
+            case = Case(named.operator, *sizes, dtype, bool(form.scaling) or index % 2 == 0, named.plan, form)
+            asked = Asked(case.problem(dist.get_world_size()), named.options, Target(device().type))
+            if not obstacle(asked, named.method, "device"):
+                yield case
 
 
-def error_of(given: Tensors, m: int, plan: str, activation: Activation | None) -> float:
-    """The largest error of a call, over one and the exact sizes of what is rounded: the sum, the result."""
-    x, w, bias, residual = given
-    y = ow.all_gather_matmul(x, w, m=m, extras=ow.Extras(bias, activation, residual), plan=plan)
-    exact = reference.all_gather_matmul(
-        x.float(), w.float(), m=m, bias=bias.float(), activation=activation, residual=residual.float()
-    )
-    summed = reference.all_gather_matmul(x.float(), w.float(), m=m, bias=bias.float())
-    return float(((y.float() - exact).abs() / (exact.abs() + summed.abs() + 1)).max())
+def failures(named: Named, case: Case) -> Iterator[str]:
+    """What is wrong with each call of a case, or nothing of each that is right: two sets of tensors by turns."""
+    form = case.form
+    for exact in (True, False) if form.weights > 1 and not form.scaling else (form.is_exact,):
+        both = [make_inputs(case, seed, exact) for seed in (1, 2)]
+        calls = [partial(results, case, inputs) for inputs in both]
+        ways: list[Sequence[Call]] = [calls]
+        if form.norm and not (named.method.is_plain and sharers() > 1):  # what gloo does no graph holds
+            ways.append([captured(call) for call in calls])
+        for way, turn in product(ways, range(4)):
+            found = wrong(case, both[turn % 2], exact, way[turn % 2]())
+            yield f"{case} {'exact' if exact else 'floats'} call {turn}: {found}" if found else ""
 
 
-class Pair(NamedTuple):
-    x: torch.Tensor
-    w: torch.Tensor
-    gate: torch.Tensor
-    residual: torch.Tensor
-
-
-def pair_of(m: int, n: int, k: int, is_transposed: bool) -> Pair:
-    x, w, _, residual = tensors_of(m, n, k)
-    gate = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
-    w, gate = (each if is_transposed else each.contiguous() for each in (w, gate))
-    return Pair(x, w, gate, residual)
-
-
-def gate_error_of(given: Pair, m: int, plan: str, activation: Activation | None, has_residual: bool) -> float:
-    """The largest error of a gated call, over one and the exact sizes of what is rounded."""
-    x, w, gate, residual = given
-    extras = ow.Extras(activation=activation, residual=residual if has_residual else None, gate=gate)
-    y = ow.all_gather_matmul(x, w, m=m, extras=extras, plan=plan).float()
-    wide = residual.float() if has_residual else None
-    exact = reference.all_gather_matmul(
-        x.float(), w.float(), m=m, activation=activation, residual=wide, gate=gate.float()
-    )
-    up, down = (reference.all_gather_matmul(x.float(), each.float(), m=m).abs() for each in (w, gate))
-    return float(((y - exact).abs() / (exact.abs() + up * (down + 1) + 1)).max())
-
-
-def wrong_product(given: Pair, m: int, plan: str, columns: tuple[int, ...]) -> str:
-    """Which of several products has other bits than a call of its own, or is not near to fp32; empty if none is."""
-    x, w = given.x, given.w
-    weights = [part.contiguous() if w.is_contiguous() else part for part in w.split(columns, dim=1)]
-    bias = torch.randn(w.shape[1], device="cuda").bfloat16()
-    several = ow.all_gather_matmul(x, weights, m=m, extras=ow.Extras(bias=bias), plan=plan)
-    biases = bias.split(columns)
-    for index, (y, weight, own) in enumerate(zip(several, weights, biases, strict=True)):
-        exact = reference.all_gather_matmul(x.float(), weight.float(), m=m, bias=own.float())
-        if not float(((y.float() - exact).abs() / (exact.abs() + 1)).max()) < TOLERANCE:
-            return f"weight {index} is wrong"
-        if plan.startswith("pu") and not torch.equal(y, alone(x, weight, own, m, plan)):
-            return f"weight {index} has other bits than alone"
-    return ""
-
-
-def alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, m: int, plan: str) -> torch.Tensor:
-    return ow.all_gather_matmul(x, weight, m=m, extras=ow.Extras(bias=bias.clone()), plan=plan)
-
-
-def check_bias_and_residual(plan: str, sizes: Sequence[Sizes], activations: Sequence[Activation | None]) -> None:
-    started, failures, count = time.monotonic(), [], 0
-    for (m, n, k), activation in product(sizes, activations):
-        both = tensors_of(m, n, k), tensors_of(m, n, k)
-        for turn in range(4):
-            error, count = error_of(both[turn % 2], m, plan, activation), count + 1
-            if not error < TOLERANCE:
-                failures.append(f"{plan} {activation} {m}x{n}x{k} call {turn}: error {error:.2e}")
-    report.line(plan, count, failures, started)
-
-
-def check_gates(plan: str, sizes: Sequence[Sizes], activations: Sequence[Activation | None]) -> None:
-    started, failures, count = time.monotonic(), [], 0
-    for (m, n, k), activation, flags in product(sizes, activations, ((False, True), (True, False))):
-        is_transposed, has_residual = flags
-        both = [pair_of(m, n, k, is_transposed) for _ in range(2)]
-        for turn in range(4):
-            error, count = gate_error_of(both[turn % 2], m, plan, activation, has_residual), count + 1
-            if not error < TOLERANCE:
-                failures.append(f"{plan} gate {activation} {flags} {m}x{n}x{k} call {turn}: error {error:.2e}")
-    report.line(f"{plan}, gated", count, failures, started)
-
-
-def check_several(plan: str, sizes: Sequence[Sizes]) -> None:
-    started, failures, count = time.monotonic(), [], 0
-    for (m, n, k), parts, is_transposed in product(sizes, (2, 3), (False, True)):
-        columns = (n - 40 * (parts - 1), *(40 for _ in range(parts - 1)))
-        both = [pair_of(m, n, k, is_transposed) for _ in range(2)]
-        for turn in range(4):
-            wrong, count = wrong_product(both[turn % 2], m, plan, columns), count + 1
-            if wrong:
-                failures.append(f"{plan} {columns} b^T={is_transposed} {m}x{k} call {turn}: {wrong}")
-    report.line(f"{plan}, several weights", count, failures, started)
+def check(named: Named, chosen: Sequence[Case]) -> None:
+    """A line for a plan."""
+    started, found = time.monotonic(), list[str]()
+    for case in chosen:
+        try:
+            found += failures(named, case)
+        except InputError as error:
+            found.append(f"{case}: {error}")
+    report.line(f"{named.operator} {named.plan}", len(found), [each for each in found if each], started)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    named = {activation or "none": activation for activation in ACTIVATIONS}
-    parser.add_argument("--activations", nargs="+", choices=named, default=list(named), help="each compiles kernels")
-    parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes")
+    parser.add_argument("--forms", nargs="+", default=[""], help="what follows the product: each compiles kernels")
+    parser.add_argument("--sizes", type=int, default=len(NORMED_SIZES), help="how many of the sizes")
     parser.add_argument("--only", default="", help="plans that contain this text, the operator before them")
     arguments = parser.parse_args()
-    activations = [named[name] for name in arguments.activations]
-    sizes = spread_over(SIZES, arguments.sizes)
+    forms = [form for form in FORMS if any(word in str(form) for word in arguments.forms)]
     join(timedelta(seconds=60))
-    torch.manual_seed(dist.get_rank())
-    for plan in (plan for plan in PLANS if arguments.only in f"all_gather_matmul {plan}"):
-        check_bias_and_residual(plan, sizes, activations)
-        check_gates(plan, sizes, activations)
-        check_several(plan, sizes)
-    check_sums(arguments.only, sizes, activations)
+    for named in IN_KERNELS:
+        if arguments.only in f"{named.operator} {named.plan}":
+            check(named, list(cases(named, forms, arguments.sizes)))
+    ow.check()
     report.finish()
 
 

@@ -27,44 +27,18 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.gpu_exactness import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Case,
-    Inputs,
-    expected,
-    make_inputs,
-    run,
-)
+from campaigns.cases import ALL_GATHER, BY_ENGINES
+from campaigns.exact.calls import Case, Inputs, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report, sharers, spread_over
 from overweave.errors import PeerError
 from overweave.memory.cuda.copy_engine import CopyQueue
 
-CASES = (
-    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter sums=epilogue"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "fused_ring"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "remote_add sms=1"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_stored"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_pull"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "ring_stored"),
-    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push mover=copy_kernel"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter mover=copy_kernel sms=1"),
-    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"),
-    Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "gather_packed"),
-    Case(REDUCE_SCATTER, 1000, 512, 512, torch.bfloat16, True, "scatter_packed"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "one_shot_packed"),
-    Case(ALL_REDUCE, 1000, 512, 512, torch.bfloat16, True, "two_shot_packed"),
-)
-
+SHAPE = (1000, 512, 512, torch.bfloat16, True)
+CASES = tuple(Case(one.operator, *SHAPE, one.plan) for one in BY_ENGINES)
 LOST = (  # plans, whether only the watcher ends their streams' waits, and a kernel that nothing else here launches
-    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "push"), False, torch.erfinv),
-    (Case(ALL_GATHER, 1000, 512, 512, torch.bfloat16, True, "per_shard"), False, torch.atanh),
-    (Case(ALL_GATHER, 200, 512, 512, torch.bfloat16, True, "push pieces=2"), True, torch.sinh),
+    (Case(ALL_GATHER, *SHAPE, "push"), False, torch.erfinv),
+    (Case(ALL_GATHER, *SHAPE, "per_shard"), False, torch.atanh),
+    (Case(ALL_GATHER, 200, *SHAPE[1:], "push pieces=2"), True, torch.sinh),
 )
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
@@ -195,14 +169,14 @@ def trials(deadline_s: float, rounds: int, absent: int) -> Iterator[tuple[str, i
     """The line of each, how many calls it is about, and what finds its failures."""
     limit_s = deadline_s + LATE_S
     for case in CASES:
-        yield f"late rank, {case.operator}.{case.plan}", rounds, partial(late_rank, case, rounds, deadline_s)
+        yield f"late rank, {case.name}", rounds, partial(late_rank, case, rounds, deadline_s)
     for case in spread_over(CASES, absent):
-        yield f"absent rank, {case.operator}.{case.plan}", 1, partial(absent_rank, case, limit_s)
+        yield f"absent rank, {case.name}", 1, partial(absent_rank, case, limit_s)
     for case, by_watcher, new_kernel in LOST:
         trial = partial(lost_copies, case, deadline_s + by_watcher * CONTEXT_S * max(1, sharers() - 1), new_kernel)
-        yield f"lost copies, {case.operator}.{case.plan}", 1, trial
+        yield f"lost copies, {case.name}", 1, trial
     for case, *_ in LOST:
-        yield f"lost copies, replayed, {case.operator}.{case.plan}", 1, partial(replayed_without_copies, case, limit_s)
+        yield f"lost copies, replayed, {case.name}", 1, partial(replayed_without_copies, case, limit_s)
 
 
 def main() -> None:

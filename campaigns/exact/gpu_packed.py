@@ -1,12 +1,12 @@
-"""Packed messages on GPUs: are all bits right, whatever runs between them, and how quick are small calls?
+"""Packed messages on GPUs: are all bits right, whatever runs between them, and all calls told when a rank is absent?
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_packed [--matmul library early]
 
 exact: shapes from one row on, odd ones and primes, each packed plan between calls of plans with slots and credits.
 late: thousands of calls with a rank that comes late. replays: graphs between eager calls of other sizes. absent: a call
-that one rank leaves out raises within the deadline and names it; after a reset all is well. latency: captured graphs at
-decoding sizes, beside the library's matmul with NCCL's collective and with torch's, paired, slowest rank.
-Of all-reduces with a norm: campaigns/exact/gpu_norms.py.
+that one rank leaves out raises within the deadline and names it; after a reset all is well. With a norm:
+campaigns/exact/gpu_epilogues.py. How quick small calls are, as captured graphs beside the library and torch's:
+`overweave bench matmul_all_reduce --shapes llm_layers --plan one_shot_packed --plan "one_shot_packed matmul=early"`.
 """
 
 from __future__ import annotations
@@ -14,42 +14,21 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.gpu_exactness import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Case,
-    expected,
-    is_bit_equal,
-    long_run,
-    make_inputs,
-    run,
-)
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, PLAIN
+from campaigns.exact.calls import Case, expected, make_inputs, run
+from campaigns.exact.gpu_exactness import is_bit_equal, long_run
 from campaigns.exact.gpu_faults import LATE_S, absent_rank
 from campaigns.gpu_ranks import join, report
-from overweave.ir.problem import Problem
-from overweave.memory.group import Group, resolve
-from overweave.ops.operators import operator_for
 from overweave.schedules.tiles.skinny import Multiplier
-from overweave.tuner.measure.baselines import planned
-from overweave.tuner.measure.replay import replayed
-from overweave.tuner.measure.sides import Call, Setting, Side
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, compare
 
-PACKED = (
-    (ALL_REDUCE, "one_shot_packed"),
-    (ALL_GATHER, "gather_packed"),
-    (ALL_REDUCE, "two_shot_packed"),
-    (REDUCE_SCATTER, "scatter_packed"),
-)
+PACKED = tuple(plain for plain in PLAIN if plain.method.has_messages)
 MULTIPLIERS: tuple[Multiplier, ...] = ("library", "skinny", "early")
 BETWEEN = (
     (ALL_REDUCE, "two_shot"),
@@ -57,20 +36,6 @@ BETWEEN = (
     (ALL_REDUCE, "sequential"),
 )
 PRIMES = (1, 1, 2, 3, 5, 7, 13, 31, 61, 127, 257, 509)
-# n and a rank's part of k at tensor parallel 4: `o` and `down` of Llama-3-8B, then of 70B.
-SUMMED = ((4096, 1024), (4096, 3584), (8192, 2048), (8192, 7168))
-# A rank's part of n and k: query, key and value, and gate and up, of the same.
-GATHERED = ((1536, 4096), (7168, 4096), (2560, 8192), (14336, 8192))
-LAYERS = {ALL_REDUCE: SUMMED, REDUCE_SCATTER: SUMMED, ALL_GATHER: GATHERED}
-# What they are measured beside: of torch's, and of ours that a kernel pulls.
-TORCHS: dict[str, dict[str, Callable[[Side], Call]]] = {
-    ALL_REDUCE: {"torch 1": lambda one: one.torch_one_shot, "torch 2": lambda one: one.torch_two_shot},
-    REDUCE_SCATTER: {"torch": lambda one: one.torch_fused},
-    ALL_GATHER: {"torch": lambda one: one.torch_fused},
-}
-PULLS = {ALL_REDUCE: "two_shot", REDUCE_SCATTER: "scatter_pull", ALL_GATHER: "pull"}
-ROWS = (1, 8, 64, 256, 512)
-EFFORT = Effort(rounds=30, warmup=5, host_calls=0)
 
 
 def packed_plans(multipliers: Iterable[Multiplier]) -> tuple[tuple[str, str], ...]:
@@ -141,39 +106,6 @@ def interleaved(operator: str, plan: str, turns: int) -> int:
     return int(differing)
 
 
-def latencies(
-    operator: str, plans: tuple[tuple[str, str], ...], rows: tuple[int, ...], target: tuple[Group, torch.device]
-) -> Iterator[str]:
-    """A line per shape: microseconds of each method, and how many times quicker the best packed plan is."""
-    group, device = target
-    own_plans = [plan for own, plan in plans if own == operator]
-
-    setting = Setting(group=group, device=device, dtype=torch.bfloat16, operator_for=operator_for)
-    yield f"{operator}: rows, n, k of a rank; us"
-    for m in rows:
-        for n, k in LAYERS[operator]:
-            own = Problem(operator=operator, m=m, n=n, k=k, world_size=group.world_size, dtype="bfloat16")
-            took = _times(operator, own_plans, Side(own, setting))
-            packed = [us for name, us in took.items() if name in own_plans]
-            theirs = [took[name] for name in ("nccl", *TORCHS[operator]) if name in took]
-            told = "  ".join(f"{name} {us:.1f}" for name, us in took.items())
-            yield f"{m:4d} {n:5d} {k:5d}  {told}  {min(theirs) / min(packed):.2f} x the best of theirs"
-
-
-def _times(operator: str, plans: list[str], one: Side) -> dict[str, float]:
-    """Medians of every method, as graphs, in one run."""
-    group = one.setting.group
-    calls: dict[str, Call] = {"matmul": one.matmul, "nccl": one.sequential}
-    if operator == ALL_REDUCE or one.problem.m % group.world_size == 0:  # torch's fused ones deal even shards only
-        calls |= {name: of(one) for name, of in TORCHS[operator].items()}
-    calls |= {plan: planned(plan)(one) for plan in (*plans, PULLS[operator])}
-    for call in calls.values():
-        call(0)
-    replays = {name: replayed(call) for name, call in calls.items()}
-    took = compare(replays, one.setting.device, group.process_group, EFFORT).device_us
-    return {name: median(values) for name, values in took.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", type=int, default=60)
@@ -181,12 +113,10 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=300)
     parser.add_argument("--deadline", type=float, default=6.0)
     parser.add_argument("--matmul", nargs="*", choices=MULTIPLIERS, default=MULTIPLIERS, help="who multiplies")
-    parser.add_argument("--only", nargs="*", choices=tuple(LAYERS), default=tuple(LAYERS), help="operators to time")
-    parser.add_argument("--rows", nargs="*", type=int, default=ROWS, help="to time")
-    parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--no-faults", action="store_true")
     arguments = parser.parse_args()
-    device, started = join(timedelta(seconds=arguments.deadline)), time.monotonic()
+    join(timedelta(seconds=arguments.deadline))
+    started = time.monotonic()
     plans = packed_plans(arguments.matmul)
     if arguments.shapes:
         report.line("exact, between other plans", 3 * arguments.shapes, exact(plans, arguments.shapes), started)
@@ -198,10 +128,6 @@ def main() -> None:
         differing = report.total(interleaved(operator, plan, arguments.replays)) if arguments.replays else 0
         told = [f"{differing} differ"] if differing else []
         report.line(f"{plan}: replays between eager calls", arguments.replays, told, started)
-    for operator in () if arguments.no_latency else arguments.only:
-        for line in latencies(operator, plans, tuple(arguments.rows), (resolve(None), device)):
-            if dist.get_rank() == 0:
-                print(line, flush=True)
     ow.check()
     for operator, plan in () if arguments.no_faults else plans:
         case = Case(operator, 100, 512, 512, torch.bfloat16, True, plan)

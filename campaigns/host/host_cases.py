@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, HOPPER, PLAIN, REDUCE_SCATTER, in_kernels
+from overweave.ir.plan import LIBRARY
+from overweave.schedules.methods.record import Method
 
-KERNEL = "kernel=hopper"
-PACKED_SHARE = 32
-GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+KERNEL, PACKED_SHARE = HOPPER, 32
+GATHER, SCATTER, REDUCE = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE
 
 
 class Case(NamedTuple):
@@ -27,6 +29,11 @@ class Case(NamedTuple):
         return " ".join(filter(None, (self.operator, self.extras, self.plan)))
 
 
+def has_few_launches(method: Method) -> bool:
+    """Whether a library does all of it, or adds nothing."""
+    return method.is_plain or method.adds is None or method.adds.by != LIBRARY
+
+
 class Sizes(NamedTuple):
     """Of one rank's matmul, and where its tensors lie."""
 
@@ -37,29 +44,13 @@ class Sizes(NamedTuple):
     device: str = "cpu"
 
 
-# The default plans and those of the shipped tables; torch's own operators take what torch takes.
+# Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. A plan whose sums are
+# passes of a library between other steps is no plan for a GPU.
 CASES = (
-    Case(GATHER, "sequential"),
-    Case(SCATTER, "sequential"),
-    Case(REDUCE, "sequential"),
-    Case(GATHER, f"push {KERNEL}"),
+    *(Case(*one) for plain in PLAIN if has_few_launches(plain.method) for one in in_kernels(plain, (KERNEL,))),
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
-    Case(GATHER, "gather_packed"),
-    Case(GATHER, "per_shard"),
-    Case(GATHER, f"push {KERNEL}", "three weights"),
-    Case(GATHER, f"push {KERNEL}", "bias silu"),
-    Case(GATHER, f"push {KERNEL}", "gate"),
-    Case(GATHER, f"push {KERNEL}", "fp8"),
-    Case(SCATTER, f"scatter {KERNEL} own_pieces=4"),
-    Case(SCATTER, f"fused_ring {KERNEL}"),
-    Case(SCATTER, f"ring_stored {KERNEL}"),
-    Case(SCATTER, f"scatter_pull {KERNEL}"),
-    Case(SCATTER, "scatter_packed"),
-    Case(REDUCE, f"two_shot {KERNEL}"),
+    *(Case(GATHER, f"push {KERNEL}", extras) for extras in ("three weights", "bias silu", "gate", "fp8")),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),
-    Case(REDUCE, f"ring_stored {KERNEL}"),
-    Case(REDUCE, "one_shot_packed"),
-    Case(REDUCE, "two_shot_packed"),
 )
 
 

@@ -6,7 +6,7 @@ Every rank sends as much to each peer, in ring order: by the copy engine; by loa
 of their own (kernels/copy.py) and by the programs of a kernel between its tiles, which here compute nothing (the slices
 of lang/tile_table.py); by NCCL's all-gather. GB/s count what leaves a rank, on the slowest one, launch included. First
 each is called once into cleared landing zones, which are compared byte for byte.
-SOURCE: AutoOverlap, Figures 2c and 2d.
+The machine file's `links.sm_push` is drawn from this. SOURCE: AutoOverlap, Figures 2c and 2d.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ import torch.distributed as dist
 
 from campaigns.gpu_ranks import join, report
 from campaigns.rates.bandwidth_kernels import carry_kernel
-from campaigns.rates.gpu_pushes import EFFORT, ROW_BYTES, Pushes
 from overweave.ir.plan import CopyConfig, DataPath
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import APPLY, COPY, WORKSPACE, TileRow
-from overweave.memory.group import resolve
+from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.group import Group, resolve
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.kernels.arguments import Moving, table_tensor
-from overweave.runtime.gpu.kernels.kernels import Launch
+from overweave.runtime.gpu.kernels.kernels import Launch, copy_launch
 from overweave.tuner.measure.peer_copies import PeerCopies
 from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import compare
+from overweave.tuner.measure.timer import Effort, compare
 
 SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)  # to each peer
 SMS = (4, 8, 16, 32, 64, 132)
 PATHS: tuple[DataPath, ...] = ("load_store", "bulk")
+ROW_BYTES, WORD_BYTES = 8192, 16
+EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
+CALLS = EFFORT.warmup + EFFORT.rounds + 1
 LARGEST_TILE_KIB, TILES_OF_A_PROGRAM, COUNTERS = 128, 2, 4
 WARPS = 8  # of a program that also computes
 Call = Callable[[int], object]
@@ -62,8 +67,47 @@ class Row(NamedTuple):
     gb_per_s: float
 
 
-class Transfers(Pushes):
-    """What a rank sends, for one size, by every back end."""
+class Transfers:
+    """What a rank sends, for one size, by every back end: `source` lands in the zone of this rank at every peer."""
+
+    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        self.group, self.device, self.size_bytes = group, device, size_bytes
+        generator = torch.Generator(device=device).manual_seed(group.rank)
+        self.source = torch.randint(-(2**31), 2**31 - 1, (size_bytes // 4,), device=device, generator=generator)
+        self.source = self.source.to(torch.int32)
+        self.head = group.world_size * SIGNAL_STRIDE_BYTES
+        self.heap = CudaHeap(group, device, self.head + group.world_size * size_bytes)
+        self.peers = [(group.rank - step) % group.world_size for step in range(1, group.world_size)]
+
+    def piece(self, peer: int) -> tuple[int, int, int]:
+        """What the copy engine pushes to a peer (tuner/measure/peer_copies.py)."""
+        return 0, 0, self.size_bytes
+
+    def call(self, config: CopyConfig, tile_kib: int) -> Call:
+        """By the kernel of plans (kernels/copy.py), with a claim counter of its own that is zero."""
+        world_size, table = self.group.world_size, self.slices(tile_kib)
+        zones = [[self.zone(peer), self.heap.addresses[peer]] for peer in self.peers]
+        counters = torch.zeros(CALLS * WORD_BYTES, dtype=torch.uint8, device=self.device)
+        words = torch.zeros(64, dtype=torch.int32, device=self.device)
+        limits = torch.zeros(2 + world_size, dtype=torch.int64, device=self.device)
+        targets = torch.tensor(zones, dtype=torch.int64, device=self.device)
+        claims = Moving(counters.data_ptr(), torch.int32)
+        queue = TileQueue(table_tensor(table, self.device), claims, limits, len(table))
+        arguments = [
+            targets,
+            self.source,
+            queue,
+            SignalWords(words, words, limits, world_size),
+            ROW_BYTES // WORD_BYTES,
+        ]
+        launch = copy_launch(config, arguments, len(table), traced=False)
+
+        def call(turn: int) -> torch.Tensor:
+            claims.address = counters.data_ptr() + turn * WORD_BYTES
+            launch(torch.cuda.current_stream().cuda_stream)
+            return counters
+
+        return call
 
     def tile_kib(self, programs: int) -> int:
         """So that every program has a few tiles of a transfer, none longer than is good."""
@@ -72,20 +116,14 @@ class Transfers(Pushes):
 
     def carried(self, programs: int, path: DataPath) -> Call:
         """By the programs of a kernel, between their tiles: as many tiles as slices."""
-        rank, world_size = self.group.rank, self.group.world_size
-        peers = [(rank - step) % world_size for step in range(1, world_size)]
-        rows = self.size_bytes // ROW_BYTES
-        parts = -(-self.size_bytes // (self.tile_kib(programs) << 10))
-        slices = [
-            TileRow(COPY, lo, hi, 0, WORKSPACE, lo, 0, 0, 0, rank, place)
-            for place in range(len(peers))
-            for lo, hi in tile_parts((0, rows), parts)
-        ]
+        slices = self.slices(self.tile_kib(programs))
         tiles = [TileRow(APPLY, at, at + 1, 0, WORKSPACE, 0, 0, 0, 0, -1, 0, width=1) for at in range(len(slices))]
         table = table_tensor((*tiles, *slices), self.device)
-        zones = [[self.zone(peer), self.heap.addresses[peer], self.source.data_ptr(), ROW_BYTES // 4] for peer in peers]
+        zones = [
+            [self.zone(peer), self.heap.addresses[peer], self.source.data_ptr(), ROW_BYTES // 4] for peer in self.peers
+        ]
         targets = torch.tensor(zones, dtype=torch.int64, device=self.device)
-        counters = torch.zeros((EFFORT.warmup + EFFORT.rounds + 1) * COUNTERS, dtype=torch.int32, device=self.device)
+        counters = torch.zeros(CALLS * COUNTERS, dtype=torch.int32, device=self.device)
         claims = Moving(counters.data_ptr(), torch.int32)
         arguments: list[Any] = [table, claims, targets, self.source, len(tiles), len(slices), path == "bulk"]
         launch = Launch(carry_kernel, min(programs, len(tiles)), arguments, {"num_warps": WARPS})
@@ -96,6 +134,17 @@ class Transfers(Pushes):
             return counters
 
         return call
+
+    def slices(self, tile_kib: int) -> tuple[TileRow, ...]:
+        """The tiles of all transfers, so large each."""
+        rows = self.size_bytes // ROW_BYTES
+        parts = tile_parts((0, rows), -(-rows * ROW_BYTES // (tile_kib << 10)))
+        rank = self.group.rank
+        return tuple(
+            TileRow(COPY, lo, hi, 0, WORKSPACE, lo, 0, 0, 0, rank, place)
+            for place in range(len(self.peers))
+            for lo, hi in parts
+        )
 
     def zone(self, peer: int) -> int:
         """Where this rank's data lands at a peer."""
@@ -145,7 +194,7 @@ def measure(transfers: Transfers, sms: tuple[int, ...]) -> Iterator[Row]:
     for method in listed:
         if method.is_checked:
             transfers.clear()
-            method.call(EFFORT.warmup + EFFORT.rounds)
+            method.call(CALLS - 1)
             failures += [f"{method.back_end}, {method.sms} SMs: {said}" for said in transfers.missing()]
     report.line(f"{transfers.size_bytes >> 10} KiB to each peer", len(listed), failures, started)
     named = {f"{method.back_end} {method.sms}": method for method in listed}

@@ -22,27 +22,14 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.gpu_exactness import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    PLANS,
-    REDUCE_SCATTER,
-    Case,
-    expected,
-    make_inputs,
-    run,
-)
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, every_plan
+from campaigns.exact.calls import Case, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from overweave.errors import OverweaveError
 from overweave.schedules.methods.outside import TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
 
 SHAPES = {ALL_GATHER: (4096, 1024, 2048), REDUCE_SCATTER: (4096, 2048, 1024), ALL_REDUCE: (4096, 2048, 1024)}
-MORE = {
-    ALL_GATHER: (),
-    REDUCE_SCATTER: ("scatter mover=copy_kernel sms=1",),
-    ALL_REDUCE: (TORCH_ONE_SHOT, TORCH_TWO_SHOT),
-}
 FEW_ROWS = 64  # with so few, packed messages leave SMs alone, and their calls become graphs
 THEIRS = (1 << 10, 1 << 16, 1 << 22)  # numbers they sum: one SM's worth, a few, many
 
@@ -67,8 +54,9 @@ class Neighbour:
 def cases(only: str) -> Iterator[Case]:
     """Every plan, but for the library's: two of its own groups in different orders are its own affair."""
     for operator, shape in SHAPES.items():
-        for plan in dict.fromkeys((*PLANS[operator], *MORE[operator])):
-            if plan not in (None, SEQUENTIAL) and only in f"{operator}.{plan}":
+        torchs = (TORCH_ONE_SHOT, TORCH_TWO_SHOT) if operator == ALL_REDUCE else ()
+        for plan in (*every_plan(operator), *torchs):
+            if plan != SEQUENTIAL and only in f"{operator}.{plan}":
                 yield Case(operator, *shape, torch.bfloat16, False, plan)
                 if "packed" in plan:
                     yield Case(operator, FEW_ROWS, *shape[1:], torch.bfloat16, False, plan)
@@ -116,7 +104,7 @@ def main() -> None:
         started = time.monotonic()
         run(case, make_inputs(case, 0, exact=True))
         failures = trials(case, arguments.trials, neighbour)
-        name = f"{case.operator}.{case.plan} m={case.m} beside NCCL"
+        name = f"{case.name} m={case.m} beside NCCL"
         report.line(name, arguments.trials, failures, started)
     report.finish()
 

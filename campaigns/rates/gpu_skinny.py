@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product as product_of
-from math import exp, log
 from typing import TypeVar
 
 import torch
@@ -31,6 +30,7 @@ from overweave.runtime.gpu.kernels.kernels import Launch
 from overweave.runtime.gpu.kernels.skinny import skinny_launch
 from overweave.runtime.gpu.kernels.skinny_call import Factors, tiles_of
 from overweave.schedules.tiles.skinny import SHAPES, skinny_shape
+from overweave.tuner.measure.statistics import geometric_mean
 
 # n and k: of `o` and `down` of Llama-3-8B and 70B at tensor parallel 4, then of query, key and value, and gate and up.
 LAYERS = (
@@ -173,10 +173,6 @@ def time_shape(
     return times_us(calls, count)
 
 
-def mean(values: list[float]) -> float:
-    return exp(sum(map(log, values)) / len(values)) if values else float("nan")
-
-
 class Told:
     """Prints a line for each shape, and keeps by how much the quickest beats cuBLAS."""
 
@@ -197,7 +193,7 @@ class Told:
 
     def end(self) -> None:
         for name, values in self.gains.items():
-            print(f"{name}: {mean(values):.3f} x cuBLAS in geometric mean, worst {min(values):.3f}")
+            print(f"{name}: {geometric_mean(values):.3f} x cuBLAS in geometric mean, worst {min(values):.3f}")
 
 
 def main() -> None:

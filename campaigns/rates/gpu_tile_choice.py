@@ -17,7 +17,6 @@ import argparse
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from math import exp, log
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +31,7 @@ from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.kernels.matmul import Matmul
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
+from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 
 SETS = ("mlp", "gpt3", "llm_layers")
@@ -141,9 +141,8 @@ def gain_of_shares(found: list[Times]) -> str:
         whole = min(us for one, us in times.us.items() if one.split_k == 1)
         gains.append(whole / min(times.us.values()))
     quicker, most = sum(gain > 1 for gain in gains), max(gains)
-    return (
-        f"shares: quicker than the best whole tile in {quicker} of {len(gains)}, {_mean(gains):.3f}, at most {most:.3f}"
-    )
+    mean = geometric_mean(gains)
+    return f"shares: quicker than the best whole tile in {quicker} of {len(gains)}, {mean:.3f}, at most {most:.3f}"
 
 
 def against(found: list[Times], old: Path) -> str:
@@ -154,11 +153,7 @@ def against(found: list[Times], old: Path) -> str:
         (us, before[times.shape].get(one)) for times in found if times.shape in before for one, us in times.us.items()
     ]
     ratios = [us / was for us, was in both if was is not None]
-    return f"times to those of {old.name}: {_mean(ratios):.4f} in the geometric mean over {len(ratios)}"
-
-
-def _mean(ratios: list[float]) -> float:
-    return exp(sum(map(log, ratios)) / len(ratios))
+    return f"times to those of {old.name}: {geometric_mean(ratios):.4f} in the geometric mean over {len(ratios)}"
 
 
 def main() -> None:
@@ -197,9 +192,9 @@ def main() -> None:
     if asked.old:
         print(against(found, asked.old))
     for word, each in shares.items():
-        mean = exp(sum(map(log, each)) / len(each))
         reached = sum(share >= 0.97 for share in each)
-        print(f"{word}: {mean:.3f} of cuBLAS over {len(each)}, {reached} at 0.97, the worst {min(each):.3f}")
+        told = f"{len(each)}, {reached} at 0.97, the worst {min(each):.3f}"
+        print(f"{word}: {geometric_mean(each):.3f} of cuBLAS over {told}")
 
 
 if __name__ == "__main__":

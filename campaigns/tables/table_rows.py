@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from campaigns.verdict import Verdict
 from overweave.tuner.measure.statistics import geometric_mean, median
 
 MATMUL, LIBRARY, TORCH, PORTABLE, COMPILED = "matmul alone", "NCCL + cuBLAS", "torch fused", "portable", "compiled"
@@ -58,17 +59,6 @@ TABLES: dict[str, Table] = {
     "bandwidth": Table("Bandwidth of a back end by what it sends to each peer, and SMs", "KiB", "GB/s", _rate),
     "compile": Table("What a compilation takes without Triton", "", "ms", lambda row: row.us / 1e3, is_spread=True),
 }
-
-
-class Verdict(NamedTuple):
-    """A promise, what was found, and whether it holds."""
-
-    promise: str
-    found: str
-    holds: bool
-
-    def __str__(self) -> str:
-        return f"{'PASS' if self.holds else 'FAIL'}  {self.promise}: {self.found}"
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:

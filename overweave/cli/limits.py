@@ -21,13 +21,21 @@ from overweave.ir.text.files import shown
 from overweave.ir.verify.verdict import TOO_LARGE, Refusal
 
 SECONDS, SECONDS_PER_MIB = 1.5, 1.75  # of the processor, beside what a command takes to start and to print
-BYTES = 900 * 2**20  # of memory, beside what a command takes to start
+BYTES, LEAST_BYTES = 2**30, 2**28  # of memory, with what a command takes to start; beside that at least
+_SLACK_BYTES = 2**26  # to end with words
 PROVEN, REFUTED, UNUSABLE, NOT_DECIDED = "proven", "refuted", "unusable", "not decided"
 EXIT_CODES = {PROVEN: 0, REFUTED: 1, UNUSABLE: 2, NOT_DECIDED: 3}
 
 
-class _OutOfTime(Exception):
-    """The processor's time is spent."""
+class _Clock:
+    """Rings when the processor's time is spent."""
+
+    def __init__(self) -> None:
+        self.has_rung = False
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        self.has_rung = True
+        raise TimeoutError
 
 
 @contextmanager
@@ -35,14 +43,19 @@ def limited(path: Path) -> Iterator[None]:
     """Raises ScheduleUndecided where the reading and the proof of a file take more than its size explains."""
     mib = _size_bytes(path) / 2**20
     seconds = SECONDS + SECONDS_PER_MIB * mib
+    mapped, resident = _mapped_and_resident_bytes()
+    room = max(BYTES - _SLACK_BYTES - resident, LEAST_BYTES)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGPROF, _out_of_time)
+    clock = _Clock()
+    before = signal.signal(signal.SIGPROF, clock.ring)
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (_least(_mapped_bytes() + BYTES, soft, hard), hard))
+        resource.setrlimit(resource.RLIMIT_AS, (_least(mapped + room, soft, hard), hard))
         signal.setitimer(signal.ITIMER_PROF, seconds)
         yield
-    except (_OutOfTime, MemoryError) as error:
-        spent = f"{seconds:.1f} s" if isinstance(error, _OutOfTime) else f"{BYTES >> 20} MiB of memory"
+    except Exception as error:  # what is raised within a library may come out as another
+        if not (clock.has_rung or isinstance(error, MemoryError)):
+            raise
+        spent = f"{seconds:.1f} s" if clock.has_rung else f"{room >> 20} MiB of memory"
         found = f"it takes more than {spent} for {mib:.1f} MiB"
         raise ScheduleUndecided(shown(path), (Refusal(TOO_LARGE, None, None, None, found),)) from None
     finally:
@@ -75,10 +88,6 @@ def as_object(name: str, verdict: str, refusals: object, notes: tuple[str, ...] 
     return msgspec.json.encode(found).decode()
 
 
-def _out_of_time(number: int, frame: FrameType | None) -> None:
-    raise _OutOfTime
-
-
 def _size_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -86,8 +95,9 @@ def _size_bytes(path: Path) -> int:
         return 0
 
 
-def _mapped_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+def _mapped_and_resident_bytes() -> tuple[int, int]:
+    mapped, resident, *_ = Path("/proc/self/statm").read_text().split()
+    return int(mapped) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
 def _least(*limits: int) -> int:

@@ -21,7 +21,7 @@ from overweave.ir.epilogue import (
 from overweave.ir.operators.record import Dim, Operand, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
-from overweave.ir.shards import shard_rows
+from overweave.ir.shards import owned_rows, rows_of, shard_rows
 
 LONGEST_LIST = 64  # of weights, in one call
 
@@ -153,7 +153,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def operand_rows(self, rank: int) -> int:
         """The rows of x on a rank."""
-        return self._rows(rank) if self.record.has_row_shards else self.m
+        return rows_of(self.operand_ranges(rank))
+
+    def operand_ranges(self, rank: int) -> tuple[Range, ...]:
+        """Which rows of the whole x a rank has, in the order in which they stand in its tensor."""
+        record = self.record
+        return owned_rows(self.m, self.world_size, rank, record.x.ranges) if record.has_row_shards else ((0, self.m),)
 
     def _rows(self, rank: int) -> int:
         lo, hi = shard_rows(self.m, self.world_size, rank)

@@ -21,10 +21,10 @@ GATHERED_OUT = "gathered_out"  # the output that the gathered operand is returne
 
 
 class Holding(Struct, frozen=True):
-    """Element `[i, j]` of a rank's tensor `buffer` is element `[at[0] + i, at[1] + j]` of the logical `tensor`.
+    """Element `[first + i, j]` of a rank's tensor `buffer` is element `[at[0] + i, at[1] + j]` of the logical `tensor`.
 
-    shape: rows and columns that the rank has. reduced: the range that an element is summed over, or None of an element
-    that is moved and not computed.
+    shape: rows and columns that this is true of. reduced: the range that an element is summed over, or None of an
+    element that is moved and not computed.
     """
 
     buffer: str
@@ -34,15 +34,19 @@ class Holding(Struct, frozen=True):
     tensor: str
     at: tuple[int, int]
     reduced: Range | None = None
+    first: int = 0
 
 
 def given_to(problem: Problem, rank: int) -> Iterator[Holding]:
     """What a rank's operands hold when a call begins."""
     record, (a, b), dtype = problem.record, FACTORS, problem.dtype
-    rows, at = problem.operand_rows(rank), problem.start(record.x, rank)
-    yield Holding(record.x.name, rank, (rows, problem.k), dtype, a, at)
-    if problem.epilogue.scaling == "rows":
-        yield Holding(SCALE_X, rank, (rows, 1), SCALE_DTYPE, scale_of(a), at)
+    _, col = problem.start(record.x, rank)
+    first = 0
+    for lo, hi in problem.operand_ranges(rank):
+        yield Holding(record.x.name, rank, (hi - lo, problem.k), dtype, a, (lo, col), first=first)
+        if problem.epilogue.scaling == "rows":
+            yield Holding(SCALE_X, rank, (hi - lo, 1), SCALE_DTYPE, scale_of(a), (lo, col), first=first)
+        first += hi - lo
     row, col = problem.start(record.w, rank)
     for index, cols in enumerate(problem.widths):
         yield Holding(numbered(record.w.name, index), rank, (problem.k, cols), dtype, b, (row, col))

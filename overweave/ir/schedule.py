@@ -5,8 +5,8 @@ Everything is told in global terms, so that a value can be followed through buff
 
 - A *tensor* is a logical matrix that no single rank need hold, such as the gathered `a` or the summed product `a@b`.
 - A `Given` says which part of a tensor a region holds at the start; a `Goal`, which part it must hold at the end.
-- A product element is a sum over a reduced axis. Its *terms* are the ranges of that axis that were added, in order.
-  A range of the global axis names the contributing rank too, since ranks own disjoint ranges.
+- A product element is a sum over a reduced axis. Its *terms* are the ranges of that axis that were added, in order. A
+  range of the global axis names the contributing rank too, since ranks own disjoint ranges.
 
 Operations stand in launch order; `queue` and `waits` say what runs after what (docs/design/0001-schedule.md).
 """
@@ -18,10 +18,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from overweave.ir.blocks import Blocks
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 
-LIMIT = 2**31 - 1
-LONGEST_DELAY_US = 600_000_000
+LIMIT, LONGEST_DELAY_US = 2**31 - 1, 600_000_000
 Index = Annotated[int, Meta(ge=0, le=LIMIT)]
 Count = Annotated[int, Meta(ge=1, le=LIMIT)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.@+-]*$", max_length=64)]
@@ -36,9 +36,9 @@ ECHOES: Literal["echoes"] = "echoes"
 class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A matrix `[rows, cols]` that every rank has one instance of.
 
-    home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the
-    group's workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only.
-    dtype: of its elements, where that is not the plan's.
+    home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the group's
+    workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only. dtype: of
+    its elements, where that is not the plan's. blocks: how it lies in memory, where that is not row by row.
     """
 
     name: Name
@@ -46,6 +46,7 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     cols: Index
     home: Literal["input", "output", "symmetric", "local"]
     dtype: Dtype | None = None
+    blocks: Blocks | None = None
 
     def itemsize_bytes(self, dtype: Dtype) -> int:
         """Bytes of an element in a plan of `dtype`."""
@@ -305,9 +306,10 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     all_gather: `sources[0]` of member i lands in `destinations[i]` of every member.
     reduce_scatter: `sources[i]` of every member is summed, in member order, into `destinations[0]` of member i.
-    all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, which
-    may be its source. The order is that of the books: which one the library takes is its own affair.
-    all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i.
+    all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, or into
+    itself. The order is that of the books: which one the library takes is its own affair.
+    all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i. Where blocks are permuted, several
+    regions may stand for each of these: one stretch of memory, in the same order at its other end.
     finishes: as of a Compute, of what a reduce_scatter or an all_reduce leaves here, which the library has rounded.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from overweave.ir.schedule import Range
@@ -11,6 +12,28 @@ def shard_rows(m: int, world_size: int, rank: int) -> Range:
     """Rows `[lo, hi)` of `rank`: `ceil(m / world_size)` each until none are left, as `torch.chunk` deals them."""
     size = -(-m // world_size)
     return min(rank * size, m), min((rank + 1) * size, m)
+
+
+def owned_rows(m: int, world_size: int, rank: int, ranges: int = 1) -> tuple[Range, ...]:
+    """The rows of `rank` if each rank has so many ranges, dealt to and fro; neighbours are one.
+
+    One range is that of `shard_rows`. Two are zigzag, the r-th of 2 W from the front and the r-th from the end: then
+    attention that looks back only gives all ranks as much to do. SOURCE: Llama 3 (arXiv 2407.21783) 3.3.2.
+    """
+    found: list[Range] = []
+    for turn in range(ranges):
+        place = rank if turn % 2 == 0 else world_size - 1 - rank
+        lo, hi = shard_rows(m, ranges * world_size, turn * world_size + place)
+        if found and found[-1][1] == lo:
+            found[-1] = (found[-1][0], hi)
+        else:
+            found.append((lo, hi))
+    return tuple(found)
+
+
+def rows_of(ranges: Iterable[Range]) -> int:
+    """How many rows the ranges have together."""
+    return sum(hi - lo for lo, hi in ranges)
 
 
 def piece_rows(rows: Range, pieces: int, alignment: int = 1) -> tuple[Range, ...]:

@@ -151,7 +151,10 @@ class TileChannel:
 
     def counters_of(self, tile: int) -> tuple[int, int]:
         """The counters `[low, high)` that a consumer's tile waits for."""
-        low, high = self.consumed.rows_of(tile)
+        return self.counters_of_rows(*self.consumed.rows_of(tile))
+
+    def counters_of_rows(self, low: int, high: int) -> tuple[int, int]:
+        """The counters `[low, high)` that stand for rows `[low, high)`."""
         if low == high:
             return 0, 0
         return self._counter_of_row(low), self._counter_of_row(high - 1) + 1

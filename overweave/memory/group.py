@@ -115,12 +115,12 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
         group = _group_of_mesh(group)
     if group is None:
         group = dist.group.WORLD
-    outsider: object = dist.GroupMember.NON_GROUP_MEMBER  # an int, which new_group returns to outsiders
-    if group == outsider:
+    given: object = group
+    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group returns to outsiders
         raise _lacks_this_rank("that was passed")
     if not isinstance(group, ProcessGroup):
-        found = f"got {type(group).__name__}"
-        raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, "Pass one of these")
+        found, cure = f"got {type(group).__name__}", "Pass one of these; a bias and its like go by their names"
+        raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, cure)
     if group not in LIVING:
         raise GroupError("compute in the group that was passed", "it was destroyed", "Make a new one")
     return group

@@ -49,6 +49,19 @@ class SlotAddresses(Struct, frozen=True):
         return Place(None, self.bases[region.rank] + self.layout.buffers[buffer.name] + offset, pitch)
 
 
+def refuse_permuted(schedule: Schedule) -> None:
+    """Raises ScheduleError if a buffer's blocks are permuted: nothing that is lowered to addresses knows the map yet.
+
+    No kernel does (portable, Hopper, reduction, copy, packed, an author's), nor do a GPU's copy and library queues.
+    """
+    for buffer in schedule.buffers:
+        if buffer.blocks is not None:
+            found = (
+                f"the blocks of buffer {buffer.name} are permuted, and kernels and GPU queues address rows and columns"
+            )
+            raise ScheduleError(f"run {schedule.name}", found, "Run it on CPU tensors, at depth `library`")
+
+
 def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[Step, ...]:
     """What the copy engine does for Puts and Gets of one queue, in order. Empty chunks still signal."""
     steps: list[Step] = []

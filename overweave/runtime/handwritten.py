@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from overweave.errors import InputError
-from overweave.lang.mapping import TileChannel
+from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.layout import SlotLayout, lay_out_slot
 
 MAIN = "main"  # the queue that is the caller's stream
@@ -70,13 +70,45 @@ class TensorArgument:
 
 
 @dataclass(frozen=True)
+class Reads:
+    """Rows of a matrix on a tile's own rank that the tile reads: those of the tile, or all.
+
+    tensor: the logical tensor that must lie there. channel: for which the tile waits first, if for any.
+    """
+
+    matrix: str
+    tensor: str
+    channel: str | None = None
+    all_rows: bool = False
+
+
+@dataclass(frozen=True)
+class TileEffect:
+    """What tiles of a launch do, in the words of the author (ops/author/tile_schedule.py makes a Schedule of it).
+
+    tiles: how what is made is cut. makes: the matrix that it is stored in, `tensor` its logical name. own: whether a
+    rank makes the tiles of its shard alone, or all. tells: the channel that announces each tile. mode: where tiles are
+    stored and announced, as of `producer_tile_notify`.
+    """
+
+    tiles: Tiles
+    makes: str
+    tensor: str
+    reads: tuple[Reads, ...]
+    own: bool = False
+    tells: str | None = None
+    mode: Literal["local", "p2p", "broadcast"] = "local"
+
+
+@dataclass(frozen=True)
 class Launch:
-    """Runs a kernel. options: what Triton takes beside arguments, such as num_warps."""
+    """Runs a kernel. options: what Triton takes beside arguments, such as num_warps. effects: of its tiles, if said."""
 
     kernel: Any
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
+    effects: tuple[TileEffect, ...] = ()
 
     @property
     def name(self) -> str:

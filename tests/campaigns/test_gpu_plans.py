@@ -1,27 +1,48 @@
-"""Plans that GPU campaigns name are there: no run on a GPU ends with a name that is gone."""
+"""Plans that campaigns name are there: no run on a GPU ends with a name that is gone."""
 
 from __future__ import annotations
 
 import pytest
 
-from campaigns.exact import ended_sums, gpu_exactness, gpu_faults, gpu_fp8, gpu_norms, gpu_packed
+from campaigns import cases
+from campaigns.exact import gpu_faults, gpu_fp8, gpu_packed
 from campaigns.host import host_cases
+from overweave.ir.problem import Problem
 from overweave.ops.call.plan_words import candidate_of
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.record import Method
+from overweave.schedules.methods.registry import METHODS
 
 NAMED = (
-    *((operator, plan) for operator, plans in gpu_exactness.PLANS.items() for plan in plans if plan),
-    *gpu_exactness.LONG_RUNS,
-    *((case.operator, case.plan) for case in gpu_faults.CASES),
+    *((operator, plan) for operator in cases.OPERATORS for plan in cases.every_plan(operator)),
+    *cases.LONG_RUNS,
+    *cases.IN_KERNELS,
     *((lost[0].operator, lost[0].plan) for lost in gpu_faults.LOST),
     *((case.operator, case.plan) for case in host_cases.CASES),
-    *ended_sums.PLANS,
-    *((host_cases.REDUCE, plan) for plan in gpu_norms.PLANS),
-    *(("all_gather_matmul", plan) for plan in gpu_fp8.GATED),
+    *gpu_fp8.MORE,
     *gpu_packed.BETWEEN,
-    *gpu_packed.PULLS.items(),
 )
 
 
-@pytest.mark.parametrize(("operator", "plan"), dict.fromkeys(NAMED), ids=str)
-def test_a_named_plan_is_there(operator: str, plan: str):
+@pytest.mark.parametrize(("operator", "plan"), dict.fromkeys(map(tuple, NAMED)), ids=str)
+def test_a_named_plan_is_there_and_is_built(operator: str, plan: str):
     candidate_of(operator, plan)
+    problem = Problem(operator=operator, m=1000, n=512, k=512, world_size=4, dtype="bfloat16")
+    named = cases.Named(operator, plan)
+    build(named.full_name, problem, named.options)
+
+
+def test_every_method_that_the_tuner_offers_is_gone_over():
+    wanted = {name for name, method in METHODS.items() if method.grids or method.adds}
+    assert {plain.full_name for plain in cases.PLAIN} == wanted
+    assert {
+        cases.Named(operator, plan).full_name for operator in cases.OPERATORS for plan in cases.every_plan(operator)
+    } == wanted
+
+
+def test_all_engines_run_long_and_meet_faults():
+    run = {(one.full_name, one.options.get("mover"), one.options.get("sums")) for one in cases.BY_ENGINES}
+    fused: list[Method] = [method for name, method in METHODS.items() if method.is_fused and cases.offered(method)]
+    assert {(method.full_name, None, None) for method in fused} <= run
+    assert {("all_gather_matmul.push", "copy_kernel", None), ("matmul_all_reduce.two_shot", None, "epilogue")} <= run
+    assert {case.operator for case in gpu_faults.CASES} == set(cases.OPERATORS)

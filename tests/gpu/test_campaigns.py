@@ -17,17 +17,17 @@ import torch
 # The longest first: what starts last should not be what everything waits for.
 CAMPAIGNS = {
     "beside": ["gpu_beside", "--trials", "48"],
-    "epilogues": ["gpu_epilogues", "--activations", "silu", "--sizes", "1", "--only", "push"],
-    "sums": ["gpu_epilogues", "--activations", "silu", "--sizes", "1", "--only", "matmul_all_reduce two_shot"],
+    "epilogues": ["gpu_epilogues", "--forms", "silu", "weights", "--sizes", "1", "--only", "push"],
+    "sums": ["gpu_epilogues", "--forms", "silu", "--sizes", "1", "--only", "matmul_all_reduce two_shot"],
     "faults": ["gpu_faults", "--deadline", "3", "--rounds", "2", "--absent", "3"],
     "exactness": ["gpu_exactness", "--shapes", "30", "--calls", "100", "--replays", "60", "--set", ""],
     "packed": [
         *("gpu_packed", "--shapes", "20", "--calls", "300", "--replays", "60"),
-        *("--deadline", "4", "--no-latency", "--matmul", "library", "early"),
+        *("--deadline", "4", "--matmul", "library", "early"),
     ],
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "callers": ["gpu_callers", "--trials", "16"],
-    "norms": ["gpu_norms", "--sizes", "2"],
+    "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
     "fp8": ["gpu_fp8", "--operator", "all", "--no-times", "--sizes", "1"],
 }

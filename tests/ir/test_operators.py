@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from msgspec import json
@@ -11,7 +11,7 @@ from msgspec import json
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS, operator_of, record_of, those_with
 from overweave.ir.problem import Problem
-from tests.source_tree import modules, tree
+from tests.source_tree import modules, nodes
 
 SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
 # Files that may hold a table by operators' names: what else they know of one is nobody's fact but theirs.
@@ -32,9 +32,9 @@ def is_name(node: ast.AST, constants: set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in constants
 
 
-def constants_of(trees: Iterator[ast.AST]) -> set[str]:
+def constants_of(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that stand for an operator's name anywhere."""
-    assigned = (node for each in trees for node in ast.walk(each) if isinstance(node, ast.Assign))
+    assigned = (node for node in nodes if isinstance(node, ast.Assign))
     return {
         target.id
         for node in assigned
@@ -44,9 +44,9 @@ def constants_of(trees: Iterator[ast.AST]) -> set[str]:
     }
 
 
-def offences(node: ast.AST, constants: set[str], has_table: bool = False) -> Iterator[str]:
+def offences(nodes: Iterable[ast.AST], constants: set[str], has_table: bool = False) -> Iterator[str]:
     """Where an operator's name is compared with, searched in, matched against, or the key of a table."""
-    for each in ast.walk(node):
+    for each in nodes:
         parts: list[ast.AST] = []
         if isinstance(each, ast.Compare):
             parts = [each.left, *each.comparators]
@@ -62,10 +62,8 @@ def offences(node: ast.AST, constants: set[str], has_table: bool = False) -> Ite
 
 def test_nobody_asks_for_an_operator_by_its_name():
     asked = [name for name in modules() if not name.startswith("overweave.ir.operators.")]
-    constants = constants_of(tree(modules()[name]) for name in asked)
-    found = {
-        f"{name}: {where}" for name in asked for where in offences(tree(modules()[name]), constants, name in TABLES)
-    }
+    constants = constants_of(node for name in asked for node in nodes(name))
+    found = {f"{name}: {where}" for name in asked for where in offences(nodes(name), constants, name in TABLES)}
     assert not found
 
 
@@ -82,8 +80,8 @@ def test_nobody_asks_for_an_operator_by_its_name():
     ],
 )
 def test_who_asked_would_be_seen(code: str):
-    parsed = ast.parse(code)
-    assert list(offences(parsed, constants_of(iter([parsed]))))
+    parsed = list(ast.walk(ast.parse(code)))
+    assert list(offences(parsed, constants_of(parsed)))
 
 
 def test_what_the_records_say():

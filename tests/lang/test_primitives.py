@@ -22,9 +22,10 @@ CHANNEL = TileChannel(Tiles(4096, 256, 16, 64, 4), Tiles(4096, 256, 32, 64, 4), 
 ALARM = ("channel.words", "*channel.limits")
 
 
-def test_primitives_between_processes():
+@pytest.mark.parametrize("file", ["interpreted_primitives.py", "interpreted_programs.py"])
+def test_primitives_between_processes(file: str):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command.append("tests/lang/interpreted_primitives.py")
+    command.append(f"tests/lang/{file}")
     cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 

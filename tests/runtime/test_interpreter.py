@@ -22,7 +22,7 @@ INTERPRETED = (
     ("sums",),
     ("messages", "endings", "operands"),
     ("norm", "fp8", "weights"),
-    ("kernels", "split_k", "skinny", "head", "waits"),
+    ("kernels", "split_k", "skinny", "head", "waits", "permuted"),
 )
 
 

@@ -11,13 +11,11 @@ from random import Random
 
 from msgspec import Struct
 
-from campaigns.oracle.random.adds import add_in_any_order
 from campaigns.oracle.random.chunks import chunked
 from campaigns.oracle.random.endings import finished_sums
 from campaigns.oracle.random.gathers import collectives, gather, gather_columns, into_outputs
-from campaigns.oracle.random.stored import stored_at_peers
-from campaigns.oracle.random.sums import add_in_turn, ring, scatter, scatter_into_tiles
-from campaigns.oracle.random.totals import all_reduces, read_everywhere
+from campaigns.oracle.random.sums import add_in_any_order, add_in_turn, ring, scatter, scatter_into_tiles
+from campaigns.oracle.random.totals import all_reduces, read_everywhere, stored_at_peers
 from overweave.ir.schedule import Schedule
 
 

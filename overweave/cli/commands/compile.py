@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from overweave.cli.destination import write_file
+from overweave.cli.limits import limited
 from overweave.cli.of_kernel import schedules_of
 from overweave.errors import InputError
 from overweave.ops.author.compile import compile as fuse
@@ -22,7 +23,8 @@ def compile(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write it; else it is printed.")] = None,
 ) -> None:
     """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
-    text = fuse(kernel, schedules_of(schedule)).source()
+    with limited(where_of(kernel)[0]):
+        text = fuse(kernel, schedules_of(schedule)).source()
     if out is not None and out.resolve() == where_of(kernel)[0].resolve():
         raise InputError(f"write {out}", "it holds the kernel that was compiled", "Name another file")
     if out is None:

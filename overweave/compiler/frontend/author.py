@@ -5,6 +5,7 @@ The kernel is read from its file with LibCST, so that all the author wrote survi
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, cast
@@ -16,10 +17,12 @@ from msgspec import Struct
 from overweave.compiler.frontend.directives import Directive, Place, is_directive, parse_directive
 from overweave.compiler.frontend.language import Language, language_of
 from overweave.errors import InputError
+from overweave.ir.text.files import read_bytes, shown
 
 Statement = cst.BaseStatement
 Kind = TypeVar("Kind", bound=Directive)
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 17
+MOST_DEPTH = 100
 
 
 class Marked(Struct, Generic[Kind], frozen=True):
@@ -78,6 +81,24 @@ def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
     return tuple(one.name.value for one in listed(function))
 
 
+def _parsed(data: bytes) -> cst.Module:
+    """The module of a file. Raises ValueError for what is no sensible one, and whatever Python's parser raises.
+
+    The concrete parser has no limits: nested text takes its stack, minutes or all memory. Python's own has some.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    text = data.decode()
+    level: list[ast.AST] = [ast.parse(text)]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"it nests more than {MOST_DEPTH} deep")
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return cst.parse_module(text)
+
+
 def read_source(path: Path, name: str, line: int | None = None) -> Source:
     """The kernel `name` of a file, with its directives. line: where Python saw the function that is meant begin.
 
@@ -86,12 +107,10 @@ def read_source(path: Path, name: str, line: int | None = None) -> Source:
     """
     asked = f"read kernel {name[:80]} of {path.name}"
     try:
-        data = path.read_bytes()
-        if len(data) > MOST_BYTES:
-            raise InputError(asked, f"{len(data)} bytes", f"Put the kernel into a file of at most {MOST_BYTES} bytes")
-        wrapper = MetadataWrapper(cst.parse_module(data.decode()))
-    except (OSError, cst.ParserSyntaxError, ValueError, RecursionError) as error:
-        raise InputError(asked, str(error).splitlines()[0][:200], "Give a Python file that can be parsed") from None
+        wrapper = MetadataWrapper(_parsed(read_bytes(path, MOST_BYTES)), unsafe_skip_copy=True)
+    except (OSError, SyntaxError, cst.ParserSyntaxError, ValueError, RecursionError, MemoryError) as error:
+        found = shown(str(error).split("\n", maxsplit=1)[0]) or "it nests too deep"  # of the parser
+        raise InputError(asked, found, "Give a Python file that can be parsed") from None
     functions = [node for node in wrapper.module.body if isinstance(node, cst.FunctionDef) and node.name.value == name]
     if len(functions) != 1:
         found = f"it has {len(functions)} functions of that name at its top level"

@@ -31,12 +31,16 @@ class AnyProblem(Protocol):
 
 
 class Operand(Struct, frozen=True):
-    """A matrix of a call. dims: of its rows and its columns. along: the dimension that ranks have shards of, if any."""
+    """A matrix of a call. dims: of its rows and its columns. along: the dimension that ranks have shards of, if any.
+
+    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag.
+    """
 
     name: str
     dims: tuple[Dim, Dim]
     ownership: Ownership
     along: Dim | None = None
+    ranges: int = 1
 
 
 class Forms(Struct, frozen=True, kw_only=True):

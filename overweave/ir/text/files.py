@@ -73,13 +73,13 @@ def read_file(path: Path) -> Schedule | Plan:
         raise ScheduleFileError(f"{error.asked} {shown(path)}", error.found, error.cure) from None
 
 
-def read_bytes(path: Path) -> bytes:
-    """What a regular file holds, up to one byte more than any file may; nobody is waited for. Raises OSError, or
-    ValueError where the name cannot be one."""
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """What a regular file holds, up to one byte more than it may; nobody is waited for. Raises OSError, or ValueError
+    where the name cannot be one."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("not a regular file")
-        return file.read(MAX_BYTES + 1)
+        return file.read(most + 1)
 
 
 def shown(words: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import MsgspecError, convert
 
 from overweave.errors import ScheduleFileError
-from overweave.ir.schedule import Schedule
+from overweave.ir.schedule import Operation, Schedule
 
 VERSION = 1
 MAX_BYTES = 32 * 2**20
@@ -54,7 +54,10 @@ def _line(line: str, rank: int | None, parts: _Parts) -> int | None:
     if match := _RANK.fullmatch(line):
         return int(match[1])
     if line.startswith(" ") and rank is not None and words:
-        parts["operations"].append({"rank": rank, **_operation(words)})
+        try:
+            parts["operations"].append(convert({"rank": rank, **_operation(words)}, Operation))
+        except MsgspecError as error:
+            raise _Refused(str(error)) from None
     elif words:
         _section(words, line, parts)
     return rank
@@ -87,8 +90,13 @@ def _schedule(name: str, world_size: str, version: str) -> _Found:
     return [("name", name), ("world_size", int(world_size))]
 
 
-def _buffer(name: str, rows: str, cols: str, home: str, dtype: str | None) -> _Found:
-    return [("buffers", {"name": name, "rows": int(rows), "cols": int(cols), "home": home, "dtype": dtype})]
+def _buffer(name: str, rows: str, cols: str, home: str, dtype: str | None, *permuted: str | None) -> _Found:
+    buffer = {"name": name, "rows": int(rows), "cols": int(cols), "home": home, "dtype": dtype}
+    height, width, places = permuted
+    if height and width:
+        numbers = [_int(word) for word in (places or "").split()]
+        buffer["blocks"] = {"rows": int(height), "cols": int(width), "places": numbers}
+    return [("buffers", buffer)]
 
 
 def _pad(name: str, size: str) -> _Found:
@@ -124,7 +132,11 @@ def _form(pattern: str, read: Callable[..., _Found]) -> tuple[re.Pattern[str], C
 
 _SECTIONS = {
     "schedule": _form(rf"schedule {_NAME} world_size={_NUMBER} version={_NUMBER}", _schedule),
-    "buffer": _form(rf"buffer {_NAME} \[{_NUMBER}, {_NUMBER}\] ([a-z]+)(?: ([a-z0-9_]+))?", _buffer),
+    "buffer": _form(
+        rf"buffer {_NAME} \[{_NUMBER}, {_NUMBER}\] ([a-z]+)(?: (?!blocks )([a-z0-9_]+))?"
+        rf"(?: blocks {_NUMBER}x{_NUMBER} at(?: (\S.*))?)?",
+        _buffer,
+    ),
     "pad": _form(rf"pad {_NAME} \[{_NUMBER}\]", _pad),
     "queue": _form(rf"queue {_NAME} ([a-z]+)(?: after (\S.*))?", _queue),
     "credits": _form(rf"credits {_NUMBER} -> (\S.*)", _credits),

@@ -11,6 +11,7 @@
       copies push.0-1.0: put x@0[0:64,0:32] -> gathered@1[0:64,0:32] signal arrived@1[0]
       tiles multiply.0-1.0: matmul gathered@0[64:128,0:32] @ w@0[0:32,0:16] -> y@0[64:128,0:16] wait arrived[1:2]>=1
 
+A buffer whose blocks are permuted says how large they are, and the place of each: `local blocks 64x32 at 2 0 1 3`.
 Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
 `reuse echoes` stands where no credits are taken. `+->` accumulates. A matmul with addends is the sum it computes,
 `p + a @ b + q -> out`, and `late` stands before what only they wait for; `scaled` stands before what the rows of its
@@ -28,6 +29,7 @@ from itertools import groupby
 from overweave.ir.schedule import (
     CREDITS,
     Apply,
+    Buffer,
     Collective,
     Compute,
     Copy,
@@ -52,9 +54,7 @@ def to_text(schedule: Schedule) -> str:
 def _lines(schedule: Schedule) -> Iterator[str]:
     yield f"schedule {schedule.name} world_size={schedule.world_size} version={VERSION}"
     for buffer in schedule.buffers:
-        yield f"buffer {buffer.name} [{buffer.rows}, {buffer.cols}] {buffer.home}" + (
-            f" {buffer.dtype}" if buffer.dtype else ""
-        )
+        yield _spaced(f"buffer {buffer.name} [{buffer.rows}, {buffer.cols}]", buffer.home, *_storage(buffer))
     for pad in schedule.pads:
         yield f"pad {pad.name} [{pad.size}]"
     for queue in schedule.queues:
@@ -71,6 +71,13 @@ def _lines(schedule: Schedule) -> Iterator[str]:
         yield f"rank {rank}"
         for operation in operations:
             yield f"  {operation_text(operation)}"
+
+
+def _storage(buffer: Buffer) -> Iterator[object]:
+    if buffer.dtype:
+        yield buffer.dtype
+    if buffer.blocks:
+        yield from ("blocks", f"{buffer.blocks.rows}x{buffer.blocks.cols}", "at", *buffer.blocks.places)
 
 
 def _goal_line(goal: Goal) -> str:

@@ -16,6 +16,7 @@ from overweave.ir.verify.engines.scales import check_scaling
 from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
+from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
@@ -66,6 +67,7 @@ def verify_plan(
     try:
         graph = build_graph(plan.schedule, findings)
         check_engines(plan, graph, findings)
+        check_permuted_engines(plan, findings)
         _check_numbers(plan, graph, findings)
         if not findings.refusals:
             check_finished(plan, findings)

@@ -33,6 +33,7 @@ from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.call.arguments import DTYPES
 from overweave.ops.call.devices import is_away, run_on
 from overweave.ops.call.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
+from overweave.ops.call.surroundings import check_untraced
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.communication import CARRYING_TILES
@@ -94,6 +95,7 @@ class Fused:
 
         Raises RankMismatch where ranks call differently, ScheduleError for tiles that no table can tell, PeerError.
         """
+        check_untraced(self.kernel.source.name)
         tensors = map(tensor_of, (*arguments, *named.values()))
         first = next((tensor for tensor in tensors if tensor is not None), None)
         if is_away(first):

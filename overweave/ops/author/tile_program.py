@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -38,6 +38,7 @@ from overweave.runtime.handwritten import (
     Step,
     SymmetricBuffer,
     TensorArgument,
+    TileEffect,
 )
 
 __all__ = ["Part", "SymmetricBuffer", "TileCall", "TileProgram", "TileQueue"]
@@ -129,10 +130,18 @@ class TileQueue:
     def __init__(self, call: TileCall, name: str) -> None:
         self._call, self._name = call, name
 
-    def launch(self, kernel: Any, grid: int | tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    def launch(
+        self,
+        kernel: Any,
+        grid: int | tuple[int, ...],
+        *arguments: Any,
+        tile_effects: tuple[TileEffect, ...] = (),
+        **options: Any,
+    ) -> None:
         """Runs a Triton kernel. arguments: as Triton takes them, and `call.channel`, `call.tensor`, `call.part`.
 
-        options: keyword arguments of the kernel and of the launch.
+        options: keyword arguments of the kernel and of the launch. tile_effects: what its tiles read and make, in
+        the order of the programs, for `tile_schedule`; they change nothing of the call.
         """
         if any(isinstance(argument, Part) and argument.rank != self._call.rank for argument in arguments):
             found = "it is given a peer's part as a tensor"
@@ -144,7 +153,8 @@ class TileQueue:
             if not hasattr(kernel, "configs"):
                 found = f"a {type(kernel).__name__} is no kernel"
             raise InputError(f"launch {kernel}", found, "Pass a @triton.jit function and its constants")
-        self._add(Launch(kernel, checked_launch(kernel, grid, arguments, options), arguments, options))
+        grid = checked_launch(kernel, grid, arguments, options)
+        self._add(Launch(kernel, grid, arguments, options, tile_effects))
 
     def rank_copy_data(self, source: Place, target: Place, mode: Mode = "p2p") -> None:
         """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.
@@ -192,6 +202,17 @@ class TileQueue:
         self._call.steps.append((self._name, action))
 
 
+class Program(Protocol):
+    """What a call must know of its program."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def declared(self) -> Declared: ...
+
+
 class TileCall(TileQueue):
     """One call as it is written down; it is its own main queue.
 
@@ -199,7 +220,7 @@ class TileCall(TileQueue):
     before what waits for it.
     """
 
-    def __init__(self, program: TileProgram) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__(self, MAIN)
         self.rank, self.world_size = program.rank, program.world_size
         self.steps: list[Step] = []

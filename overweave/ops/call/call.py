@@ -20,8 +20,12 @@ from overweave.ops.call.epilogue import Extras, checked_epilogue
 from overweave.ops.call.norm import RmsNorm, checked_norm
 from overweave.ops.call.prepared import Tensors
 from overweave.ops.call.scales import FP8, TAKEN, dtype_of, name_of
+from overweave.ops.call.surroundings import PRE_DISPATCH, check_surroundings
 from overweave.schedules.catalog.forms import check_forms, no_gate
 
+# What torch knows of tracers and autocast, without its functions of Python: every call asks.
+_is_recorded, _is_dispatched = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+_is_before_dispatch, _is_cast = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._is_any_autocast_enabled
 WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
 PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
 Beside = tuple[Extras | None, RmsNorm | None]  # what happens to the product, and to the rows of a sum
@@ -43,6 +47,8 @@ def call(
     """
     if is_read_by_compiler():
         return eagerly(call, operator, x, w, group, options, beside)
+    if _is_recorded() or _is_dispatched() or _is_before_dispatch(PRE_DISPATCH) or _is_cast():
+        check_surroundings(operator.name, x)
     if is_away(x):
         return run_on(x.device, call, operator, x, w, group, options, beside)
     resolved = group_of(group)

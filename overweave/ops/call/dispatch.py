@@ -57,6 +57,7 @@ ALIGNED_BYTES = 16
 
 
 _Tensor = torch.Tensor  # looked up once
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _PREPARED: dict[dist.ProcessGroup, Calls] = {}
 atexit.register(_PREPARED.clear)  # a process group must not outlive the interpreter
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
@@ -119,6 +120,8 @@ def look_up(
     try:
         for each in parts:
             if isinstance(each, _Tensor):
+                if each.__class__ not in _PLAIN:  # whose address may be asked for only with a warning, if at all
+                    _check(group, operator, operands, options, parts)
                 misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
                 told.append((each.__class__, each.shape, each.stride(), each.dtype, each.device, misaligned, gradient))
             else:

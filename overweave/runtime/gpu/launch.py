@@ -33,7 +33,7 @@ from overweave.memory.cuda.workspace import Slot, Workspace
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.layout import lay_out
-from overweave.memory.lower import SlotAddresses, copy_steps, wait_steps, write_steps
+from overweave.memory.lower import SlotAddresses, copy_steps, refuse_permuted, wait_steps, write_steps
 from overweave.memory.steps import CopyStep
 from overweave.memory.subgroups import make_parts
 from overweave.runtime.gpu.bind import AuthorTiles, SlotKernels, own_instance
@@ -365,6 +365,7 @@ def bind(plan: Plan, group: Group, example: Tensors) -> CudaRun | LibraryRun | P
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """
+    refuse_permuted(plan.schedule)
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
     if is_library and not plan.schedule.pads and not queues_beside(plan):
         return LibraryRun(plan, group, example)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -34,8 +35,9 @@ from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import part_of
 from overweave.runtime.host.agenda import Agenda, Step
 from overweave.runtime.host.beside import IsDone, work_off
+from overweave.runtime.host.permuted import Permuted
 from overweave.runtime.library.epilogue import run_with_epilogue
-from overweave.runtime.library.library import View, movable
+from overweave.runtime.library.library import movable
 from overweave.runtime.library.norm import finish_sum
 from overweave.runtime.trace.trace import Stopwatch
 
@@ -56,6 +58,7 @@ class HostCall:
         self.stopwatch: Stopwatch | None = None
         self.agenda = self.make_agenda()
         self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
+        self._permuted = Permuted(plan.schedule.buffers, lambda name, rank: self.slot.buffer(name, rank))
 
     @staticmethod
     def check(plan: Plan) -> None:
@@ -105,12 +108,14 @@ class HostCall:
         return None
 
     def _execute(self, operation: Operation) -> None:
+        view, store = self._permuted.through(operation, self.view)
         if isinstance(operation, Put | Get | ReducePut):
             for source, destination in zip(operation.sources, operation.destinations, strict=True):
-                target, arriving = self.view(destination), self.view(source)
+                target, arriving = view(destination), view(source)
                 target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
         else:
-            run_with_epilogue(operation, self.plan.problem, self.view, (self.tensors, self.group))
+            run_with_epilogue(operation, self.plan.problem, view, (self.tensors, self.group))
+        store()
 
     def _start_late(self, operation: Copy) -> IsDone:
         due_s = time.monotonic() + operation.delay_us / 1e6
@@ -125,7 +130,8 @@ class HostCall:
 
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
-            ends = _start_collective(operation, part_of(self.group, operation.ranks), self.view)
+            group = part_of(self.group, operation.ranks)
+            ends = _start_collective(operation, group, lambda parts: self._permuted.stretch(parts, self.view))
         except RuntimeError as error:
             raise self.workspace.board.blame(error, operation.name) from error
 
@@ -207,27 +213,28 @@ class HostCall:
         return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
 
 
-def _start_collective(operation: Collective, group: Group, view: View) -> IsDone:
-    """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once."""
-    sources = [view(region).contiguous() for region in operation.sources]
-    if operation.function not in ("reduce_scatter", "all_to_all"):
+def _start_collective(operation: Collective, group: Group, stretch: Callable[[tuple[Region, ...]], Tensor]) -> IsDone:
+    """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once.
+
+    stretch: the tensor that the library is given for the regions of one member.
+    """
+    of_sources, of_destinations = DEALT[operation.function]
+    sources = [stretch(parts).contiguous() for parts in dealt(operation.sources, of_sources, group.world_size)]
+    targets = [stretch(parts) for parts in dealt(operation.destinations, of_destinations, group.world_size)]
+    if not of_sources:
         sources = sources * group.world_size
-    is_moved = operation.function in ("all_gather", "all_to_all")
-    if is_moved:
-        shapes = [region.shape for region in operation.destinations]
-    else:
-        shapes = [operation.destinations[0].shape] * group.world_size
-    received = [sources[0].new_empty(shape) for shape in shapes]
+    landing = targets if of_destinations else targets * group.world_size
+    received = [sources[0].new_empty(target.shape) for target in landing]
 
     def store() -> None:
-        if is_moved:
-            for region, shard in zip(operation.destinations, received, strict=True):
-                view(region).copy_(shard)
+        if of_destinations:
+            for target, shard in zip(targets, received, strict=True):
+                target.copy_(shard)
         else:
             total = received[0].to(torch.float32, copy=True)
             for partial in received[1:]:
                 total += partial
-            view(operation.destinations[0]).copy_(total)
+            targets[0].copy_(total)
 
     return _start_all_to_all(group, sources, received, store)
 

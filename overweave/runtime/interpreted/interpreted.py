@@ -22,7 +22,7 @@ from overweave.ir.tile_order import outputs, share_places
 from overweave.memory.cuda.shares import Shares, share_numbers
 from overweave.memory.host.heap import ABORT, COMPLETED
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
-from overweave.memory.lower import sums_first, widths_of
+from overweave.memory.lower import refuse_permuted, sums_first, widths_of
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime import interpreter
 from overweave.runtime.host.agenda import Agenda, Step
@@ -58,6 +58,7 @@ class InterpretedCall(HostCall):
         problem, config = plan.problem, plan.realization.matmul
         if not _kernel_queues(plan):
             return
+        refuse_permuted(plan.schedule)
         if config is not None and config.kernel != "portable":
             raise InputError(f"interpret {plan.name}", f"it names the {config.kernel} kernel", "Name the portable one")
         for name, extent in (("k", problem.k), *(("n", width) for width in problem.widths)):

@@ -35,8 +35,9 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
         run_operation(operation, view, group)
         return
     epilogue, end = problem.of_products, _end_of(problem, tensors)
-    if problem.columns and isinstance(operation, Compute):
-        tensors = _of_weight(tensors, problem.columns_of(operation.b.buffer))
+    if isinstance(operation, Compute):
+        first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
+        tensors = columns_of(tensors, (first + lo, first + hi), problem.n)
     if epilogue.scaling and isinstance(operation, Compute):
         multiply_scaled(operation, view, tensors, end)
     else:
@@ -59,13 +60,25 @@ def end_collective(operation: Operation, problem: Problem, view: View, tensors: 
 
 
 def _end_of(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
-    return lambda total, out: apply_epilogue(total, slice(*out.rows), problem.of_sums, tensors)
+    return lambda total, out: apply_epilogue(
+        total, slice(*out.rows), problem.of_sums, columns_of(tensors, out.cols, problem.n)
+    )
 
 
-def _of_weight(tensors: Mapping[str, torch.Tensor], columns: Range) -> dict[str, torch.Tensor]:
-    """What the epilogue of one of several weights reads: its own columns of what has one for each."""
-    by_column = (name for name in (BIAS, SCALE_W) if name in tensors and tensors[name].numel() > 1)
-    return {**tensors, **{name: tensors[name][..., slice(*columns)] for name in by_column}}
+def columns_of(tensors: Mapping[str, torch.Tensor], columns: Range, width: int) -> Mapping[str, torch.Tensor]:
+    """What an epilogue reads beside some columns of a result of `width`: those of whatever has as many, or a multiple.
+
+    Scales of the weight and of the gate stand one behind the other in one tensor.
+    """
+    if columns == (0, width):
+        return tensors
+    cut = {name: tensors[name] for name in (BIAS, RESIDUAL, GATE, SCALE_W) if name in tensors}
+    for name, tensor in cut.items():
+        if name == SCALE_W and tensor.numel() > 1:
+            cut[name] = tensor.reshape(1, -1, width)[..., slice(*columns)].reshape(1, -1)
+        elif name != SCALE_W:
+            cut[name] = tensor[..., slice(*columns)]
+    return {**tensors, **cut}
 
 
 def _gate(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

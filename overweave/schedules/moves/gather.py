@@ -17,7 +17,7 @@ from overweave.errors import ScheduleError
 from overweave.ir.promise import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Notify, Put, Queue, Range, Region, SignalPad, Wait
 from overweave.ir.schedule import Collective as LibraryCollective
-from overweave.ir.shards import shard_rows
+from overweave.ir.shards import owned_rows, rows_of
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,
@@ -32,7 +32,6 @@ from overweave.schedules.communication import (
     common,
     is_empty,
     region,
-    shifted,
     used,
 )
 from overweave.schedules.moves import moves as chunks
@@ -81,8 +80,9 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
     Raises ScheduleError for moves that read what is not there, bring something twice, or leave something out.
     """
     plan = _planned(gather, Box((0, rows), (0, cols)))
+    longest = max(rows_of(one.owned) for one in plan.held)
     buffers = _Buffers(
-        Buffer(X, -(-rows // gather.world_size), cols, "input"),
+        Buffer(X, longest, cols, "input"),
         Buffer(GATHERED, rows, cols, "local" if _is_all_by_library(gather) else "symmetric"),
         Buffer(GATHERED_OUT, rows, cols, "output"),
     )
@@ -101,10 +101,10 @@ def chunked_gather(gather: Gather, rows: int, cols: int, returns_gathered: bool 
         pads=tuple(SignalPad(pad, size) for pad, size in plan.numbers.sizes()),
         queues=tuple(queues),
         given=tuple(
-            Given(region(buffers.x, rank, (0, hi - lo)), A, lo, 0)
+            Given(region(buffers.x, rank, plan.held[rank].place(rows)), A, rows[0], 0)
             for rank in ranks
-            for lo, hi in [plan.held[rank].own.rows]
-            if lo < hi
+            for rows in plan.held[rank].owned
+            if not is_empty(rows)
         ),
         goal=tuple(Goal(region(buffers.out, rank, (0, rows)), A, 0, 0) for rank in ranks if returns_gathered and rows),
         steps=tuple(steps),
@@ -127,7 +127,8 @@ class _Buffers(Struct, frozen=True):
 
 def _planned(gather: Gather, whole: Box) -> _Plan:
     ranks = range(gather.world_size)
-    held = [Held(rank, Box(shard_rows(whole.rows[1], gather.world_size, rank), whole.cols), []) for rank in ranks]
+    owned = [owned_rows(whole.rows[1], gather.world_size, rank, gather.ranges) for rank in ranks]
+    held = [Held(rank, rows, whole.cols, []) for rank, rows in enumerate(owned)]
     plan = _Plan(gather, whole, held, {}, set(), set(), {}, SignalNumbers())
     places = gather.places()
     for at, move in enumerate(gather.moves):
@@ -148,7 +149,7 @@ def _check_move(plan: _Plan, at: int, move: Move) -> None:
     asked = f"move {at} of a gather of {plan.whole} on {plan.size} ranks"
     if isinstance(move, chunks.Collective):
         own = zip(move.chunks, plan.held, strict=False)
-        if len(move.chunks) != plan.size or any(not _lies_in(_box(plan, chunk), one.own) for chunk, one in own):
+        if len(move.chunks) != plan.size or any(not one.owns(chunk.rows) for chunk, one in own):
             raise ScheduleError(asked, "its chunks are not one of each rank's own shard", "Give one for each rank")
         if any(_box(plan, chunk).cols != plan.whole.cols for chunk in move.chunks):
             raise ScheduleError(asked, "its chunks are parts of rows", "Let the library gather whole rows")
@@ -222,7 +223,7 @@ def _not_in_order(plan: _Plan, at: int, rank: int, events: list[int]) -> list[in
 
 def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Copy | LibraryCollective]:
     """A rank's moves in launch order, after what stages its own shard."""
-    own = plan.held[rank].own.rows
+    own = plan.held[rank]
     rest = _not_gathered(plan, rank)
     carried = (move for move in plan.gather.moves if not isinstance(move, chunks.Collective))
     lanes = {move.lane for move in carried if move.mover == ENGINE}
@@ -233,7 +234,7 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
             rank=rank,
             queue=MAIN,
             notifies=plan.notifies(STAGE - rank),
-            sources=tuple(region(buffers.x, rank, shifted(rows, -own[0])) for rows in rest),
+            sources=tuple(region(buffers.x, rank, own.place(rows)) for rows in rest),
             destinations=tuple(region(buffers.gathered, rank, rows) for rows in rest),
         )
     for at in plan.gather.of_rank(rank):
@@ -244,8 +245,7 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
         box, told = _box(plan, move.chunk), plan.notifies(at)
         check_told(at, move, told)
         kind, source, target = (Put, rank, move.peer) if isinstance(move, chunks.Put) else (Get, move.peer, rank)
-        first = own[0] if at in plan.from_x else 0
-        read = (box.rows[0] - first, box.rows[1] - first)
+        read = own.place(box.rows) if at in plan.from_x else box.rows
         number, numbers[move.peer] = numbers[move.peer], numbers[move.peer] + 1
         yield kind(
             name=f"{'push' if kind is Put else 'pull'}.{rank}-{move.peer}.{number}",
@@ -259,11 +259,15 @@ def _moves(plan: _Plan, buffers: _Buffers, rank: int) -> Iterator[Put | Get | Co
 
 
 def _not_gathered(plan: _Plan, rank: int) -> list[Range]:
-    """The rows of a rank's own shard that the library does not put among the gathered ones."""
-    lo, hi = plan.held[rank].own.rows
+    """The rows of a rank's own ranges that the library does not put among the gathered ones."""
     given = [move.chunks[rank].rows for move in plan.gather.moves if isinstance(move, chunks.Collective)]
-    given = sorted(rows for rows in given if not is_empty(rows))
-    ends, begins = [lo, *(rows[1] for rows in given)], [*(rows[0] for rows in given), hi]
+    return [rows for own in plan.held[rank].owned for rows in _without(own, given)]
+
+
+def _without(whole: Range, parts: Iterable[Range]) -> list[Range]:
+    """The rows of a range that lie in none of its parts, which do not overlap."""
+    inside = sorted(rows for rows in (common(whole, part) for part in parts) if not is_empty(rows))
+    ends, begins = [whole[0], *(rows[1] for rows in inside)], [*(rows[0] for rows in inside), whole[1]]
     return [rows for rows in zip(ends, begins, strict=True) if not is_empty(rows)]
 
 
@@ -271,8 +275,6 @@ def _collective(plan: _Plan, at: int, rank: int) -> LibraryCollective:
     move = plan.gather.moves[at]
     assert isinstance(move, chunks.Collective)
     boxes = [_box(plan, chunk) for chunk in move.chunks]
-    lo, hi = boxes[rank].rows
-    first = plan.held[rank].own.rows[0]
     return LibraryCollective(
         name=f"all_gather.{rank}.{at}",
         rank=rank,
@@ -282,7 +284,7 @@ def _collective(plan: _Plan, at: int, rank: int) -> LibraryCollective:
         function="all_gather",
         label=f"all_gather.{at}",
         ranks=tuple(range(plan.size)),
-        sources=(Region(X, rank, (lo - first, hi - first), boxes[rank].cols),),
+        sources=(Region(X, rank, plan.held[rank].place(boxes[rank].rows), boxes[rank].cols),),
         destinations=tuple(Region(GATHERED, rank, box.rows, box.cols) for box in boxes),
     )
 
@@ -291,18 +293,19 @@ def _uses(plan: _Plan, buffers: _Buffers, rank: int) -> list[Chunk]:
     """The own shard, then all other rows in the order in which the last part of them arrives."""
     held = plan.held[rank]
     found: list[tuple[int, int, Chunk]] = []
-    if not is_empty(held.own.rows):
-        lo, hi = held.own.rows
-        is_gathered = any(isinstance(move, chunks.Collective) for move in plan.gather.moves)
-        own = region(buffers.gathered, rank, (lo, hi)) if is_gathered else region(buffers.x, rank, (0, hi - lo))
-        found.append((STAGE, lo, Chunk(name=f"multiply.{rank}.own", rank=rank, rows=(lo, hi), region=own)))
+    is_gathered = any(isinstance(move, chunks.Collective) for move in plan.gather.moves)
+    for at, rows in enumerate(held.owned):
+        own = region(buffers.gathered, rank, rows) if is_gathered else region(buffers.x, rank, held.place(rows))
+        name = f"multiply.{rank}.own.{at}" if at else f"multiply.{rank}.own"
+        if not is_empty(rows):
+            found.append((STAGE, rows[0], Chunk(name=name, rank=rank, rows=rows, region=own)))
     cuts = {edge for _, box in held.arrived for edge in box.rows}
     numbers = [count() for _ in plan.held]
     for rows in pairwise(sorted(cuts)):
         bringers = [at for at, box in held.arrived if not is_empty(common(box.rows, rows))]
         if bringers:
             waits = plan.arrived(rank, bringers)
-            owner = rows[0] // buffers.x.rows
+            owner = next(one.rank for one in plan.held if one.owns((rows[0], rows[0] + 1)))
             name, part = f"multiply.{rank}-{owner}.{next(numbers[owner])}", region(buffers.gathered, rank, rows)
             use = Chunk(name=name, rank=rank, rows=rows, region=part, waits=waits)
             found.append((max(bringers), rows[0], use))
@@ -330,12 +333,11 @@ def _are_neighbours(one: Chunk, other: Chunk) -> bool:
 
 def _collect(plan: _Plan, buffers: _Buffers, rank: int) -> Copy:
     """Everything that has arrived, and the own shard, to the caller's output."""
-    (lo, hi), rows = plan.held[rank].own.rows, plan.whole.rows
+    held = plan.held[rank]
     # Of a rank's own rows, those that the caller alone has.
-    only = (lo, lo) if rank in plan.staged else (lo, hi)
-    own = [] if is_empty(only) else [(region(buffers.x, rank, (0, hi - lo)), only)]
-    rest = [rows] if is_empty(only) else [part for part in ((0, lo), (hi, rows[1])) if not is_empty(part)]
-    parts = own + [(region(buffers.gathered, rank, part), part) for part in rest]
+    only = [] if rank in plan.staged else [rows for rows in held.owned if not is_empty(rows)]
+    parts = [(region(buffers.x, rank, held.place(rows)), rows) for rows in only]
+    parts += [(region(buffers.gathered, rank, rows), rows) for rows in _without(plan.whole.rows, only)]
     return Copy(
         name=f"collect.{rank}",
         rank=rank,

@@ -25,6 +25,7 @@ After = tuple[tuple[int, int], ...]
 AnyMover = Mover | Literal["auto"]
 AUTO: Final = "auto"
 MOST_LANES = 16
+MOST_RANGES = 2  # of rows that a rank has: those of a shard, or zigzag
 MOST_PROGRAMS = 64  # SMs that a kernel which moves chunks may have
 
 
@@ -105,17 +106,21 @@ class Gather(Struct, frozen=True):
     tiles run in that order too: what the last move that they need brings comes last.
 
     A move waits for the moves that bring what it reads, and for those in its `after`; a tile for those that bring its
-    rows. copy_programs: SMs of the kernel that carries moves, if one does. Raises InputError for what is no list of
-    moves; `compile` raises ScheduleError for moves that leave a gap, and for a mover that cannot carry one.
+    rows. copy_programs: SMs of the kernel that carries moves, if one does. ranges: of how many ranges of rows a shard
+    consists (`ir/shards.py`: owned_rows): two are zigzag. Raises InputError for what is no list of moves; `compile`
+    raises ScheduleError for moves that leave a gap, and for a mover that cannot carry one.
     """
 
     world_size: int
     moves: tuple[Move, ...]
     copy_programs: int = 16
+    ranges: int = 1
 
     def __post_init__(self) -> None:
         _check_moves("gather", self.world_size, self.moves, (Put, Get, Collective))
         _check_programs(self.copy_programs)
+        if type(self.ranges) is not int or not 1 <= self.ranges <= MOST_RANGES:
+            raise InputError(f"ranges={str(self.ranges)[:40]}", "no such number", f"Give 1 to {MOST_RANGES}")
 
     def __str__(self) -> str:
         return f"gather_by_hand moves={len(self.moves)} #{_digest(self)}"
@@ -279,15 +284,35 @@ class Box(Struct, frozen=True):
 
 
 class Held(Struct):
-    """What one rank has of a tensor: its own shard, and what has arrived, with the move that brought it."""
+    """What one rank has of a tensor: its own rows, in the order in which it holds them, and what has arrived, with the
+    move that brought it.
+    """
 
     rank: int
-    own: Box
+    owned: tuple[Range, ...]
+    cols: Range
     arrived: list[tuple[int, Box]]
+
+    def own_area(self, box: Box) -> int:
+        """How much of a rectangle is the rank's own."""
+        return sum(box.common(Box(rows, self.cols)).area for rows in self.owned)
+
+    def owns(self, rows: Range) -> bool:
+        """Whether rows lie within one of the rank's own ranges. None lie within any of those that they border on."""
+        return any(lo <= rows[0] <= rows[1] <= hi for lo, hi in self.owned)
+
+    def place(self, rows: Range) -> Range:
+        """Where rows of an own range lie in the rank's tensor, which holds its ranges one below the other."""
+        first = 0
+        for lo, hi in self.owned:
+            if lo <= rows[0] and rows[1] <= hi:
+                return rows[0] - lo + first, rows[1] - lo + first
+            first += hi - lo
+        raise AssertionError(f"rank {self.rank} owns no range with rows {rows}")
 
     def take(self, at: int, box: Box) -> None:
         """Notes an arrival. Raises ScheduleError if the rank has a part of it already."""
-        if box.common(self.own).area or any(box.common(other).area for _, other in self.arrived):
+        if self.own_area(box) or any(box.common(other).area for _, other in self.arrived):
             found = f"rank {self.rank} has a part of it already"
             raise ScheduleError(f"move {at}: bring {box} to rank {self.rank}", found, "Bring every element once")
         if box.area:
@@ -295,7 +320,7 @@ class Held(Struct):
 
     def sources(self, at: int, box: Box) -> tuple[bool, list[int]]:
         """Whether some of a rectangle is the rank's own, and the moves that brought the rest. Raises ScheduleError."""
-        own = box.common(self.own).area
+        own = self.own_area(box)
         parts = [(move, box.common(other).area) for move, other in self.arrived]
         if own + sum(area for _, area in parts) < box.area:
             found = "it is neither its own nor has it all arrived there by an earlier move"
@@ -306,7 +331,7 @@ class Held(Struct):
 
     def check_whole(self, whole: Box) -> None:
         """Raises ScheduleError if something is missing at the end."""
-        missing = whole.area - self.own.area - sum(box.area for _, box in self.arrived)
+        missing = whole.area - self.own_area(whole) - sum(box.area for _, box in self.arrived)
         if missing:
             found = f"rank {self.rank} lacks {missing} of {whole.area} elements at the end"
             raise ScheduleError(f"gather {whole}", found, "Every rank must get all of the tensor")

@@ -13,7 +13,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError
+from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import CopyConfig
 from overweave.ir.schedule import Range
@@ -137,6 +137,9 @@ def _by_hand(operand: Operand, written: Written, tiles: int, world_size: int) ->
     if written.world_size != world_size:
         found, asked = f"the group has {world_size} ranks", f"exchange {operand.tensor} on {written.world_size} ranks"
         raise InputError(asked, found, "Write its moves for this group")
+    if isinstance(written, Gather) and written.ranges > 1:
+        found = f"its shards are {written.ranges} ranges of rows each, and an author's tiles read one"
+        raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Gather shards of one range")
     return _written(operand, written, transport_of(written), tiles)
 
 

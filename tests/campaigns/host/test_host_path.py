@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from campaigns.host.host_cases import CASES, PACKED_SHARE, REDUCE, Case, call_of
+from campaigns.host.host_cases import CASES, GATHER, KERNEL, PACKED_SHARE, REDUCE, Case, call_of
 from campaigns.host.host_path import MOST_WARM, SIZES, costs, counted, ready
 from campaigns.host.no_gpu import Graph
 from overweave.errors import InputError
 from overweave.memory.board.board import Board
 
+PUSH = Case(GATHER, f"push {KERNEL}")
 # A call that replays a graph, one that a library runs whole, and one that is launched step by step.
 MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 18, 20, 66
 
@@ -51,14 +52,14 @@ def test_packed_messages_are_a_graph_only_where_they_leave_an_sm_alone(
 
 
 def test_what_is_entered_is_counted(group: dist.ProcessGroup):
-    names = {name.split(":")[1] for name in counted(call_of(CASES[3], group, SIZES)).python}
+    names = {name.split(":")[1] for name in counted(call_of(PUSH, group, SIZES)).python}
     assert {"all_gather_matmul", "look_up", "Board.post", "SlotCalls.run_in_turn"} <= names
 
 
 def test_a_known_call_is_still_announced_and_a_wrong_one_refused(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ):
-    call = call_of(CASES[3], group, SIZES)
+    call = call_of(PUSH, group, SIZES)
     call()
     posted: list[bytes] = []
     monkeypatch.setattr(Board, "post", lambda self, signature: posted.append(signature))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,25 @@ def test_code_that_breaks_its_directives(tmp_path: Path, file: str, change: tupl
 
 def test_files_that_hold_no_kernel(tmp_path: Path):
     path = tmp_path / "kernel.py"
-    for data, found in ((b"def f(:\n", "Syntax Error"), (b"x = 1\n", "0 functions"), (b"\xff\xfe\xff", "decode")):
+    for data, found in ((b"def f(:\n", "invalid syntax"), (b"x = 1\n", "0 functions"), (b"\xff\xfe\xff", "decode")):
         path.write_bytes(data)
         with pytest.raises(InputError, match=found):
             kernel_of(path, "f")
     with pytest.raises(InputError, match="No such file"):
         kernel_of(tmp_path / "absent.py", "f")
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(InputError, match="not a regular file"):
+        kernel_of(tmp_path / "pipe.py", "f")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["-" * 50_000 + "1", "(" * 5000 + ")" * 5000, "1 if 1 else " * 5000 + "1", "1+" * 5000 + "1", "a" + ".b" * 200],
+    ids=["signs", "parentheses", "choices", "sums", "attributes"],
+)
+def test_text_that_nests_deeper_than_any_kernel(tmp_path: Path, words: str):
+    """It would take the concrete parser's stack, which ends the process, or all memory."""
+    path = tmp_path / "kernel.py"
+    path.write_text(f"def f():\n    x = {words}\n")
+    with pytest.raises(InputError, match=r"nest|recursion"):
+        kernel_of(path, "f")

@@ -14,7 +14,8 @@ from campaigns.oracle import verify_mutations, verify_valid
 from campaigns.oracle.interleavings import explore
 from campaigns.oracle.mutations import MUTATIONS
 from campaigns.oracle.random.schedules import TEMPLATES
-from overweave.ir.schedule import Region, Schedule
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective, Region, Schedule
 from overweave.ir.verify import schedule as passes
 from overweave.ir.verify.rules.contents import Contents
 from overweave.ir.verify.rules.deadlock import launch_order
@@ -23,6 +24,7 @@ from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.rules.values import unknown
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import Findings, Work
+from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 
 pytestmark = pytest.mark.slow
@@ -190,6 +192,39 @@ def test_forty_thousand_operations_are_proven():
     schedule = TEMPLATES[0].make(Random(1), 8, 360)
     assert len(schedule.operations) > 40_000
     assert verify_schedule(schedule).outcome == "proven"
+
+
+@pytest.mark.parametrize(("function", "most"), [("all_gather", 13), ("reduce_scatter", 16), ("all_reduce", 9)])
+def test_a_collective_of_four_times_the_ranks(function: str, most: int):
+    """Sixteen times the regions, where they are dealt; what moves is not compared pair by pair where they are not."""
+    small, large = (count_steps(collective(function, ranks)) for ranks in (32, 128))
+    assert large < most * small
+
+
+def test_a_gather_written_as_one_is_still_told_by_region():
+    schedule = collective("all_gather", 4)
+    at = next(at for at, one in enumerate(schedule.operations) if isinstance(one, Collective))
+    before, first, behind = schedule.operations[:at], schedule.operations[at], schedule.operations[at + 1 :]
+    moved = (*first.destinations[1:], first.destinations[0])
+    assert verify_schedule(
+        replace(schedule, operations=(*before, replace(first, destinations=moved), *behind))
+    ).refusals
+    twice = (first.destinations[0], *first.destinations[:-1])
+    assert verify_schedule(
+        replace(schedule, operations=(*before, replace(first, destinations=twice), *behind))
+    ).refusals
+
+
+def collective(function: str, world_size: int) -> Schedule:
+    """One collective of a library, of values or of products."""
+    operator = {
+        "all_gather": "all_gather_matmul",
+        "reduce_scatter": "matmul_reduce_scatter",
+        "all_reduce": "matmul_all_reduce",
+    }[function]
+    size = {"m": 2 * world_size, "n": 16, "k": 16 * world_size}
+    problem = msgspec.convert({"operator": operator, "world_size": world_size, "dtype": "bfloat16", **size}, Problem)
+    return build(f"{operator}.sequential", problem, {}, rank=0).schedule
 
 
 def test_sets_that_grew_from_one_another_share_what_they_have_in_common():

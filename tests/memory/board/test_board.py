@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -70,9 +71,10 @@ def test_a_mismatch_of_posted_calls_reaches_every_rank():
         assert "rank 1 asks for a, rank 0 for b" in text
 
 
-def wait_for_ever() -> list[object]:
+def wait_for_ever(began: str) -> list[object]:
     board = Board.of(resolve(None))
     board.agree(b"start")
+    Path(began, str(board.rank)).touch()
     if board.rank == 1:
         is_child = os.fork() == 0  # a child does not inherit the lock, so it does not keep its parent alive
         time.sleep(3 if is_child else 30)
@@ -87,9 +89,11 @@ def wait_for_ever() -> list[object]:
     return [kind, text, time.monotonic()]
 
 
-def test_a_dead_peer_is_found_while_nobody_has_reaped_it():
-    with Ranks(wait_for_ever, 3, group_timeout_s=30.0) as ranks:
-        time.sleep(0.4)
+def test_a_dead_peer_is_found_while_nobody_has_reaped_it(tmp_path: Path):
+    with Ranks(wait_for_ever, 3, str(tmp_path), group_timeout_s=30.0) as ranks:
+        end_s = time.monotonic() + 20
+        while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < end_s:
+            time.sleep(0.01)
         struck_s = time.monotonic()
         os.kill(ranks.processes[1], 9)  # a zombie from here on: its parent waits only when leaving
         for outcome in ranks.wait(10, 0, 2):

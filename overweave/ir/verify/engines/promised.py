@@ -7,7 +7,7 @@ written by hand, whose Problem names no operator, have no record: Given and Goal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Plan
@@ -18,7 +18,8 @@ from overweave.ir.verify.verdict import Findings, TooMuchWork
 
 MOST_STRIPS = 1 << 20  # goals looked at, once for each strip of columns
 
-Holdings = dict[tuple[str, int], Holding]
+Key = tuple[str, int]  # a buffer and a rank
+Holdings = dict[Key, Holding]
 
 
 def check_promised(plan: Plan, findings: Findings) -> None:
@@ -32,11 +33,13 @@ def check_promised(plan: Plan, findings: Findings) -> None:
     if problem.world_size != schedule.world_size:
         return  # said elsewhere
     ranks = range(schedule.world_size)
-    given = {(one.buffer, one.rank): one for rank in ranks for one in given_to(problem, rank)}
+    given: dict[Key, list[Holding]] = {}
+    for one in (one for rank in ranks for one in given_to(problem, rank)):
+        given.setdefault((one.buffer, one.rank), []).append(one)
     owed = {(one.buffer, one.rank): one for rank in ranks for one in owed_by(problem, rank)}
-    _check_buffers(plan, given, owed, findings)
+    _check_buffers(plan, {key: ranges[0] for key, ranges in given.items()}, owed, findings)
     for each in schedule.given:
-        _check_given(each, given.get((each.region.buffer, each.region.rank)), findings)
+        _check_given(each, given.get((each.region.buffer, each.region.rank), ()), findings)
     goals: dict[tuple[str, int], list[Goal]] = {}
     for goal in schedule.goal:
         goals.setdefault((goal.region.buffer, goal.region.rank), []).append(goal)
@@ -59,11 +62,12 @@ def _check_buffers(plan: Plan, given: Holdings, owed: Holdings, findings: Findin
                 findings.add("form", None, f"{said}; the problem has {holding.shape[1]} of {holding.dtype}")
 
 
-def _check_given(given: Given, holding: Holding | None, findings: Findings) -> None:
-    """A part of what the rank's operand holds."""
-    if holding is None:
+def _check_given(given: Given, ranges: Sequence[Holding], findings: Findings) -> None:
+    """A part of what one range of the rank's operand holds."""
+    if not ranges:
         findings.add("form", None, "the problem gives nothing there", given.region)
         return
+    holding = next((one for one in ranges if _is_within(given.region, one)), ranges[0])
     wanted = _place(holding, given.region)
     if (given.tensor, given.row, given.col) != (holding.tensor, *wanted) or not _is_within(given.region, holding):
         shape, (row, col) = list(holding.shape), holding.at
@@ -96,11 +100,12 @@ def _check_owed(holding: Holding, goals: Iterable[Goal], ended: str, findings: F
 
 
 def _place(holding: Holding, region: Region) -> tuple[int, int]:
-    return holding.at[0] + region.rows[0], holding.at[1] + region.cols[0]
+    return holding.at[0] + region.rows[0] - holding.first, holding.at[1] + region.cols[0]
 
 
 def _is_within(region: Region, holding: Holding) -> bool:
-    return region.rows[1] <= holding.shape[0] and region.cols[1] <= holding.shape[1]
+    last = holding.first + holding.shape[0]
+    return holding.first <= region.rows[0] and region.rows[1] <= last and region.cols[1] <= holding.shape[1]
 
 
 def _covers(parts: Iterable[Range], whole: Range) -> bool:

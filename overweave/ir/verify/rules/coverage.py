@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.schedule import (
     Apply,
     Clear,
@@ -21,7 +22,6 @@ from overweave.ir.schedule import (
     Copy,
     Get,
     Given,
-    Goal,
     Put,
     Reduce,
     ReducePut,
@@ -30,8 +30,15 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.verify.engines.scales import mismatch
 from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
-from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
-from overweave.ir.verify.rules.goals import check_goal
+from overweave.ir.verify.rules.contents import (
+    MOST_STEPS,
+    MOST_STEPS_OF_A_REGION,
+    Contents,
+    Fragment,
+    stack_of,
+    value_of,
+)
+from overweave.ir.verify.rules.goals import check_goal, has_place_for
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
 from overweave.ir.verify.rules.races import report_read, report_update, report_write
@@ -224,25 +231,36 @@ class Follower:
     def follow_collective(self, members: list[int]) -> None:
         """Every part reads its own sources; then every part writes its own destinations."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
+        of_sources, of_destinations = DEALT[parts[0].function]
         sources = [
-            [self.read(at, one, is_in_place(part)) for one in part.sources]
+            dealt(tuple(self.read(at, one, is_in_place(part)) for one in part.sources), of_sources, len(parts))
             for at, part in zip(members, parts, strict=True)
         ]
+        together: Value = ()  # what all are given
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
+            arriving = [groups[index if of_sources else 0] for groups in sources]  # from each member, region by region
+            whole = stack_of(part.destinations) if part.function == "all_gather" else None
+            if whole is not None:
+                heights = (one.shape[0] for one in part.destinations)  # the same of all parts
+                together = together or stacked(zip(heights, chain(*arriving), strict=True), whole.shape[1])
+                if len(together) == 1:
+                    self.write(position, whole, together)
+                    continue
             if part.function in ("all_gather", "all_to_all"):
-                sent = 0 if part.function == "all_gather" else index
-                for source, destination in zip(sources, part.destinations, strict=True):
-                    self.write(position, destination, source[sent])
+                for values, landing in zip(
+                    arriving, dealt(part.destinations, of_destinations, len(parts)), strict=True
+                ):
+                    for value, destination in zip(values, landing, strict=True):
+                        self.write(position, destination, value)
                 continue
-            out = part.destinations[0]
-            if len(members) > 2:  # the library adds one rank's part after the other
-                self.findings.added_to.add(out.buffer)
-            operands = [source[0 if part.function == "all_reduce" else index] for source in sources]
-            total = partial(self.sum, part, out, operands)
-            if is_in_place(part):
-                self.update(position, out, _replacing(total))
-            else:
-                self.write(position, out, self.attempt(position, out, total))
+            for out, operands in zip(part.destinations, zip(*arriving, strict=True), strict=True):
+                if len(members) > 2:  # the library adds one rank's part after the other
+                    self.findings.added_to.add(out.buffer)
+                total = partial(self.sum, part, out, list(operands))
+                if is_in_place(part):
+                    self.update(position, out, _replacing(total))
+                else:
+                    self.write(position, out, self.attempt(position, out, total))
 
     def sum(self, operation: Compute | Reduce | Collective, out: Region, values: list[Value]) -> Value:
         """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
@@ -252,18 +270,11 @@ class Follower:
         total = summed(values)
         if not operation.finishes or out.is_empty:
             return total
-        goal = next((goal for goal in self.graph.schedule.goal if _has_place_for(goal, out)), None)
+        goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, out)), None)
         if goal is None:
             raise Mismatch("it finishes sums that have no place in the result of its rank")
         row, col = goal.row - goal.region.rows[0], goal.col - goal.region.cols[0]
         return ended(total, (row + out.rows[0], col + out.cols[0]))
-
-
-def _has_place_for(goal: Goal, out: Region) -> bool:
-    """Whether a result has the rows and columns of a region of its rank."""
-    (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
-    is_inside = whole.rows[0] <= r0 and r1 <= whole.rows[1] and whole.cols[0] <= c0 and c1 <= whole.cols[1]
-    return whole.rank == out.rank and is_inside
 
 
 def _appending(follower: Follower, region: Region, value: Value) -> Callable[[Value], Value]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     INPUT,
@@ -30,11 +31,12 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.engines.scales import check_shapes
+from overweave.ir.verify.rules.blocks import check_blocks, check_stretch
 from overweave.ir.verify.verdict import Findings
 
 MOST_RANKS = 1024
 MOST_OPERATIONS = 1 << 17
-MOST_REGIONS = 1 << 20
+MOST_REGIONS = 1 << 21
 MOST_BOUNDARIES = 1 << 20  # of kernels: an operation for each queue that its own is after
 
 
@@ -52,6 +54,9 @@ def check_form(schedule: Schedule, findings: Findings) -> None:
     for buffer in schedule.buffers:
         if not (0 <= buffer.rows <= LIMIT and 0 <= buffer.cols <= LIMIT):
             findings.add("bounds", None, f"buffer {buffer.name} is [{buffer.rows}, {buffer.cols}]")
+    check_blocks(schedule, findings)
+    if findings.refusals:
+        return
     for pad in schedule.pads:
         if not 1 <= pad.size <= LIMIT:
             findings.add("bounds", None, f"pad {pad.name} has {pad.size} signals")
@@ -306,15 +311,16 @@ def _check_collective(form: _Form, part: Collective) -> None:
     members = len(part.ranks)
     if part.rank not in part.ranks or len(set(part.ranks)) != members:
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")
-    lengths = {
-        "all_gather": (1, members),
-        "reduce_scatter": (members, 1),
-        "all_reduce": (1, 1),
-        "all_to_all": (members, members),
-    }[part.function]
-    if (len(part.sources), len(part.destinations)) != lengths:
-        found = f"{len(part.sources)} sources and {len(part.destinations)} destinations"
+    lengths = [members if is_dealt else 1 for is_dealt in DEALT[part.function]]
+    counts = len(part.sources), len(part.destinations)
+    each = counts[0] // lengths[0]
+    if not each or counts != (each * lengths[0], each * lengths[1]):
+        found = f"{counts[0]} sources and {counts[1]} destinations"
         form.findings.add("form", part, f"{found}; a {part.function} of {members} has {lengths[0]} and {lengths[1]}")
+        return
+    for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
+        for group in dealt(side, is_dealt, members):
+            check_stretch(form.buffers, part, group, form.findings)
 
 
 def terms_shown(terms: tuple[Range, ...]) -> str:

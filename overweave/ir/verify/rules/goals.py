@@ -31,6 +31,13 @@ def check_goal(goal: Goal, value: Value, findings: Findings) -> None:
             _report_terms(terms, piece.terms, part, findings)
 
 
+def has_place_for(goal: Goal, out: Region) -> bool:
+    """Whether a result has the rows and columns of a region of its rank."""
+    (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
+    is_inside = whole.rows[0] <= r0 and r1 <= whole.rows[1] and whole.cols[0] <= c0 and c1 <= whole.cols[1]
+    return whole.rank == out.rank and is_inside
+
+
 def _report_terms(wanted: Terms, found: Terms, part: Region, findings: Findings) -> None:
     said = f"sums {terms_shown(found)}, not {terms_shown(wanted)}"
     if sorted(wanted) == sorted(found):

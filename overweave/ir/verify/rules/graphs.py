@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
+from overweave.ir.verify.rules.blocks import check_pair
 from overweave.ir.verify.verdict import Findings
 
 Key = int  # a signal of one rank, numbered through all pads
@@ -139,20 +141,18 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
             return
     if missing:
         return
-    dtypes = {buffer.name: buffer.dtype for buffer in graph.schedule.buffers}
-    for part in parts.values():
-        for at, member in enumerate(parts[rank] for rank in some.ranks):
-            mine = some.ranks.index(part.rank)
-            is_dealt = some.function in ("reduce_scatter", "all_to_all")
-            source = part.sources[at] if is_dealt else member.sources[0]
-            destination = part.destinations[at] if some.function == "all_gather" else member.destinations[0]
-            if some.function == "all_to_all":
-                destination = member.destinations[mine]
-            if some.function == "all_reduce":
-                destination = part.destinations[0]
-            if source.shape != destination.shape:
-                findings.add("form", part, f"{source} does not fit {destination}", destination)
-            elif dtypes[source.buffer] != dtypes[destination.buffer]:
-                findings.add("form", part, f"{source} has another dtype than {destination}", destination)
+    buffers = {buffer.name: buffer for buffer in graph.schedule.buffers}
+    of_sources, of_destinations = DEALT[some.function]
+    sources = {rank: dealt(part.sources, of_sources, len(parts)) for rank, part in parts.items()}
+    destinations = {rank: dealt(part.destinations, of_destinations, len(parts)) for rank, part in parts.items()}
     order = {rank: at for at, rank in enumerate(some.ranks)}
+    is_dealt = of_sources or of_destinations
+    for rank, part in parts.items():
+        mine = order[rank]
+        for at, peer in enumerate(some.ranks):
+            if not is_dealt and some.rank not in (rank, peer):
+                continue  # what fits the same part's ends fits each other
+            source = sources[peer][mine if of_sources else 0]
+            destination = destinations[rank][at if of_destinations else 0]
+            check_pair(buffers, part, (source, destination), findings)
     positions.sort(key=lambda position: order[graph.operations[position].rank])

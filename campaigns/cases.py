@@ -1,0 +1,122 @@
+"""What campaigns go over, in one place: the plans of every operator, read from the records of methods.
+
+A campaign filters these plans. A method that the tuner offers, or that adds, is here as soon as it is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from overweave.ir.operators.registry import OPERATORS as RECORDS
+from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL
+from overweave.schedules.methods.record import Method
+from overweave.schedules.methods.registry import METHODS
+
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = OPERATORS = tuple(RECORDS)
+HOPPER, PORTABLE = "kernel=hopper", "kernel=portable"
+# Tiles that differ in what a kernel does with them: rectangles and their number, stages, waves that end in quarters.
+TILES = tuple(
+    f"{HOPPER} {shape}"
+    for shape in (
+        "block_m=128 block_n=192 split_n=3 stages=4",
+        "block_m=128 block_n=256 split_n=4 stages=3 sms=24",
+        "block_m=128 block_n=160 stages=5 sms=24",
+        "block_m=64 block_n=256 split_n=1 stages=4",
+    )
+)
+
+
+class Named(NamedTuple):
+    """A plan of an operator, as a caller names it."""
+
+    operator: str
+    plan: str
+
+    @property
+    def method(self) -> Method:
+        """The record of its method."""
+        return METHODS[f"{self.operator}.{self.plan.split()[0]}"]
+
+    @property
+    def full_name(self) -> str:
+        """As the catalog has the method."""
+        return self.method.full_name
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        """What the plan asks beside its method."""
+        pairs = (pair.partition("=") for pair in self.plan.split()[1:])
+        return {name: int(value) if value.isdigit() else value for name, _, value in pairs}
+
+    def with_words(self, words: str) -> Named:
+        """The plan that asks for more."""
+        return self._replace(plan=f"{self.plan} {words}".rstrip())
+
+
+def offered(method: Method) -> bool:
+    """Whether the tuner offers it, or it has a way to add that nobody offers."""
+    return bool(method.grids or method.adds)
+
+
+# Every method as it is.
+PLAIN = tuple(Named(method.operator, method.name) for method in METHODS.values() if offered(method))
+
+
+def engines(of: Named) -> Iterator[Named]:
+    """A method by all engines that can move and add for it. Kernels that copy beside few tiles leave SMs to sums."""
+    method, few = of.method, "sms=1" if of.method.adds else ""
+    yield of.with_words(few if COPY_KERNEL in method.moves else "")
+    if method.takes("mover"):
+        yield of.with_words(f"mover=copy_kernel {few}")
+    if method.takes("sums"):
+        yield of.with_words("sums=epilogue")
+
+
+def dealt(of: Named) -> Iterator[Named]:
+    """A method whose last tiles are dealt out along k, if they can be."""
+    if of.method.takes("split_k") and (of.method.grids and of.method.takes("mover")):
+        yield of.with_words("split_k=3")
+
+
+# What runs long, comes late, and meets faults: all that is not a library's alone, by every engine; and dealt out.
+BY_ENGINES = tuple(one for plain in PLAIN if not plain.method.is_plain for one in engines(plain))
+LONG_RUNS = (*BY_ENGINES, *(one for plain in PLAIN for one in dealt(plain)))
+
+
+def in_kernels(of: Named, kernels: tuple[str, ...] = (HOPPER, PORTABLE)) -> Iterator[Named]:
+    """A plan in tile kernels; as it is, if it has none."""
+    return (of.with_words(kernel) for kernel in (kernels if of.method.is_fused else ("",)))
+
+
+# Every method by every engine in every kernel: what may follow a product is checked in them.
+IN_KERNELS = tuple(
+    each
+    for plain in PLAIN
+    for one in (engines(plain) if plain.method.is_fused else (plain,))
+    for each in in_kernels(one)
+)
+
+
+def shaped(of: Named) -> Iterator[Named]:
+    """A plan in tiles of several shapes: of every shape where tiles add, and otherwise of two."""
+    method, options = of.method, of.options
+    yield of
+    if method.is_fused and "mover" not in options:
+        adds = (method.adds is not None and method.adds.by == TILE_KERNEL) or options.get("sums") == "epilogue"
+        free = of._replace(plan=of.plan.removesuffix(" sms=1"))
+        yield free.with_words(f"pieces=1 {PORTABLE}")
+        for index, tiles in enumerate(TILES if adds else TILES[:2]):
+            yield free.with_words(tiles if index else f"pieces=4 {tiles}")
+
+
+def every_plan(operator: str) -> tuple[str, ...]:
+    """The plans of an operator: by every engine, in tiles of several shapes, dealt out along k, in another order."""
+    own = [plain for plain in PLAIN if plain.operator == operator]
+    found = [one for plain in own for by in engines(plain) for one in shaped(by)]
+    for split in (split for plain in own for split in dealt(plain)):
+        plain = split._replace(plan=split.plan.split()[0])
+        shares = f"split_k=8 {TILES[0]}", f"split_k=3 {TILES[2]}", f"split_k=2 {PORTABLE}"
+        movers = f"mover=copy_kernel {PORTABLE}", "mover=copy_kernel copy_programs=4 pieces=4 order=all_peers"
+        found += [split, *map(plain.with_words, (*shares, *movers))]
+    return tuple(dict.fromkeys(one.plan for one in found))

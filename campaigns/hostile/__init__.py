@@ -1,0 +1,1 @@
+"""Files from hostile hands, and the limits that they are held against."""

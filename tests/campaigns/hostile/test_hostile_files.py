@@ -1,0 +1,53 @@
+"""A short version of the campaign: every crafted file of a few KiB, and a handful of fuzzed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from campaigns.hostile import hostile_files
+from campaigns.hostile.crafted import CRAFTED
+from campaigns.hostile.fuzzed import bases
+
+SMALL_BYTES = 16 << 10
+# One of each kind that costs more than it is long, in a process of its own.
+COSTLY = ("a million empty lists", "regions across each other", "an engine for each operation", "a text of words")
+
+
+@pytest.mark.slow
+def test_small_files_end_as_promised(tmp_path: Path):
+    small = {name: data for name, make in CRAFTED.items() if len(data := make()) < SMALL_BYTES}
+    assert len(small) >= 20
+    faults = {}
+    for name, data in small.items():
+        (tmp_path / "file").write_bytes(data)
+        for command in hostile_files.COMMANDS:
+            faults[name, command] = hostile_files.among_others(command, name, tmp_path / "file").faults
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COSTLY)
+def test_costly_files_end_as_promised(name: str, tmp_path: Path):
+    ended = hostile_files.by_itself(tmp_path, "verify", name)
+    assert ended.peak_bytes > 0
+    assert ended.faults == []
+
+
+def test_fuzzed_files_end_as_promised():
+    ended = hostile_files.batch(bases(), range(300))
+    assert {each.file: each.faults for each in ended if each.faults} == {}
+    assert {each.exit_code for each in ended} >= {0, 1, 2}
+    assert sum(each.exit_code != 2 for each in ended) > len(ended) / 5
+
+
+def test_the_judge_sees_what_is_not_kept():
+    ended = hostile_files.Ended("verify", "one", 0, -11, 3.0, 2 << 30, "proven", "Traceback ...\nKeyError: 1")
+    assert [fault.split(":")[0] for fault in ended.faults] == [
+        "exit code -11",
+        "3.0 s",
+        "2048 MiB",
+        "a traceback",
+        "no JSON",
+    ]
