@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from overweave.schedules.communication import COPYING_KERNELS
-from overweave.schedules.moves.back_ends import legal
+from overweave.schedules.weave.transports import legal
 
 GATHER, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 TENSORS = {GATHER: "A", SCATTER: "C"}  # what of the kernel is exchanged

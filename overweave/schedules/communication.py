@@ -39,8 +39,14 @@ A, B = FACTORS  # the tensors of the global matmul
 Order = Literal["ring", "all_peers"]
 Rotation = Literal["on", "off"]
 Mover = Literal["copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles"]
-COPYING_KERNELS = ("copy_kernel", "bulk_kernel")  # on SMs of their own: by loads and stores, by bulk copies
-CARRYING_TILES = ("tiles", "bulk_tiles")  # the programs that compute, between their tiles: the same two ways
+COPYING_KERNELS: tuple[Mover, ...] = (
+    "copy_kernel",
+    "bulk_kernel",
+)  # on SMs of their own: by loads and stores, by bulk copies
+CARRYING_TILES: tuple[Mover, ...] = (
+    "tiles",
+    "bulk_tiles",
+)  # the programs that compute, between their tiles: the same two ways
 Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
 
 

@@ -6,12 +6,12 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import Buffer, Compute, Queue
 from overweave.schedules.communication import Split
 from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.families.reduce_scatter import reduce_scatter
+from overweave.schedules.families.reduce_scatter import SCATTER, reduce_scatter
 
 
 def woven(is_fused: bool):
     communication = reduce_scatter(
-        Split(rows=96, world_size=2), 40, "scatter", ((0, 8), (8, 16)), "sums" if is_fused else "main"
+        Split(rows=96, world_size=2), 40, SCATTER, ((0, 8), (8, 16)), "sums" if is_fused else "main"
     )
     kernel = Footprint(
         queue=Queue("tiles", "issue", after=("main",)) if is_fused else Queue("main", "complete"),

@@ -16,7 +16,7 @@ from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.moves.gather_templates import Mesh
 from overweave.schedules.moves.provenance import trace_provenance
-from overweave.schedules.moves.reduction_templates import TEMPLATES, reduction_moves
+from overweave.schedules.moves.reduction_templates import by_islands, reduction_of, round_two_rings
 from overweave.schedules.weave.author_plan import author_plan
 from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul
 
@@ -93,22 +93,24 @@ def test_columns_that_no_kernel_adds_are_the_librarys():
 
 
 def test_each_sum_crosses_to_another_island_once():
-    moves = reduction_moves("islands", Mesh(rows=64, cols=8, world_size=8, island=4)).moves
+    moves = reduction_of(by_islands, None, Mesh(rows=64, cols=8, world_size=8, island=4)).moves
     crossing = [move for move in moves if isinstance(move, ow.Put) and move.rank // 4 != move.peer // 4]
     assert len(crossing) == 8
     assert {move.lane for move in crossing} == {1}
 
 
 def test_a_double_ring_goes_both_ways_at_once():
-    moves = reduction_moves("double_ring", Mesh(rows=64, cols=8, world_size=4, pieces=2)).moves
+    moves = reduction_of(round_two_rings, None, Mesh(rows=64, cols=8, world_size=4, pieces=2)).moves
     puts = [move for move in moves if isinstance(move, ow.Put)]
     assert {((move.peer - move.rank) % 4, move.lane) for move in puts} == {(1, 0), (3, 1)}
 
 
 def test_one_shot_sends_whole_partials_to_all():
-    moves = reduction_moves("one_shot", Mesh(rows=64, cols=8, world_size=4), everywhere=True)
-    plan = planned(moves, 4, 64)
-    assert len(TEMPLATES) == len(NAMES) + 1
+    """Of each shard apart, so that every sum is a rank's own and nobody passes one on."""
+    ranks = range(4)
+    sent = [(rank, peer, shard) for rank in ranks for peer in ranks if peer != rank for shard in ranks]
+    puts = tuple(ow.Put(rank, peer, rows(16 * shard, 16 * shard + 16)) for rank, peer, shard in sent)
+    plan = planned(ow.Reduction(4, puts, everywhere=True), 4, 64)
     for rank in range(4):
         totals = [one for one in plan.schedule.of_rank(rank) if isinstance(one, Reduce)]
         assert {len(one.operands) for one in totals} == {4}

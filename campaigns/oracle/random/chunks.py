@@ -11,7 +11,7 @@ from overweave.ir.tensors import product
 from overweave.schedules.communication import A, B, W, Y
 from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.moves.gather import chunked_gather
-from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_moves
+from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_of
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Get, Move, Put
 
 DEPTH, WIDTH = 16, 8  # columns of what is gathered, and of the product
@@ -53,7 +53,7 @@ def by_template(rng: Random, shape: tuple[int, int, int]) -> Gather:
         axis=rng.choice(("inner", "outer")),
         lanes=rng.randint(1, 3),
     )
-    return gather_moves(rng.choice(list(TEMPLATES)), mesh)
+    return gather_of(rng.choice(TEMPLATES), mesh)
 
 
 def by_hand(rng: Random, shape: tuple[int, int, int]) -> Gather:

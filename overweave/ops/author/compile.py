@@ -337,7 +337,7 @@ def _exchanged(space: TileSpace, wanted: Mapping[str, Asked]) -> list[tuple[Oper
 def _own_rows(operand: Operand, wanted: Mapping[str, Asked], group: Group) -> int:
     """Rows of an exchanged tensor that this rank passes: its shard, or all that it exchanges or gets."""
     transport = transport_of(wanted[operand.tensor])
-    if transport.direction or transport.gathers_sums:
+    if transport.is_traded or transport.gathers_sums:
         return operand.rows
     if transport.side == SPREAD:
         return group.world_size * operand.rows

@@ -57,15 +57,15 @@ from overweave.schedules.moves.derived_signals import Behind, with_signals
 Steps = Iterator[Operation | Chunk | Behind]
 
 
-def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], summing: Summing) -> Communication:
+def all_reduce(split: Split, cols: int, how: ReduceWay, held: tuple[Range, ...], summing: Summing) -> Communication:
     """The moves of an all-reduce of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
-    collective: the library's, in place. one_shot: partials are put to every peer. one_shot_packed: as one_shot, in
-    messages that carry their flag. Either way every rank adds the same numbers in rank order. two_shot, ring_stored,
-    two_shot_packed: in files of these names.
+    COLLECTIVE: the library's, in place. ONE_SHOT: partials are put to every peer. ONE_SHOT_PACKED: as ONE_SHOT, in
+    messages that carry their flag. Either way every rank adds the same numbers in rank order. TWO_SHOT, RING_STORED,
+    TWO_SHOT_PACKED: in files of these names.
     held: the range of the reduced axis that each rank's partial holds.
     """
-    ranks, rows, how = range(split.world_size), split.rows, METHODS[method]
+    ranks, rows = range(split.world_size), split.rows
     slots = rows if how.sends == "everything" else split.shard_size
     reduced = Reduced(
         split,
@@ -94,7 +94,7 @@ def all_reduce(split: Split, cols: int, method: str, held: tuple[Range, ...], su
     )
 
 
-def _goals(reduced: Reduced, rank: int, held: tuple[Range, ...], how: _Method) -> Iterator[Goal]:
+def _goals(reduced: Reduced, rank: int, held: tuple[Range, ...], how: ReduceWay) -> Iterator[Goal]:
     """The sum in rank order; of a ring, each shard's round from its owner's successor."""
     if how.adds == "by_rank":
         yield Goal(region(reduced.y, rank, reduced.rows), product(A, B), 0, 0, held)
@@ -182,7 +182,7 @@ def _behind_matmul(queue: str) -> Callable[[Reduced], tuple[Queue, ...]]:
     return lambda reduced: (Queue(queue, ISSUE, after=(MAIN,)),)
 
 
-class _Method(NamedTuple):
+class ReduceWay(NamedTuple):
     """What a rank does, in launch order, and in which queues. pads: of packed messages, which number their signals as
     the kernel does; None: signals are derived. sends: a rank to each peer, the peer's shard or all that it has. adds:
     as of a reduce-scatter.
@@ -195,16 +195,11 @@ class _Method(NamedTuple):
     adds: Literal["by_rank", "round"] = "by_rank"
 
 
-METHODS = {
-    "collective": _Method(_collective, lambda reduced: (Queue(MAIN, COMPLETE, after=(TILES,)),)),
-    "one_shot": _Method(_one_shot, _one_shot_queues, sends="everything"),
-    "one_shot_packed": _Method(
-        _one_shot_packed,
-        _behind_matmul(PACKED),
-        lambda split: (SignalPad(ARRIVED, split.world_size - 1),),
-        "everything",
-    ),
-    "two_shot": _Method(two_shot, two_shot_queues),
-    "two_shot_packed": _Method(two_shot_packed, _behind_matmul(PACKED), two_shot_packed_pads),
-    "ring_stored": _Method(ring_stored, lambda reduced: (Queue(SUMS, ISSUE, after=(TILES,)),), adds="round"),
-}
+COLLECTIVE = ReduceWay(_collective, lambda reduced: (Queue(MAIN, COMPLETE, after=(TILES,)),))
+ONE_SHOT = ReduceWay(_one_shot, _one_shot_queues, sends="everything")
+ONE_SHOT_PACKED = ReduceWay(
+    _one_shot_packed, _behind_matmul(PACKED), lambda split: (SignalPad(ARRIVED, split.world_size - 1),), "everything"
+)
+TWO_SHOT = ReduceWay(two_shot, two_shot_queues)
+TWO_SHOT_PACKED = ReduceWay(two_shot_packed, _behind_matmul(PACKED), two_shot_packed_pads)
+RING_STORED = ReduceWay(ring_stored, lambda reduced: (Queue(SUMS, ISSUE, after=(TILES,)),), adds="round")

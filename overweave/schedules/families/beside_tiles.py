@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.schedule import Apply, Copy, Operation, Put, Region
-from overweave.schedules.communication import COPIES, MAIN, TILES, Chunk, Communication, shifted
+from overweave.ir.schedule import Apply, Operation, Put, Region
+from overweave.schedules.communication import Chunk, shifted
 
 Announced = Mapping[tuple[int, str, int], int]  # of a rank's pad and signal: the place of its Put among its sender's
 LEAST_SLICE = 8 << 10  # elements, as a release to a peer should be short beside what it announces
@@ -26,21 +26,6 @@ def slice_rows(rows: int, cols: int, tiles: int) -> int:
     A slice has at least LEAST_SLICE elements; then some tiles carry none.
     """
     return max(1, -(-rows // max(1, tiles)), -(-LEAST_SLICE // max(1, cols)))
-
-
-def carried_by_tiles(made: Communication) -> Communication:
-    """The same, its Puts in the queue of the tiles. What only waits does so behind the kernel."""
-    steps = tuple(step if isinstance(step, Chunk) or step.queue != COPIES else _requeued(step) for step in made.steps)
-    return replace(made, queues=tuple(queue for queue in made.queues if queue.name != COPIES), steps=steps)
-
-
-def _requeued(step: Operation) -> Operation:
-    if isinstance(step, Copy) and not step.sources:
-        return replace(step, queue=MAIN)
-    if not isinstance(step, Put) or step.waits:
-        found = f"{step.name} is no push of what is there at the start"
-        raise ScheduleError("let tiles carry a transfer", found, "Use mover=copy_engine")
-    return replace(step, queue=TILES)
 
 
 def from_workspace(put: Put, own: Chunk | None, buffer: str) -> Put:

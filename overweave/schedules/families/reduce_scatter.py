@@ -54,22 +54,22 @@ from overweave.schedules.moves.derived_signals import with_signals
 
 
 def reduce_scatter(
-    split: Split, cols: int, method: str, held: tuple[Range, ...], sums: str = SUMS, own_pieces: int = 1
+    split: Split, cols: int, how: ScatterWay, held: tuple[Range, ...], sums: str = SUMS, own_pieces: int = 1
 ) -> Communication:
     """The moves of a reduce-scatter of `[split.rows, cols]`, with a `Chunk` where each part of a partial is written.
 
-    collective: the library's. scatter: each part is put into the slot of its source at its owner, who sums all slots in
-    rank order, in queue `sums` (TILES: its own tiles add what arrived to their products). fused_ring: each part travels
+    COLLECTIVE: the library's. SCATTER: each part is put into the slot of its source at its owner, who sums all slots in
+    rank order, in queue `sums` (TILES: its own tiles add what arrived to their products). FUSED_RING: each part travels
     from its owner's successor round to the owner; tiles of every rank on the way add what arrived to their products and
     leave the sum where it is passed on from, or, of the own shard, in `y`: nothing follows the last tile. remote_add:
-    partials are added at their owners in fp32, in whatever order they come. scatter_pull: owners read the partials
+    partials are added at their owners in fp32, in whatever order they come. PULL: owners read the partials
     where they lie, piece by piece beside the tiles, and sum them in rank order (schedules/families/scatter_pulls.py).
-    packed: in messages that carry their flag (schedules/families/packed/scatter.py). stored, ring_stored: tiles store
-    at peers themselves (schedules/families/scatter_rings.py).
+    PACKED_SCATTER: in messages that carry their flag (schedules/families/packed/scatter.py). STORED, RING_STORED: tiles
+    store at peers themselves (schedules/families/scatter_rings.py).
     held: the range of the reduced axis that each rank's partial holds. own_pieces: parts of a scatter's own shard; with
     more than one, each part is summed beside the tiles of the next.
     """
-    ranks, how = range(split.world_size), METHODS[method]
+    ranks = range(split.world_size)
     is_unordered = how.adds == "unordered"
     slots = split.shard_size if is_unordered else split.world_size * split.shard_size
     scatter = Scatter(
@@ -126,7 +126,7 @@ def _adding(scatter: Scatter) -> tuple[Queue, ...]:
     return Queue(MAIN, COMPLETE), *_copies(scatter.split), Queue(SUMS, ISSUE, after=(MAIN, TILES, COPIES))
 
 
-def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], how: _Method) -> Goal:
+def _goal(scatter: Scatter, rank: int, held: tuple[Range, ...], how: ScatterWay) -> Goal:
     lo, hi = scatter.split.shard(rank)
     size = scatter.split.world_size
     order = [(rank + hop) % size for hop in range(1, size + 1)] if how.adds == "round" else list(range(size))
@@ -216,7 +216,7 @@ def _stored(scatter: Scatter, rank: int) -> Iterator[Operation | Chunk]:
     yield from _own_sums(scatter, rank)
 
 
-class _Method(NamedTuple):
+class ScatterWay(NamedTuple):
     """What a rank does, in launch order, and in which queues.
 
     adds: partials are added in rank order, round the ring from the owner's successor, or in any order. home: of the
@@ -232,20 +232,13 @@ class _Method(NamedTuple):
 
 
 _MAIN = Queue(MAIN, COMPLETE, after=(TILES,))
-METHODS = {
-    "collective": _Method(_collective, lambda scatter: (_MAIN,)),
-    "scatter": _Method(_scatter, _copied),
-    "fused_ring": _Method(fused_ring, lambda scatter: scatter.split.copy_queues(), "round"),
-    "remote_add": _Method(remote_add, _adding, "unordered"),
-    "scatter_pull": _Method(
-        scatter_pull, lambda scatter: (Queue(TELLERS, COMPLETE), _beside(scatter)), home="symmetric"
-    ),
-    "packed": _Method(
-        scatter_packed,
-        lambda scatter: (Queue(PACKED, ISSUE, after=(MAIN,)),),
-        reuse=ECHOES,
-        pads=scatter_packed_pads,
-    ),
-    "stored": _Method(_stored, lambda scatter: ()),
-    "ring_stored": _Method(ring_stored, lambda scatter: (), "round"),
-}
+COLLECTIVE = ScatterWay(_collective, lambda scatter: (_MAIN,))
+SCATTER = ScatterWay(_scatter, _copied)
+FUSED_RING = ScatterWay(fused_ring, lambda scatter: scatter.split.copy_queues(), "round")
+REMOTE_ADD = ScatterWay(remote_add, _adding, "unordered")
+PULL = ScatterWay(scatter_pull, lambda scatter: (Queue(TELLERS, COMPLETE), _beside(scatter)), home="symmetric")
+PACKED_SCATTER = ScatterWay(
+    scatter_packed, lambda scatter: (Queue(PACKED, ISSUE, after=(MAIN,)),), reuse=ECHOES, pads=scatter_packed_pads
+)
+STORED = ScatterWay(_stored, lambda scatter: ())
+RING_STORED = ScatterWay(ring_stored, lambda scatter: (), "round")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
@@ -14,11 +14,11 @@ from overweave.schedules.families.behind_tiles import in_parts
 from overweave.schedules.families.packed.gather import gather_packed
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.record import Case, Margin, Method, Work
+from overweave.schedules.moves import gather_templates
 from overweave.schedules.moves.back_ends import PUSHES
 from overweave.schedules.moves.gather import chunked_gather
-from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_of
+from overweave.schedules.moves.gather_templates import Template, gather_of
 from overweave.schedules.moves.mesh import mesh_of
-from overweave.schedules.moves.moves import Move
 
 # A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
 # come back, and 212 us if not (benchmarks/results/host_cost.h200x2.2026-11-23.txt), which the GPU mostly needs itself.
@@ -27,20 +27,20 @@ from overweave.schedules.moves.moves import Move
 OF_SHARDS_OF_TWO = Margin(5.0, 0.01)
 
 
-def by_moves(written: Callable[[Mesh], Iterator[Move]]) -> Callable[[Work], Communication]:
+def by_moves(written: Template) -> Callable[[Work], Communication]:
     """What writes a gather as a list of chunk moves, for a method's `write`."""
     return partial(_moved, written)
 
 
-def _moved(written: Callable[[Mesh], Iterator[Move]], work: Work) -> Communication:
+def _moved(written: Template, work: Work) -> Communication:
     split, k = work.split, work.problem.k
-    gather = gather_of(mesh_of(split, k, work.settings), written)
+    gather = gather_of(written, mesh_of(split, k, work.settings))
     return in_parts(chunked_gather(gather, split.rows, k, work.problem.returns_gathered), {PUSHES: split.tile_rows})
 
 
 def _packed(work: Work) -> Communication:
     if work.split.world_size == 1:
-        return _moved(TEMPLATES["collective"], work)
+        return _moved(gather_templates.at_once, work)
     return gather_packed(work.split, work.problem.k, work.problem.returns_gathered)
 
 
@@ -57,13 +57,13 @@ METHODS = (
     _library(
         name="sequential",
         summary="library all-gather, then one library matmul",
-        write=by_moves(TEMPLATES["collective"]),
+        write=by_moves(gather_templates.at_once),
         grids=(asked_for.AS_IT_IS,),
     ),
     _library(
         name="per_shard",
         summary="shards pushed by copy engine, one library matmul per shard",
-        write=by_moves(TEMPLATES["push"]),
+        write=by_moves(gather_templates.push),
         moves=(COPY_ENGINE,),
         options=(options.ORDER,),
         grids=(asked_for.AS_IT_IS,),
@@ -72,7 +72,7 @@ METHODS = (
     _tiles(
         name="push",
         summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
-        write=by_moves(TEMPLATES["push"]),
+        write=by_moves(gather_templates.push),
         options=asked_for.PUSHED,
         grids=(
             asked_for.PIECES,
@@ -91,32 +91,32 @@ METHODS = (
     _tiles(
         name="pull",
         summary="pieces pulled from staged shards, tiles of one kernel wait",
-        write=by_moves(TEMPLATES["pull"]),
+        write=by_moves(gather_templates.pull),
         options=(*asked_for.FUSED, options.ROTATION),
         grids=({"pieces": (1, 2)},),
     ),
     _tiles(
         name="mesh",
         summary="chunks by rows and columns go straight to every rank of a mesh, line by line of it",
-        write=by_moves(TEMPLATES["mesh"]),
+        write=by_moves(gather_templates.across_mesh),
         options=(*asked_for.CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
     ),
     _tiles(
         name="ring",
         summary="every rank passes on what came from the next one",
-        write=by_moves(TEMPLATES["ring"]),
+        write=by_moves(gather_templates.round_ring),
         options=(*asked_for.CUT, options.LANES, *options.TILES),
     ),
     _tiles(
         name="double_ring",
         summary="two rings, one each way, take a shard's chunks by turns",
-        write=by_moves(TEMPLATES["double_ring"]),
+        write=by_moves(gather_templates.round_two_rings),
         options=(*asked_for.CUT, *options.TILES),
     ),
     _tiles(
         name="islands",
         summary="gathered inside islands, while each shard crosses to other islands once and is passed on there",
-        write=by_moves(TEMPLATES["islands"]),
+        write=by_moves(gather_templates.by_islands),
         options=(*asked_for.CUT, options.ISLAND, *options.TILES),
     ),
 )

@@ -10,7 +10,8 @@ from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
 from overweave.schedules.communication import Communication
-from overweave.schedules.families.all_reduce import all_reduce
+from overweave.schedules.families import all_reduce as ways
+from overweave.schedules.families.all_reduce import ReduceWay, all_reduce
 from overweave.schedules.families.reduced import Summing
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
@@ -22,11 +23,11 @@ from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
 OF_SUMMING_KERNELS, OF_ADDING_TILES = Margin(10.0, 0.035), Margin(20.0, 0.06)
 
 
-def _reduced(how: str) -> Callable[[Work], Communication]:
+def _reduced(how: ReduceWay) -> Callable[[Work], Communication]:
     return partial(_reduce, how)
 
 
-def _reduce(how: str, work: Work) -> Communication:
+def _reduce(how: ReduceWay, work: Work) -> Communication:
     summing = Summing(work.settings.sums, work.sums, work.problem.norm is not None)
     return all_reduce(work.split, work.problem.n, how, work.held, summing)
 
@@ -46,7 +47,7 @@ METHODS = (
     _library(
         name="sequential",
         summary="one library matmul, then library all-reduce",
-        write=_reduced("collective"),
+        write=_reduced(ways.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
         grids=(asked_for.AS_IT_IS,),
@@ -54,19 +55,19 @@ METHODS = (
     _messages(
         name="one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
-        write=_reduced("one_shot_packed"),
+        write=_reduced(ways.ONE_SHOT_PACKED),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _messages(
         name="two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
-        write=_reduced("two_shot_packed"),
+        write=_reduced(ways.TWO_SHOT_PACKED),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _tiles(
         name="two_shot",
         summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
-        write=_reduced("two_shot"),
+        write=_reduced(ways.TWO_SHOT),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
         options=(options.SUMS, *asked_for.FUSED),
@@ -81,7 +82,7 @@ METHODS = (
         summary=(
             "tiles add what arrived, and store at the next rank, its owner's at every rank; the sums are moved to y"
         ),
-        write=_reduced("ring_stored"),
+        write=_reduced(ways.RING_STORED),
         moves=(TILE_KERNEL, REDUCE_KERNEL),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         norms=REDUCE_KERNEL,

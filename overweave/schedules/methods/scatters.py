@@ -11,7 +11,8 @@ from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, 
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
 from overweave.schedules.communication import COPYING_KERNELS, MAIN, SUMS, TILES, Communication
-from overweave.schedules.families.reduce_scatter import reduce_scatter
+from overweave.schedules.families import reduce_scatter as ways
+from overweave.schedules.families.reduce_scatter import ScatterWay, reduce_scatter
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.needs import from_ranks
 from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
@@ -24,12 +25,12 @@ OF_PULLS = asked_for.OF_STORES
 OF_RINGS_OF_TWO, OF_OWN_SUMS = Margin(15.0, 0.01), Margin(30.0, 0.02)
 
 
-def _scattered(how: str, adder: Engine = REDUCE_KERNEL) -> Callable[[Work], Communication]:
+def _scattered(how: ScatterWay, adder: Engine = REDUCE_KERNEL) -> Callable[[Work], Communication]:
     """adder: who ends sums, if a caller asks for nothing else."""
     return partial(_scatter, how, MAIN if adder == LIBRARY else SUMS)
 
 
-def _scatter(how: str, sums: str, work: Work) -> Communication:
+def _scatter(how: ScatterWay, sums: str, work: Work) -> Communication:
     settings = work.settings
     if settings.sums == "epilogue":
         if settings.mover in COPYING_KERNELS:
@@ -53,14 +54,14 @@ METHODS = (
     _library(
         name="sequential",
         summary="one library matmul, then library reduce-scatter",
-        write=_scattered("collective", LIBRARY),
+        write=_scattered(ways.COLLECTIVE, LIBRARY),
         adds=Adds(LIBRARY, "library", "result"),
         grids=(asked_for.AS_IT_IS,),
     ),
     _library(
         name="per_shard",
         summary="one library matmul per shard, put to its owner, who sums in order",
-        write=_scattered("scatter", LIBRARY),
+        write=_scattered(ways.SCATTER, LIBRARY),
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
         options=(options.ORDER,),
@@ -69,7 +70,7 @@ METHODS = (
     _tiles(
         name="scatter",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
-        write=_scattered("scatter"),
+        write=_scattered(ways.SCATTER),
         adds=Adds(REDUCE_KERNEL),
         options=(options.SUMS, options.OWN_PIECES, *asked_for.PUSHED),
         grids=(
@@ -82,7 +83,7 @@ METHODS = (
     _tiles(
         name="scatter_stored",
         summary="tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
-        write=_scattered("stored"),
+        write=_scattered(ways.STORED),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL),
         options=asked_for.STORED,
@@ -95,7 +96,7 @@ METHODS = (
         summary=(
             "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y"
         ),
-        write=_scattered("ring_stored"),
+        write=_scattered(ways.RING_STORED),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=asked_for.STORED_ROUND,
@@ -107,7 +108,7 @@ METHODS = (
         summary=(
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
-        write=_scattered("scatter_pull"),
+        write=_scattered(ways.PULL),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
         options=(options.PIECES, options.OWN_PIECES, *options.TILES),
@@ -117,7 +118,7 @@ METHODS = (
     _messages(
         name="scatter_packed",
         summary="one matmul, packed parts to their owners, who sum in order",
-        write=_scattered("packed"),
+        write=_scattered(ways.PACKED_SCATTER),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _tiles(
@@ -126,7 +127,7 @@ METHODS = (
             "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds "
             "the last"
         ),
-        write=_scattered("fused_ring"),
+        write=_scattered(ways.FUSED_RING),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=(options.PIECES, *options.TILES),
         needs=(from_ranks(3, "scatter sums=epilogue"),),
@@ -137,7 +138,7 @@ METHODS = (
         summary=(
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
-        write=_scattered("remote_add"),
+        write=_scattered(ways.REMOTE_ADD),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),

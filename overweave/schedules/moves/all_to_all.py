@@ -59,7 +59,7 @@ from overweave.schedules.moves.signal_numbers import TOLD, Event, SignalNumbers
 OWN, LANDED = "own", "landed"  # buffers: what tiles write, and what peers bring
 
 
-def all_to_all_moves(mesh: Mesh, sends: bool, by_library: bool) -> AllToAll:
+def all_to_all_moves(sends: bool, by_library: bool, mesh: Mesh) -> AllToAll:
     """The moves of the templates: in step s every rank serves the peer at distance s, or the library carries all."""
     moves: tuple[chunks.Put | chunks.Collective, ...]
     if by_library:

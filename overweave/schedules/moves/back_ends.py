@@ -6,50 +6,25 @@ residency and races, by the proof of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from overweave.errors import InputError, ScheduleError
+from overweave.errors import ScheduleError
 from overweave.ir.schedule import Notify
 from overweave.schedules.communication import CARRYING_TILES, COPIES, COPYING_KERNELS, TILES, Mover
 from overweave.schedules.moves.moves import AUTO, Box, Get, Put
 
-MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)  # type: ignore[assignment]
+MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)
 
-PASSED_ON = ("ring", "double_ring", "islands")
 ENGINE: Final = "copy_engine"
 PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
-_PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
+PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
 REGISTERS = "a tile is stored from registers, and its rows are no longer than it is wide: too short for bulk copies"
-_FORWARDS = "what ranks pass on would wait for tiles of peers, which wait for what is passed on"
+FORWARDS = "what ranks pass on would wait for tiles of peers, which wait for what is passed on"
 _OPEN = "it is left open, and only compile_auto chooses"
 _COLUMNS = "kernels move whole rows"
 _TRAVELS = "it has to arrive first, and what kernels carry waits for nothing but tiles of its own rank"
 _AFTER = "it comes after another move, and what kernels carry waits for nothing but tiles of its own rank"
-
-
-def obstacle(name: str, mover: Mover) -> str:
-    """Why a back end cannot carry the exchange `name`; empty if it can. The copy engine passes things on."""
-    collective, method = name.split(".")
-    if mover == ENGINE:
-        return ""
-    if method == "pull":
-        return _PULLS
-    if collective == "all_gather" and method in PASSED_ON and mover in CARRYING_TILES:
-        return _FORWARDS
-    is_read = collective == "all_gather" or method == "receive"
-    return REGISTERS if mover == "bulk_tiles" and not is_read else ""
-
-
-def check_mover(name: str, mover: Mover) -> None:
-    """Raises InputError, with the reason, for a back end that cannot carry the exchange `name`."""
-    if found := obstacle(name, mover):
-        raise InputError(f"{name} mover={mover}", found, f"Use mover={'|'.join(legal(name))}")
-
-
-def legal(name: str) -> Iterator[Mover]:
-    """The back ends that can."""
-    return (mover for mover in MOVERS if not obstacle(name, mover))
 
 
 def check_told(at: int, move: Put | Get, told: Sequence[Notify]) -> None:
@@ -75,7 +50,7 @@ def move_obstacle(move: Put | Get, box: Box, whole: Box, is_own: bool) -> str:
     if move.mover == ENGINE:
         return ""
     if isinstance(move, Get):
-        return _PULLS
+        return PULLS
     if box.cols != whole.cols:
         return _COLUMNS
     if not is_own:

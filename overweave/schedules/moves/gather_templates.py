@@ -23,6 +23,9 @@ Axis = Literal["inner", "outer"]
 COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
 
 
+Template = Callable[["Mesh"], Iterator[Move]]
+
+
 class Mesh(Struct, frozen=True, kw_only=True):
     """`[rows, cols]` on ranks that lie in rows of `island` (None: pairs, where these come out even).
 
@@ -101,12 +104,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
             yield Put(rank, peer, chunk, index % self.lanes if lane is None else lane)
 
 
-def gather_moves(name: str, mesh: Mesh) -> Gather:
-    """The moves of the template `name`. Raises InputError."""
-    return gather_of(mesh, TEMPLATES[name])
-
-
-def gather_of(mesh: Mesh, written: Callable[[Mesh], Iterator[Move]]) -> Gather:
+def gather_of(written: Template, mesh: Mesh) -> Gather:
     """The moves that a template writes, what is a rank's own carried as the mesh says. Raises InputError."""
     own = [frozenset(mesh.chunks(rank)) for rank in range(mesh.world_size)]
     moves = (
@@ -116,27 +114,27 @@ def gather_of(mesh: Mesh, written: Callable[[Mesh], Iterator[Move]]) -> Gather:
     return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
 
 
-def _collective(mesh: Mesh) -> Iterator[Move]:
+def at_once(mesh: Mesh) -> Iterator[Move]:
     """The library's, of whole shards."""
     if mesh.world_size > 1 and mesh.rows:
         yield Collective(tuple(Chunk(shard_rows(mesh.rows, mesh.world_size, rank)) for rank in range(mesh.world_size)))
 
 
-def _push(mesh: Mesh) -> Iterator[Move]:
+def push(mesh: Mesh) -> Iterator[Move]:
     """Owners push straight to every peer."""
     for rank, owner, piece in mesh.turns():
         for chunk in mesh.piece(owner, piece):
             yield Put(owner, rank, chunk, mesh.lane(rank, owner))
 
 
-def _pull(mesh: Mesh) -> Iterator[Move]:
+def pull(mesh: Mesh) -> Iterator[Move]:
     """Every rank gets its peers' chunks from where they have staged them."""
     for rank, owner, piece in mesh.turns():
         for chunk in mesh.piece(owner, piece):
             yield Get(rank, owner, chunk, mesh.lane(rank, owner))
 
 
-def _mesh(mesh: Mesh) -> Iterator[Move]:
+def across_mesh(mesh: Mesh) -> Iterator[Move]:
     """Owners push straight to every peer, peers of one line of the mesh before those of the next."""
     for outer, inner in mesh.steps():
         for rank in range(mesh.world_size):
@@ -144,14 +142,14 @@ def _mesh(mesh: Mesh) -> Iterator[Move]:
             yield from mesh.pushes(rank, peer, rank)
 
 
-def _ring(mesh: Mesh) -> Iterator[Move]:
+def round_ring(mesh: Mesh) -> Iterator[Move]:
     """Every rank passes on what came from the next one: each link carries one shard at a time, to a neighbour."""
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):
             yield from mesh.pushes(rank, (rank - 1) % mesh.world_size, (rank + step - 1) % mesh.world_size)
 
 
-def _double_ring(mesh: Mesh) -> Iterator[Move]:
+def round_two_rings(mesh: Mesh) -> Iterator[Move]:
     """Two rings at once, one each way, in lanes of their own: chunks of every shard are dealt to them by turns."""
     size = mesh.world_size
     for step in range(1, size):
@@ -163,7 +161,7 @@ def _double_ring(mesh: Mesh) -> Iterator[Move]:
                         yield Put(rank, (rank - way) % size, chunk, index % 2)
 
 
-def _islands(mesh: Mesh) -> Iterator[Move]:
+def by_islands(mesh: Mesh) -> Iterator[Move]:
     """Shards are gathered inside every island while each crosses to the others once, and there it is passed on."""
     width, ranks = mesh.width, range(mesh.world_size)
     height = mesh.world_size // width
@@ -184,12 +182,4 @@ def _at(island: int, place: int, width: int) -> int:
     return island * width + place % width
 
 
-TEMPLATES: dict[str, Callable[[Mesh], Iterator[Move]]] = {
-    "collective": _collective,
-    "push": _push,
-    "pull": _pull,
-    "mesh": _mesh,
-    "ring": _ring,
-    "double_ring": _double_ring,
-    "islands": _islands,
-}
+TEMPLATES: tuple[Template, ...] = (at_once, push, pull, across_mesh, round_ring, round_two_rings, by_islands)

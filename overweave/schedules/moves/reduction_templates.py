@@ -13,20 +13,22 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Range
-from overweave.schedules.moves.gather_templates import Mesh, gather_moves
+from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
 from overweave.schedules.moves.moves import Chunk, Put, Reduction, Step, Sum
 
 INSIDE, ACROSS = 0, 1  # lanes of islands
 
 
-def reduction_moves(name: str, mesh: Mesh, everywhere: bool = False) -> Reduction:
-    """The moves of the template `name`; everywhere: ranks end with all, not with their shards. Raises InputError."""
-    moves = list(_carried(mesh, TEMPLATES[name](mesh)))
-    if everywhere and mesh.world_size > 1 and name != "one_shot":
+def reduction_of(written: Callable[[Mesh], Iterator[Step]], shared: Template | None, mesh: Mesh) -> Reduction:
+    """The moves that a template writes. shared: the gather by which all ranks get the sums; None: they keep their
+    shards. Raises InputError.
+    """
+    moves = list(_carried(mesh, written(mesh)))
+    if shared and mesh.world_size > 1:
         moves += [Sum(rank, chunk) for rank in range(mesh.world_size) for chunk in lines(mesh, rank)]
-        shared = gather_moves(name, replace(mesh, mover="copy_engine"))
-        moves += [move for move in shared.moves if isinstance(move, Put)]
-    return Reduction(mesh.world_size, tuple(moves), everywhere, mesh.copy_programs)
+        gathered = gather_of(shared, replace(mesh, mover="copy_engine"))
+        moves += [move for move in gathered.moves if isinstance(move, Put)]
+    return Reduction(mesh.world_size, tuple(moves), shared is not None, mesh.copy_programs)
 
 
 def _carried(mesh: Mesh, moves: Iterable[Step]) -> Iterator[Step]:
@@ -44,7 +46,7 @@ def lines(mesh: Mesh, rank: int) -> tuple[Chunk, ...]:
     return replace(mesh, col_pieces=1).chunks(rank)
 
 
-def _mesh(mesh: Mesh) -> Iterator[Step]:
+def across_mesh(mesh: Mesh) -> Iterator[Step]:
     """Every partial goes straight to its owner, owners in one line of the mesh before those in the next."""
     for outer, inner in mesh.steps():
         for rank in range(mesh.world_size):
@@ -52,7 +54,7 @@ def _mesh(mesh: Mesh) -> Iterator[Step]:
             yield from mesh.pushes(rank, owner, owner)
 
 
-def _ring(mesh: Mesh) -> Iterator[Step]:
+def round_ring(mesh: Mesh) -> Iterator[Step]:
     """A shard's partials travel round to its owner, and every rank on the way adds its own."""
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):
@@ -61,7 +63,7 @@ def _ring(mesh: Mesh) -> Iterator[Step]:
                 yield from _hop(mesh, (rank, (rank + 1) % mesh.world_size, owner), line, index % mesh.lanes)
 
 
-def _double_ring(mesh: Mesh) -> Iterator[Step]:
+def round_two_rings(mesh: Mesh) -> Iterator[Step]:
     """Two rings at once, one each way, in lanes of their own: lines of every shard are dealt to them by turns."""
     for step in range(1, mesh.world_size):
         for lane, way in enumerate((1, -1)):
@@ -79,7 +81,7 @@ def _hop(mesh: Mesh, ranks: tuple[int, int, int], line: Chunk, lane: int) -> Ite
     yield from (Put(rank, peer, chunk, lane) for chunk in mesh.chunks(owner) if chunk.rows == line.rows)
 
 
-def _islands(mesh: Mesh) -> Iterator[Step]:
+def by_islands(mesh: Mesh) -> Iterator[Step]:
     """Partials are added inside every island, by the rank that lies as their owner does; that sum crosses, once."""
     width, ranks = mesh.width, range(mesh.world_size)
     height = mesh.world_size // width
@@ -94,20 +96,3 @@ def _islands(mesh: Mesh) -> Iterator[Step]:
             for line in lines(mesh, owner) if width > 1 else ():
                 yield Sum(rank, line)
             yield from mesh.pushes(rank, owner, owner, ACROSS)
-
-
-def _one_shot(mesh: Mesh) -> Iterator[Step]:
-    """Every rank's partial goes to every other rank, and each adds them all: few messages, for small outputs."""
-    for step in range(1, mesh.world_size):
-        for owner in range(mesh.world_size):
-            for rank in range(mesh.world_size):
-                yield from mesh.pushes(rank, (rank + step) % mesh.world_size, owner)
-
-
-TEMPLATES: dict[str, Callable[[Mesh], Iterator[Step]]] = {
-    "mesh": _mesh,
-    "ring": _ring,
-    "double_ring": _double_ring,
-    "islands": _islands,
-    "one_shot": _one_shot,
-}

@@ -22,78 +22,70 @@ from overweave.schedules.catalog.options import Settings, settle
 from overweave.schedules.catalog.with_mover import by_hand_config, copy_config
 from overweave.schedules.communication import (
     CARRYING_TILES,
-    COPIES,
     MAIN,
     SUMS,
     TILES,
     A,
     B,
-    Chunk,
     Communication,
-    Mover,
     Split,
     X,
     Y,
 )
-from overweave.schedules.families.all_reduce import all_reduce
+from overweave.schedules.families.all_reduce import ReduceWay, all_reduce
 from overweave.schedules.families.behind_tiles import carried_behind_tiles, in_parts
-from overweave.schedules.families.beside_tiles import carried_by_tiles, slice_rows
-from overweave.schedules.families.reduce_scatter import reduce_scatter
+from overweave.schedules.families.beside_tiles import slice_rows
+from overweave.schedules.families.reduce_scatter import ScatterWay, reduce_scatter
 from overweave.schedules.families.reduced import Summing
 from overweave.schedules.families.stored_at_peers import stored_at_peers
-from overweave.schedules.moves.all_to_all import all_to_all_moves, chunked_all_to_all
-from overweave.schedules.moves.back_ends import PUSHES, check_mover
+from overweave.schedules.moves.all_to_all import chunked_all_to_all
+from overweave.schedules.moves.back_ends import PUSHES
 from overweave.schedules.moves.gather import chunked_gather
-from overweave.schedules.moves.gather_templates import gather_moves
 from overweave.schedules.moves.mesh import mesh_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Written, movers_in
 from overweave.schedules.moves.reduction import KERNEL_COLS, chunked_reduction
-from overweave.schedules.moves.reduction_templates import reduction_moves
 from overweave.schedules.weave.renamed import renamed
 from overweave.schedules.weave.spread import spread
 from overweave.schedules.weave.transports import (
     GATHER,
-    SCATTER,
     SPREAD,
     Asked,
-    Side,
     Transport,
+    check_mover,
     options_of,
     transport_of,
 )
 
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
-CHUNKED = ("mesh", "ring", "double_ring", "islands")  # reductions as lists of moves
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
     """A tensor of a kernel and the communication that brings it here or takes it away."""
 
     operand: Operand
-    method: str
-    side: Side
+    transport: Transport
     communication: Communication
     copy: CopyConfig | None = None  # of the kernel that moves it, if one does
 
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
-        return received(self.operand.tensor, rank) if self.method.startswith("receive") else self.operand.tensor
+        return received(self.operand.tensor, rank) if self.transport.is_traded else self.operand.tensor
 
     def apart(self, touched: Iterable[Range]) -> Iterator[Range]:
         """Rows that tiles write, cut where they are another rank's: in an all-to-all every block is."""
         block = self.operand.rows // self.communication.world_size
         for lo, hi in touched:
-            is_cut = self.method.startswith("send") and block
+            is_cut = self.transport.is_traded and block
             edges = [lo, *range(-(-(lo + 1) // block) * block, hi, block), hi] if is_cut else [lo, hi]
             yield from pairwise(edges)
 
     def made(self, rank: int, row: int) -> tuple[str, int, tuple[Range, ...]]:
         """What a rank's tiles write at a row: of which tensor, how many rows further there, its terms of a sum."""
         name = self.operand.tensor
-        if self.method.startswith("send"):
+        if self.transport.is_traded:
             block = self.operand.rows // self.communication.world_size
             return received(name, row // block), (rank - row // block) * block, ()
-        return (name, rank * self.operand.rows, ()) if self.side == SPREAD else (name, 0, ((rank, rank + 1),))
+        return (name, rank * self.operand.rows, ()) if self.transport.side == SPREAD else (name, 0, ((rank, rank + 1),))
 
 
 def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Exchange:
@@ -115,25 +107,20 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         order=settings.order,
         pieces=settings.pieces,
         alignment=space.axis(axis).block if axis else 1,
-        mover=settings.mover if transport.side == GATHER else "copy_engine",
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
-    mesh = mesh_of(split, operand.cols, settings)
-    if transport.direction:
-        written = all_to_all_moves(mesh, transport.side != GATHER, by_library=not transport.is_woven)
-        return _written(operand, written, transport, space.tile_count)
-    if transport.side == GATHER:
-        return _written(operand, gather_moves(transport.method, mesh), transport, space.tile_count)
-    if transport.side == SCATTER and transport.method in CHUNKED:
-        reduction = reduction_moves(transport.method, mesh, transport.gathers_sums)
-        return _written(operand, reduction, transport, space.tile_count)
+    if transport.written and not isinstance(transport.written, ScatterWay | ReduceWay):
+        moves = transport.written(mesh_of(split, operand.cols, settings))
+        return _written(operand, moves, transport, space.tile_count)
+    made = _communication(split, operand, transport, settings)
+    if settings.mover in CARRYING_TILES:
+        made = stored_at_peers(made)
+    elif settings.mover != "copy_engine":
+        made = carried_behind_tiles(made, split.tile_rows)
     return Exchange(
         operand=operand,
-        method=transport.method,
-        side=transport.side,
-        communication=_carried(
-            _communication(split, operand, transport, settings), transport.side, settings.mover, split.tile_rows
-        ),
+        transport=transport,
+        communication=made,
         copy=copy_config(settings),
     )
 
@@ -165,8 +152,7 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
     is_away = transport.side != GATHER and "tiles" in movers_in(written)
     return Exchange(
         operand=operand,
-        method=transport.method,
-        side=transport.side,
+        transport=transport,
         communication=stored_at_peers(made) if is_away else made,
         copy=by_hand_config(written),
     )
@@ -211,28 +197,11 @@ def _communication(split: Split, operand: Operand, transport: Transport, setting
         made = spread(whole, operand.cols, by_library=not transport.is_woven)
         return renamed(made, name, {Y: name}, {A: name})
     held = tuple((rank, rank + 1) for rank in range(split.world_size))
-    if transport.gathers_sums:
-        reduced = all_reduce(split, operand.cols, transport.method, held, Summing())
+    if isinstance(transport.written, ReduceWay):
+        reduced = all_reduce(split, operand.cols, transport.written, held, Summing())
         return renamed(reduced, name, {Y: name}, {product(A, B): name})
-    by_kernel = transport.method == "scatter" and operand.cols % KERNEL_COLS == 0
+    assert isinstance(transport.written, ScatterWay)
+    by_kernel = operand.cols % KERNEL_COLS == 0
     sums, own_pieces = (SUMS, settings.own_pieces) if by_kernel else (MAIN, 1)
-    made = reduce_scatter(split, operand.cols, transport.method, held, sums, own_pieces)
+    made = reduce_scatter(split, operand.cols, transport.written, held, sums, own_pieces)
     return renamed(made, name, {Y: name}, {product(A, B): name})
-
-
-def _carried(made: Communication, side: Side, mover: Mover, tile_rows: int) -> Communication:
-    """What a kernel carries has a queue of its own, beside those of the copy engine; what tiles store has none."""
-    if mover == "copy_engine":
-        return made
-    if side != GATHER:
-        return stored_at_peers(made) if mover in CARRYING_TILES else carried_behind_tiles(made, tile_rows)
-    if mover in CARRYING_TILES:
-        return carried_by_tiles(made)
-    return replace(
-        made,
-        queues=tuple(replace(queue, name=PUSHES) if queue.name == COPIES else queue for queue in made.queues),
-        steps=tuple(
-            step if isinstance(step, Chunk) or step.queue != COPIES else replace(step, queue=PUSHES)
-            for step in made.steps
-        ),
-    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,9 +24,17 @@ from overweave.schedules.catalog.options import (
     Option,
     settle,
 )
-from overweave.schedules.communication import CARRYING_TILES
-from overweave.schedules.moves.back_ends import check_mover
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Written, movers_in
+from overweave.schedules.communication import CARRYING_TILES, Mover
+from overweave.schedules.families import all_reduce, reduce_scatter
+from overweave.schedules.families.all_reduce import ReduceWay
+from overweave.schedules.families.reduce_scatter import ScatterWay
+from overweave.schedules.moves import gather_templates as gathers
+from overweave.schedules.moves import reduction_templates as reductions
+from overweave.schedules.moves.all_to_all import all_to_all_moves
+from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
+from overweave.schedules.moves.gather_templates import Mesh, gather_of
+from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Step, Written, movers_in
+from overweave.schedules.moves.reduction_templates import reduction_of
 
 Side = Literal["gather", "scatter", "spread"]
 Asked = str | Written  # a schedule by name and options, or written by hand
@@ -39,72 +48,86 @@ class Transport(Struct, frozen=True):
     """A way to exchange a tensor; docs/directives.md says what each moves.
 
     side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
-    ranks get as it is. gathers_sums: every rank gets all of the sum.
+    ranks get as it is. written: the template of a list of moves, or how a rank adds; None: a caller's own list, or what
+    every rank writes, pushed to all. gathers_sums: every rank gets all of the sum. is_woven: chunks move beside tiles,
+    which then wait or signal; else all moves before the kernel, or behind. is_traded: an all-to-all, after which every
+    rank has a tensor of its own. refuses, why: the back ends that cannot carry it, for one reason.
     """
 
     side: Side
-    method: str
+    written: Callable[[Mesh], Written] | ScatterWay | ReduceWay | None = None
     options: tuple[Option, ...] = ()
     gathers_sums: bool = False
+    is_woven: bool = True
+    is_traded: bool = False
+    refuses: tuple[Mover, ...] = ()
+    why: str = ""
 
-    @property
-    def is_woven(self) -> bool:
-        """Whether chunks move beside tiles, which then wait or signal; else all moves before the kernel, or behind."""
-        return not self.method.endswith("collective")
 
-    @property
-    def direction(self) -> str:
-        """`receive` or `send`, of an all-to-all."""
-        direction = self.method.split("_")[0]
-        return direction if direction in ("receive", "send") else ""
+BY_ANY = (ANY_MOVER, COPY_PROGRAMS)
+PUSHED, CUT = (PIECES, ORDER, *BY_ANY), (PIECES, COL_PIECES)
+
+
+class OnMesh(NamedTuple):
+    """Lists of moves that gather, that sum, and, one behind the other, that gather sums. refuses: of the gather."""
+
+    gathered: gathers.Template
+    summed: Callable[[Mesh], Iterator[Step]]
+    options: tuple[Option, ...]
+    refuses: tuple[Mover, ...] = CARRYING_TILES
+
+
+ON_MESH = {
+    "mesh": OnMesh(gathers.across_mesh, reductions.across_mesh, (*CUT, ISLAND, AXIS, LANES, *BY_ANY), ()),
+    "ring": OnMesh(gathers.round_ring, reductions.round_ring, (*CUT, LANES, *BY_ANY)),
+    "double_ring": OnMesh(gathers.round_two_rings, reductions.round_two_rings, (*CUT, *BY_ANY)),
+    "islands": OnMesh(gathers.by_islands, reductions.by_islands, (*CUT, ISLAND, *BY_ANY)),
+}
+
+
+def _traded(sends: bool, by_library: bool, options: tuple[Option, ...] = ()) -> Transport:
+    written = partial(all_to_all_moves, sends, by_library)
+    return Transport(SPREAD if sends else GATHER, written, options, is_woven=not by_library, is_traded=True)
 
 
 TRANSPORTS: dict[str, Transport] = {
-    "all_gather.push": Transport(GATHER, "push", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)),
-    "all_gather.pull": Transport(GATHER, "pull", (PIECES, ORDER, ANY_MOVER)),
-    "all_gather.mesh": Transport(GATHER, "mesh", (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS)),
-    "all_gather.ring": Transport(GATHER, "ring", (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS)),
-    "all_gather.double_ring": Transport(GATHER, "double_ring", (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS)),
-    "all_gather.islands": Transport(GATHER, "islands", (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS)),
-    "all_gather.collective": Transport(GATHER, "collective"),
-    "reduce_scatter.scatter": Transport(SCATTER, "scatter", (PIECES, ORDER, OWN_PIECES, ANY_MOVER, COPY_PROGRAMS)),
-    "reduce_scatter.mesh": Transport(
-        SCATTER, "mesh", (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS)
+    "all_gather.push": Transport(GATHER, partial(gather_of, gathers.push), PUSHED),
+    "all_gather.pull": Transport(
+        GATHER, partial(gather_of, gathers.pull), (PIECES, ORDER, ANY_MOVER), refuses=MOVERS[1:], why=PULLS
     ),
-    "reduce_scatter.ring": Transport(SCATTER, "ring", (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS)),
-    "reduce_scatter.double_ring": Transport(SCATTER, "double_ring", (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS)),
-    "reduce_scatter.islands": Transport(SCATTER, "islands", (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS)),
-    "reduce_scatter.collective": Transport(SCATTER, "collective"),
-    "all_reduce.two_shot": Transport(SCATTER, "two_shot", (PIECES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True),
-    "all_reduce.one_shot": Transport(SCATTER, "one_shot", (ORDER, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True),
-    "all_reduce.mesh": Transport(
-        SCATTER, "mesh", (PIECES, COL_PIECES, ISLAND, AXIS, LANES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
-    ),
-    "all_reduce.ring": Transport(
-        SCATTER, "ring", (PIECES, COL_PIECES, LANES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
-    ),
-    "all_reduce.double_ring": Transport(
-        SCATTER, "double_ring", (PIECES, COL_PIECES, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
-    ),
-    "all_reduce.islands": Transport(
-        SCATTER, "islands", (PIECES, COL_PIECES, ISLAND, ANY_MOVER, COPY_PROGRAMS), gathers_sums=True
-    ),
-    "all_reduce.collective": Transport(SCATTER, "collective", gathers_sums=True),
-    "all_to_all.receive": Transport(GATHER, "receive", (PIECES, ORDER, ANY_MOVER, COPY_PROGRAMS)),
-    "all_to_all.send": Transport(SPREAD, "send", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
-    "all_to_all.receive_collective": Transport(GATHER, "receive_collective"),
-    "all_to_all.send_collective": Transport(SPREAD, "send_collective"),
-    "spread.push": Transport(SPREAD, "spread", (PIECES, ANY_MOVER, COPY_PROGRAMS)),
-    "spread.collective": Transport(SPREAD, "collective"),
+    **{
+        f"all_gather.{name}": Transport(GATHER, partial(gather_of, gathered), options, refuses=refuses, why=FORWARDS)
+        for name, (gathered, _, options, refuses) in ON_MESH.items()
+    },
+    "all_gather.collective": Transport(GATHER, partial(gather_of, gathers.at_once), is_woven=False),
+    "reduce_scatter.scatter": Transport(SCATTER, reduce_scatter.SCATTER, (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
+    **{
+        f"reduce_scatter.{name}": Transport(SCATTER, partial(reduction_of, summed, None), options)
+        for name, (_, summed, options, _) in ON_MESH.items()
+    },
+    "reduce_scatter.collective": Transport(SCATTER, reduce_scatter.COLLECTIVE, is_woven=False),
+    "all_reduce.two_shot": Transport(SCATTER, all_reduce.TWO_SHOT, (PIECES, *BY_ANY), gathers_sums=True),
+    "all_reduce.one_shot": Transport(SCATTER, all_reduce.ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
+    **{
+        f"all_reduce.{name}": Transport(SCATTER, partial(reduction_of, summed, gathered), options, gathers_sums=True)
+        for name, (gathered, summed, options, _) in ON_MESH.items()
+    },
+    "all_reduce.collective": Transport(SCATTER, all_reduce.COLLECTIVE, gathers_sums=True, is_woven=False),
+    "all_to_all.receive": _traded(False, False, PUSHED),
+    "all_to_all.send": _traded(True, False, (PIECES, *BY_ANY)),
+    "all_to_all.receive_collective": _traded(False, True),
+    "all_to_all.send_collective": _traded(True, True),
+    "spread.push": Transport(SPREAD, options=(PIECES, *BY_ANY)),
+    "spread.collective": Transport(SPREAD, is_woven=False),
 }
 
 
 BY_HAND: dict[type, Transport] = {
-    Gather: Transport(GATHER, "by_hand"),
-    Reduction: Transport(SCATTER, "by_hand"),
-    AllToAll: Transport(GATHER, "receive_by_hand"),
+    Gather: Transport(GATHER),
+    Reduction: Transport(SCATTER),
+    AllToAll: Transport(GATHER, is_traded=True),
 }
-SENT_BY_HAND = Transport(SPREAD, "send_by_hand")
+SENT_BY_HAND = Transport(SPREAD, is_traded=True)
 
 
 def transport_of(words: object) -> Transport:
@@ -121,6 +144,25 @@ def transport_of(words: object) -> Transport:
         cure = "Leave the choice to overweave.compile_auto, by this word alone" if name.endswith(".auto") else known
         raise InputError(f"schedule {words.strip()[:40]!r}", "unknown", cure)
     return TRANSPORTS[name]
+
+
+def obstacle(name: str, mover: Mover) -> str:
+    """Why a back end cannot carry the exchange `name`; empty if it can. The copy engine passes things on."""
+    transport = TRANSPORTS[name]
+    if mover in transport.refuses:
+        return transport.why
+    return REGISTERS if mover == "bulk_tiles" and transport.side != GATHER else ""
+
+
+def check_mover(name: str, mover: Mover) -> None:
+    """Raises InputError, with the reason, for a back end that cannot carry the exchange `name`."""
+    if found := obstacle(name, mover):
+        raise InputError(f"{name} mover={mover}", found, f"Use mover={'|'.join(legal(name))}")
+
+
+def legal(name: str) -> Iterator[Mover]:
+    """The back ends that can."""
+    return (mover for mover in MOVERS if not obstacle(name, mover))
 
 
 def movers_of(words: Asked) -> frozenset[str]:

@@ -100,7 +100,7 @@ def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group
     for number, tile in enumerate(space.coordinates()):
         key = tuple(chunks[tile[str(bound.operand.dims[0].axis)]] for bound, chunks in tellers)
         members.setdefault(key, []).append((number, tile))
-    sides = [bound.exchange.side for bound, _ in tellers]
+    sides = [bound.exchange.transport.side for bound, _ in tellers]
 
     def turn(key: Key) -> tuple[int, int]:
         arrived = [chunks[-1] for side, chunks in zip(sides, key, strict=True) if side == GATHER and chunks]
@@ -167,7 +167,7 @@ class _Weaver:
                 *(
                     need
                     for bound in self.tellers
-                    if bound.exchange.side == GATHER
+                    if bound.exchange.transport.side == GATHER
                     for need in self._needs(bound, rank, group)
                 ),
                 *(_need(bound, chunk) for bound, chunk in (whole if late_waits else late)),
@@ -289,7 +289,7 @@ def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
             put = step if stays and own else from_workspace(step, own, target)
             made.puts.setdefault(step.rank, []).append(put)
         else:
-            side = made.behind if step.rank in made.chunks or exchange.side != GATHER else made.before
+            side = made.behind if step.rank in made.chunks or exchange.transport.side != GATHER else made.before
             side.setdefault(step.rank, []).append(step)
     return made
 

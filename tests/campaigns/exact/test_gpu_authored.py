@@ -14,9 +14,9 @@ from campaigns.exact.gpu_authored import Trial, ordinary, particular
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.ops.author.compile import Fused, by_name, compile
-from overweave.schedules.moves.back_ends import MOVERS, legal
+from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.moves.moves import Collective, Sum
-from overweave.schedules.weave.transports import TRANSPORTS, transport_of
+from overweave.schedules.weave.transports import TRANSPORTS, legal, transport_of
 
 
 class Planned:

@@ -13,9 +13,9 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Reduce
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.moves.back_ends import MOVERS, legal, obstacle
+from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.schedules.weave.transports import TRANSPORTS, wanted_of
+from overweave.schedules.weave.transports import TRANSPORTS, legal, obstacle, wanted_of
 from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul, without_one_emitted_wait, without_one_wait
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"

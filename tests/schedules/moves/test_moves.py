@@ -13,7 +13,15 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Copy, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.moves.gather import chunked_gather
-from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_moves
+from overweave.schedules.moves.gather_templates import (
+    TEMPLATES,
+    Mesh,
+    Template,
+    across_mesh,
+    by_islands,
+    gather_of,
+    round_two_rings,
+)
 from overweave.schedules.weave.author_plan import author_plan
 
 pytestmark = pytest.mark.slow
@@ -41,8 +49,8 @@ def rows(lo: int, hi: int) -> ow.Chunk:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_are_proven(name: str, world_size: int):
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_are_proven(template: Template, world_size: int):
     for m, pieces, col_pieces, lanes, axis in itertools.product(
         (8 * BLOCK, 100), (1, 3), (1, 2), (1, 2), ("inner", "outer")
     ):
@@ -56,28 +64,28 @@ def test_templates_are_proven(name: str, world_size: int):
             axis=axis,
             alignment=BLOCK,
         )
-        planned(gather_moves(name, mesh), m, chosen="A")
+        planned(gather_of(template, mesh), m, chosen="A")
 
 
 def test_a_group_that_is_no_whole_islands_is_refused():
     with pytest.raises(InputError, match="no whole islands"):
-        gather_moves("islands", Mesh(rows=9, cols=8, world_size=3, island=2))
+        gather_of(by_islands, Mesh(rows=9, cols=8, world_size=3, island=2))
 
 
 def test_each_shard_crosses_to_another_island_once():
-    gather = gather_moves("islands", Mesh(rows=64, cols=8, world_size=8, island=4))
+    gather = gather_of(by_islands, Mesh(rows=64, cols=8, world_size=8, island=4))
     crossing = [move for move in gather.moves if move.rank // 4 != move.peer // 4]
     assert len(crossing) == 8
     assert {move.lane for move in crossing} == {1}
 
 
 def test_a_double_ring_goes_both_ways_at_once():
-    moves = gather_moves("double_ring", Mesh(rows=64, cols=8, world_size=4, pieces=2)).moves
+    moves = gather_of(round_two_rings, Mesh(rows=64, cols=8, world_size=4, pieces=2)).moves
     assert {((move.rank - move.peer) % 4, move.lane) for move in moves} == {(1, 0), (3, 1)}
 
 
 def test_columns_are_chunks_too():
-    moves = gather_moves("mesh", Mesh(rows=64, cols=24, world_size=2, col_pieces=2)).moves
+    moves = gather_of(across_mesh, Mesh(rows=64, cols=24, world_size=2, col_pieces=2)).moves
     assert [str(move.chunk) for move in moves] == ["[0:32][0:8]", "[0:32][8:24]", "[32:64][0:8]", "[32:64][8:24]"]
 
 

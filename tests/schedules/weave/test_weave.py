@@ -17,9 +17,8 @@ from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.moves.back_ends import legal
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.schedules.weave.transports import TRANSPORTS, wanted_of
+from overweave.schedules.weave.transports import TRANSPORTS, legal, wanted_of
 
 PUSH, PULL, LIBRARY = "all_gather.push pieces=2", "all_gather.pull order=all_peers", "all_gather.collective"
 EXCHANGED = {"A": "all_to_all.receive pieces=2", "C": "all_to_all.send pieces=2"}
