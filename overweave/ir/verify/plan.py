@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
+from overweave.ir.launch.gates import gate_obstacle
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
@@ -77,6 +78,7 @@ def verify_plan(
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
+            _check_gates(plan, findings)
             together = fit_together(machine_limits, footprints)
             check_residency(plan, graph, together, machine_limits.sms, findings)
         check_promised(plan, findings)
@@ -113,6 +115,15 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
         (whole - need) // take + 1 for take, need, whole in zip(takes, needs, capacity, strict=True) if take
     )
     return to_block_one_sm > most_per_sm or resident.programs // to_block_one_sm < limits.sms
+
+
+def _check_gates(plan: Plan, findings: Findings) -> None:
+    """What the launch of a kernel on a stream of its own requires."""
+    for rank in range(plan.schedule.world_size):
+        for queue in plan.schedule.queues:
+            obstacle = gate_obstacle(plan, rank, queue.name)
+            if obstacle:
+                findings.add("residency", None, f"queue {queue.name} on rank {rank}: {obstacle}")
 
 
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:

@@ -6,13 +6,14 @@ built, addresses resolved, per slot. A call then costs a few launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 from overweave.errors import ScheduleError
+from overweave.ir.launch.gates import first_own_waits, gate_obstacle, waits_for_nothing
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import (
@@ -25,7 +26,7 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Apply, Buffer, Compute, Copy, Operation, Put
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Buffer, Operation
 from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
@@ -95,13 +96,6 @@ def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation
             if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
                 return call.operations[0]
     return None
-
-
-def _wait_for_nothing(operations: Iterable[Operation]) -> bool:
-    """Whether all operations are Puts that may start at once, but for what only waits, at the end."""
-    return all(
-        isinstance(operation, Copy) or (isinstance(operation, Put) and not operation.waits) for operation in operations
-    )
 
 
 class BoundSlot:
@@ -182,7 +176,7 @@ class BoundSlot:
         after = {queue.name: queue.after for queue in self._plan.schedule.queues}
         operations = self._plan.schedule.of_rank(rank)
         pushes = [op for op in operations if engines.engine_of(op.queue) == COPY_KERNEL and not after[op.queue]]
-        return bool(pushes) and _wait_for_nothing(pushes)
+        return bool(pushes) and waits_for_nothing(pushes)
 
     def _kernel_beside(self, action: Action, launch: Callable[[int, Addresses], None]) -> Enqueue:
         """A kernel on a stream of its own, launched once the first own tiles that it waits for are stored.
@@ -191,16 +185,13 @@ class BoundSlot:
         reduction waits for the last tiles: it takes the SMs that those leave idle. Pushes have SMs that the tile
         kernel leaves to them; those that wait for nothing are launched ahead of it.
         """
-        rank, operations = self._workspace.group.rank, action.operations
-        tiles = (op for op in self._plan.schedule.of_rank(rank) if isinstance(op, Compute | Apply))
-        announced = {(notify.pad, notify.signal) for tile in tiles for notify in tile.notifies if notify.rank == rank}
-        own = ([wait for wait in op.waits if (wait.pad, wait.signals[0]) in announced] for op in operations)
-        waits = next(filter(None, own), [])
-        has_sms = action.engine == COPY_KERNEL and self._plan.sms_for_pushes > 0
-        if not waits and not has_sms and not _wait_for_nothing(operations):
-            asked, cure = f"run queue {action.queue} beside the tiles", "Give it `after`, or let it wait for own tiles"
-            raise ScheduleError(asked, f"{operations[0].name} waits for none: it could take the SMs they need", cure)
-        gate = [step for wait in waits for step in wait_steps(self._addresses, operations[0], wait)]
+        rank, first = self._workspace.group.rank, action.operations[0]
+        obstacle = gate_obstacle(self._plan, rank, action.queue)
+        if obstacle:
+            cure = "Give it `after`, or let it wait for own results; `overweave verify` tells before a launch"
+            raise ScheduleError(f"run queue {action.queue} beside others", obstacle, cure)
+        waits = first_own_waits(self._plan, rank, action.queue)
+        gate = [step for wait in waits for step in wait_steps(self._addresses, first, wait)]
         gate += [self._kernels.tiles_started] if self._kernels.tiles_started and self._may_hold_all(action) else []
         side = self._workspace.stream(action.queue).cuda_stream
 
