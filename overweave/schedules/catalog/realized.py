@@ -65,7 +65,7 @@ def realized(
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
         packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
-        skinny=_skinny(problem, settings) if settings.matmul != "library" else None,
+        skinny=_skinny(problem, settings) if PACKED in queues and settings.matmul != "library" else None,
         partial_sums=method.adds.precision if method.adds else "float32",
     )
 

@@ -16,6 +16,7 @@ from overweave.ir.schedule import Compute, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog.catalog import build, names
+from overweave.schedules.catalog.options import Option
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.methods.replaced import REPLACED
 
@@ -286,3 +287,18 @@ def test_rotation_changes_the_order_of_the_peers_and_nothing_else():
     first = [[next(schedule.of_rank(rank)).writes[0].rank for rank in range(4)] for schedule in (on, off)]
     assert first == [[3, 0, 1, 2], [1, 0, 0, 0]]
     assert {each.name for each in on.operations} == {each.name for each in off.operations}
+
+
+CHOSEN = [(name, option) for name in names() for option in METHODS[name].options if option.choices]
+
+
+@pytest.mark.parametrize(("name", "option"), CHOSEN, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_whatever_choice_builds_a_plan_is_proven(name: str, option: Option, world_size: int):
+    """All of the plan, engines and tables too; what cannot be is refused when it is built."""
+    for choice, m in itertools.product(option.choices, (0, 5, 64)):
+        try:
+            plan = build(name, problem(name, m, world_size, n=64, k=32), {option.name: choice})
+        except InputError:
+            continue
+        verify_plan(plan, MachineLimits()).raise_if_refused()
