@@ -29,6 +29,7 @@ from tests.ops.calls import Call, is_right
 pytestmark = pytest.mark.slow
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 EVERY = [0, 1]
+PATIENCE_S = 30.0
 
 
 def refusal(act: Callable[[], object]) -> str:
@@ -59,20 +60,25 @@ def held() -> list[int]:
 
 
 def come_and_go(groups: int) -> list[list[int]]:
-    found = []
-    for _ in range(groups):
+    found: list[list[int]] = []
+    for number in range(groups):
         group = dist.new_group(EVERY)
         for name, plan in zip(OPERATORS, ("push", "sequential", "two_shot"), strict=True):
             assert is_right(Call(name, 12, plan=plan), 0, group)
-        found.append(held())
+        if number == 2:
+            found.append(held())
         dist.barrier(group)  # a rank that closes connections must not do so while its peer still calls
         dist.destroy_process_group(group)
-    return [*found, [len(dispatch._GROUPS), len(dispatch._PREPARED), 0]]
+    deadline_s = time.monotonic() + PATIENCE_S  # connections close in threads, late on a busy machine
+    while any(now > then for now, then in zip(held(), found[0], strict=True)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return [*found, held(), [len(dispatch._GROUPS), len(dispatch._PREPARED), 0]]
 
 
 def test_nothing_is_kept_for_groups_that_are_gone():
-    for *found, known in run_ranks(come_and_go, 2, 8):
-        assert found[2] == found[-1]
+    """Behind eight groups there is no more than there was with the third."""
+    for then, now, known in run_ranks(come_and_go, 2, 8):
+        assert all(later <= earlier for later, earlier in zip(now, then, strict=True)), (then, now)
         assert known[:2] == [2, 1] or known[:2] == [1, 1]
 
 
