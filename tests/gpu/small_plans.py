@@ -12,12 +12,12 @@ from datetime import timedelta
 import torch
 
 from campaigns.gpu_ranks import Report, join
+from campaigns.oracle.library_queues import ROWS, K, N, gathered_beside, gathered_in_pairs, reduced_beside
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
 from overweave.runtime.gpu.launch import bind
 from tests.ir.column_chunks import gathered, scattered
-from tests.schedules.library_queues import ROWS, K, N, gathered_beside, gathered_in_pairs, reduced_beside
 
 CALLS = 20
 Case = tuple[str, Plan, dict[str, torch.Tensor], torch.Tensor]

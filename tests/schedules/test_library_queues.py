@@ -6,6 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from campaigns.oracle.library_queues import ROWS, K, N, Sizes, gathered_beside, gathered_in_pairs, reduced_beside
 from overweave.hardware.machine import load
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
@@ -17,7 +18,6 @@ from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
 from overweave.runtime.host.processes import run_ranks
 from overweave.sim.simulate import simulate, total_us
-from tests.schedules.library_queues import ROWS, K, N, Sizes, gathered_beside, gathered_in_pairs, reduced_beside
 
 MACHINE = replace(load("h200x4"), gpus=8)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from campaigns.oracle.library_queues import gathered_beside, reduced_beside
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_KERNEL, Plan
@@ -21,7 +22,6 @@ from overweave.memory.steps import WaitStep
 from overweave.runtime.gpu import bind, launch
 from overweave.runtime.gpu.launch import BoundSlot
 from overweave.schedules.catalog.catalog import build
-from tests.schedules.library_queues import gathered_beside, reduced_beside
 
 MAIN, SIDE = 1, 2
 Log = list[tuple[str, int]]
