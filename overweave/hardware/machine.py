@@ -10,6 +10,7 @@ from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import pairwise
+from math import log2
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from overweave.errors import InputError
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
+FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
 
 
@@ -185,6 +187,35 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
     collective: Held
 
 
+class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
+    """What our matmul of few rows saves beside the library's in a call of packed messages of one exchange.
+
+    Neither is predicted from rates: both read the weight once, and what the library leaves is latencies, by its choice
+    of a kernel for each size. early: as of SkinnyConfig. rows: growing, those that were measured. layers: n and k of
+    one rank, and the microseconds saved with each number of rows.
+    """
+
+    exchange: Literal["sum", "gather"]
+    early: bool
+    rows: tuple[Whole, ...]
+    layers: Annotated[tuple[tuple[Whole, Whole, tuple[float, ...]], ...], Meta(min_length=1)]
+    source: str
+
+    def saved_us(self, rows: int, n: int, k: int) -> float:
+        """Of `[rows, k] @ [k, n]`, linear in the logarithm of the rows; 0 where no layer is near."""
+
+        def distance(layer: tuple[int, int, tuple[float, ...]]) -> float:
+            return abs(log2(n / layer[0])) + abs(log2(k / layer[1]))
+
+        near = min(self.layers, key=distance)
+        if not rows or distance(near) > FARTHEST:
+            return 0.0
+        for (low, first), (high, last) in pairwise(zip(self.rows, near[2], strict=True)):
+            if rows <= high:
+                return first + (last - first) * log2(rows / low) / log2(high / low)
+        return near[2][-1]
+
+
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """One host: `gpus` equal processors, each with one port in and one out of a switch that never blocks.
 
@@ -203,6 +234,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     collectives: tuple[CollectiveCurve, ...]
     latency: Latencies
     sharing: Sharing
+    few_rows: tuple[FewRows, ...] = ()
 
     def tiles_of(self, kernel: str) -> tuple[TileRate, ...]:
         """The tile shapes of a kernel. Raises InputError."""

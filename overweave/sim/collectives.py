@@ -11,9 +11,8 @@ from functools import partial
 from msgspec import Struct
 
 from overweave.hardware.machine import Machine
-from overweave.ir.dtype import Dtype
 from overweave.ir.schedule import Collective
-from overweave.sim import cost
+from overweave.sim.cost import Costs
 from overweave.sim.events import Clock
 from overweave.sim.processor import Batch, Kernel, Processor, TileRun
 
@@ -21,8 +20,11 @@ Ended = Callable[[float, float], None]  # hears when a part has ended: since whe
 
 
 class _Part(Struct):
+    """running: its programs that have not ended."""
+
     operation: Collective
     run: TileRun
+    running: int
     begin_us: float
     ended: Ended
 
@@ -30,39 +32,31 @@ class _Part(Struct):
 class Collectives:
     """All collectives of one run."""
 
-    def __init__(self, clock: Clock, machine: Machine, processors: list[Processor]) -> None:
-        self._clock, self._machine, self._processors = clock, machine, processors
+    def __init__(self, clock: Clock, machine: Machine, processors: list[Processor], costs: Costs) -> None:
+        self._clock, self._processors, self._costs = clock, processors, costs
         self._sms = min(machine.sharing.collective.sms, machine.processor.sms)
         self._standing: dict[str, list[_Part]] = {}  # parts that have their SMs, by label
 
-    def start(self, operation: Collective, dtype: Dtype, ended: Ended) -> None:
-        """It is the turn of a rank's part, and its signals are there. dtype: of what moves."""
+    def start(self, operation: Collective, ended: Ended) -> None:
+        """It is the turn of a rank's part, and its signals are there."""
         run = TileRun(self._sms, 0.0, 0.0, lambda batch: None)
-        part = _Part(operation, run, self._clock.now, ended)
-        run.when_claimed = partial(self._stand, part, dtype)
+        part = _Part(operation, run, self._sms, self._clock.now, ended)
+        run.when_claimed = partial(self._stand, part)
         self._processors[operation.rank].launch(Kernel([run], self._sms))
 
-    def _stand(self, part: _Part, dtype: Dtype) -> None:
+    def _stand(self, part: _Part) -> None:
         """A part has its SMs; the last one lets all run."""
         parts = self._standing.setdefault(part.operation.label, [])
         parts.append(part)
         if len(parts) < len(part.operation.ranks):
             return
-        took = cost.collective_us(self._machine, [each.operation for each in parts], dtype)
+        took_us = self._costs.collective_us([each.operation for each in parts])
         for each in parts:
-            each.run.tile_us = took
-            left = _Left(self._sms, partial(each.ended, each.begin_us, self._clock.now))
-            each.run.finished = left.leave
+            each.run.tile_us = took_us
+            each.run.finished = partial(self._leave, each, self._clock.now)
             self._clock.after(0.0, partial(self._processors[each.operation.rank].open, each.run))
 
-
-class _Left:
-    """Counts the programs of a part that have ended."""
-
-    def __init__(self, programs: int, ended: Callable[[], None]) -> None:
-        self._programs, self._ended = programs, ended
-
-    def leave(self, batch: Batch) -> None:
-        self._programs -= len(batch.programs)
-        if not self._programs:
-            self._ended()
+    def _leave(self, part: _Part, met_us: float, batch: Batch) -> None:
+        part.running -= len(batch.programs)
+        if not part.running:
+            part.ended(part.begin_us, met_us)

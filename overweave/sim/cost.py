@@ -7,18 +7,22 @@ SOURCE: the wave model of FlashOverlap, section 4; decomposition loss as in FiCC
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from overweave.hardware.machine import Curve, Machine, TileRate
+from overweave.errors import ScheduleError
+from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Realization, numbered
-from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Put, Reduce, Region, Schedule
-from overweave.sim.few_rows import saved_us
+from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, numbered
+from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
+from overweave.sim.order import Run, Step, tiles_of
+from overweave.sim.shares import sum_us, to_share_us
 
 Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
+Shape = tuple[int, int, int]  # rows, columns, k
 Dtypes = tuple[Dtype, Dtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # A tile reads several addends strip by strip, each strip when the one before is stored: slower than its SM's share.
@@ -28,10 +32,16 @@ STRIPS_SLOWER = 2.5
 
 
 class Work(Struct, frozen=True):
-    """What a kernel has to do for one operation: `count` equal tiles of `tile_us` on one SM each."""
+    """What a kernel has to do for one operation: `count` equal tiles, each `tile_us` on an SM of its own.
+
+    late_us: of a tile, behind what it waits for when its product is there. stored_us: how long the stores of a tile to
+    peers take beyond that, while its SM computes the next tile.
+    """
 
     count: int
     tile_us: float
+    late_us: float = 0.0
+    stored_us: float = 0.0
 
 
 class Segment(Struct, frozen=True):
@@ -42,99 +52,219 @@ class Segment(Struct, frozen=True):
     alone_us: float
 
 
-def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
-    return -(-rows // block_m) * -(-cols // block_n)
+class Costs:
+    """What each operation of a plan costs alone on a machine. author_tile_us: one tile of an author's kernel."""
+
+    def __init__(self, plan: Plan, machine: Machine, author_tile_us: float | None = None) -> None:
+        self._name, self._realization, self._machine = plan.name, plan.realization, machine
+        self._author_tile_us = author_tile_us
+        self._buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
+        self._products = plan.problem.epilogue.products  # that each tile computes
+        computes = [each for each in plan.schedule.operations if isinstance(each, Compute)]
+        self._stored_alike: Counter[tuple[int, bool]] = Counter()  # tiles of a rank stored at one peer, or everywhere
+        for each in computes:
+            if each.stored_at - {each.rank}:
+                self._stored_alike[each.rank, bool(each.copies)] += each.tiles
+
+    def tiles(self, step: Step, run: Run, count: int, beside: int) -> Work:
+        """A kernel's tiles of one run. count: the tiles of its operation; beside: those of its launch.
+
+        Raises ScheduleError where the realization has no config for them, or nobody says how long an author's take.
+        """
+        copy, sms = self._realization.copy, self._machine.processor.sms
+        match step.operation:
+            case Reduce() as operation:
+                return self._reduced(operation, count, beside)
+            case Put() as operation if step.engine == AUTHOR_KERNEL:
+                return self._pushed(operation, sms, count)
+            case (Put() | Copy()) as operation if copy is not None:
+                return self._pushed(operation, min(copy.programs, sms), count)
+            case Compute() as operation if self._realization.matmul is not None:
+                return self._multiplied(operation, self._realization.matmul, run, count)
+            case Apply() as operation if self._author_tile_us is not None:
+                # Parts are taken for equal. A tile that meets a missing part earlier waits there; the last part is
+                # what it ends by.
+                behind_us = self._author_tile_us / len(operation.late_waits) if operation.late_waits else 0.0
+                return Work(count, self._author_tile_us - behind_us, behind_us)
+        found = "no matmul config" if isinstance(step.operation, Compute) else f"a {type(step.operation).__name__}"
+        cure = "Give the realization a config, the queue an engine, or an author's tile a time"
+        raise ScheduleError(f"kernel of {step.operation.name}", found, cure)
+
+    def alone(self, operation: Operation) -> tuple[Work, ...]:
+        """What a stream runs: kernels of the operation's own, one after the other."""
+        match operation:
+            case Compute():
+                return (self._by_library(operation),)
+            case Reduce():
+                return self._summed_by_library(operation)
+            case Put() | Get() | Copy() | Clear():
+                return (self._moved_within(operation),)
+        return ()
+
+    def _multiplied(self, operation: Compute, config: MatmulConfig, run: Run, count: int) -> Work:
+        """No faster than its operands come from memory, nor, of tiles stored at peers, than the link takes them."""
+        block_m, block_n = config.block_m, (run.width or config.block_n) * self._products
+        shape, machine = self._shape(operation), self._machine
+        rate = machine.tile(config.kernel, block_m, block_n)
+        alone_us = tile_us(machine, rate, (block_m, block_n, shape[2]), self._realization.dtype)
+        us = max(alone_us, _memory_tile_us(machine, shape, self._dtypes(operation), operation.tiles))
+        if run.depth:  # in the mean, a share adds one
+            us = to_share_us(us, run.depth / shape[2], config) + sum_us(1, config)
+        stored_us = self._stores_us(operation, count)
+        return Work(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
+
+    def _addends_us(self, operation: Compute, config: MatmulConfig, count: int) -> float:
+        """What one of `count` tiles takes to add its addends to its product: to look for them, and to read them, each
+        SM with its share of HBM, or of a link where they lie on peers.
+
+        The Hopper kernel reads a single addend while it multiplies, unless it comes later (kernels/hopper/received.py).
+        """
+        machine = self._machine
+        if not operation.addends:
+            return 0.0
+        if config.kernel == "hopper" and [addend.rank for addend in operation.addends] == [operation.rank]:
+            return machine.latency.observe.us
+        own, far = self._near_and_far(operation, operation.addends)
+        sms = machine.processor.sms
+        from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(sms) / sms
+        read_us = (STRIPS_SLOWER * own / from_hbm + far / from_peers) / max(count, 1) / 1e3
+        return machine.latency.observe.us + read_us
+
+    def _stores_us(self, operation: Compute, count: int) -> float:
+        """Of one of `count` tiles that is stored at peers: by all SMs that store so together, at the link's rate."""
+        if operation.stored_at == {operation.rank}:
+            return 0.0
+        alike = self._stored_alike[operation.rank, bool(operation.copies)]
+        links, sms = self._machine.links.sm_push, min(self._machine.processor.sms, max(alike, 1))
+        sent = self._bytes(operation, operation.copies or operation.out) / max(count, 1)
+        return sent / 1e3 * sms / links.gb_per_s(sms)
+
+    def _by_library(self, operation: Compute) -> Work:
+        """A library matmul, less what our matmul of few rows saves where it computes in its place."""
+        shape, how = self._shape(operation), self._realization
+        work = _library_work(self._machine, shape, self._dtypes(operation))
+        first = numbered(operation.b.buffer.partition(".")[0], 0)  # of several weights, one is measured
+        if how.skinny is None or how.packed is None or not work.count or operation.b.buffer != first:
+            return work
+        kind = "gather" if how.packed.exchange == "gather" else "sum", how.skinny.early
+        known = [each for each in self._machine.few_rows if (each.exchange, each.early) == kind]
+        waves = -(-work.count // self._machine.processor.sms)
+        saved_us = sum(each.saved_us(*shape) for each in known) / waves
+        return Work(work.count, max(0.0, work.tile_us - saved_us))
+
+    def _reduced(self, operation: Reduce, count: int, beside: int) -> Work:
+        """The tiles of an ordered sum: each SM has its share of HBM for own bytes, and of what so many SMs can pull.
+
+        beside: the tiles of its kernel, which share the link with it, whatever they sum.
+        """
+        machine, sms = self._machine, self._machine.processor.sms
+        near, far = self._near_and_far(operation, operation.operands)
+        own, programs = near + self._bytes(operation, operation.writes), min(sms, max(beside, 1))
+        from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(programs) / programs
+        moving_us = (own / from_hbm + far / from_peers) / max(count, 1) / 1e3
+        return Work(count, moving_us + machine.latency.reduce_tile.us)
+
+    def _pushed(self, operation: Put | Copy, programs: int, count: int) -> Work:
+        """A push by a kernel on so many SMs: each has its share of what these reach together."""
+        per_sm = self._machine.links.sm_push.gb_per_s(programs) / programs
+        moved = self._bytes(operation, operation.sources) / max(count, 1)
+        return Work(count, moved / per_sm / 1e3 + self._machine.latency.copy_tile.us)
+
+    def _summed_by_library(self, operation: Reduce) -> tuple[Work, ...]:
+        """The library's ordered sum, one kernel after the other (runtime/library/library.py): widen the first operand
+        to fp32, add each further one to that, narrow the total. Each reads and writes memory once, one program per SM.
+        """
+        elements, item = size(operation.out), self._item(operation)
+        if not elements:
+            return ()
+        passes = self._machine.element_wise
+        widen = (item + FP32_BYTES) / passes.widen.gb_per_s
+        add = (FP32_BYTES + item + FP32_BYTES) / passes.add.gb_per_s
+        narrow = (FP32_BYTES + item) / passes.narrow.gb_per_s
+        programs = min(self._machine.processor.sms, elements)
+        element_ns = (widen, *(add for _ in operation.operands[1:]), narrow)
+        return tuple(Work(programs, elements * each / 1e3) for each in element_ns)
+
+    def _moved_within(self, operation: Move) -> Work:
+        """A copy within a rank, or zeros: a kernel that reads and writes its own memory, one program per SM."""
+        moving_us = self._bytes(operation, (*operation.sources, *operation.destinations)) / self._machine.hbm.gb_per_s
+        elements = sum(map(size, operation.destinations))
+        return Work(min(self._machine.processor.sms, elements), moving_us / 1e3)
+
+    def packed_us(self, operation: Operation, peers: int) -> float:
+        """A push in messages that carry their flag, which shares the port with those to the other peers; the launch and
+        the read of the product included, unless what it sends is still in registers. Or what waits for messages: a look
+        more when a sum's last one is there. A thread adds, sends on and stores its message while others still arrive.
+
+        MEASURED: beyond the matmul 3.5 to 36 us for 8 KiB to 8 MiB (2 x H200, captured calls,
+        benchmarks/results/packed.h200x2.2026-11-22.txt). With that both shots are predicted within 1.6 us in all 20
+        rows of the file; to charge memory for the sums as well missed by 6 us at 8 MiB.
+        """
+        machine = self._machine
+        if not isinstance(operation, Put):
+            return machine.latency.observe.us if isinstance(operation, Reduce) else 0.0
+        carried = self._bytes(operation, operation.sources) * MESSAGE_BYTES / MESSAGE_DATA_BYTES
+        moving_us = peers * carried / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
+        return moving_us + (0.0 if operation.waits else machine.latency.kernel.us + machine.latency.copy_tile.us)
+
+    def segments(self, operation: Put | Get | Copy) -> tuple[Segment, ...]:
+        """The copies of a move between ranks, in order. Empty ones are left out."""
+        pairs = zip(operation.sources, operation.destinations, strict=True)
+        return tuple(self._segment(operation, *pair) for pair in pairs if not pair[0].is_empty)
+
+    def _segment(self, operation: Put | Get | Copy, source: Region, target: Region) -> Segment:
+        links, moved = self._machine.links, self._bytes(operation, (source,))
+        alone_us = (links.pull if isinstance(operation, Get) else links.push).time_us(moved)
+        if source.rank == target.rank:
+            alone_us = 2 * moved / self._machine.hbm.gb_per_s / 1e3
+        elif not (self._is_contiguous(source) and self._is_contiguous(target)):
+            alone_us *= links.strided.factor
+        return Segment(source.rank, target.rank, alone_us)
+
+    def collective_us(self, parts: list[Collective]) -> float:
+        """One library collective over the ranks of its parts, once all have arrived."""
+        first, machine = parts[0], self._machine
+        total = self._bytes(first, first.destinations if first.function == "all_gather" else first.sources)
+        if not total:
+            return 0.0
+        # As much leaves a rank in an all-to-all of so many bytes as in an all-gather of as many: so its rate is taken.
+        function = "all_gather" if first.function == "all_to_all" else first.function
+        return max(0.0, machine.collective_us(function, len(parts), total) - machine.latency.call.us)
+
+    def _shape(self, operation: Compute) -> Shape:
+        """With a gate's product beside that of each tile, as many columns more."""
+        rows, cols, k = matmul_shape(operation)
+        return rows, cols * self._products, k
+
+    def _dtypes(self, operation: Compute) -> Dtypes:
+        return self._realization.dtype, self._buffers[operation.out[0].buffer].dtype or self._realization.dtype
+
+    def _item(self, operation: Operation) -> int:
+        """Bytes of an element that an operation moves, adds or stores."""
+        return self._buffers[operation.writes[0].buffer].itemsize_bytes(self._realization.dtype)
+
+    def _bytes(self, operation: Operation, regions: Iterable[Region]) -> int:
+        elements = sum(map(size, regions))
+        return elements * self._item(operation) if elements else 0
+
+    def _near_and_far(self, operation: Operation, regions: Iterable[Region]) -> tuple[int, int]:
+        """Bytes that an operation reads on its own rank, and on peers."""
+        own = [region for region in regions if region.rank == operation.rank]
+        near = self._bytes(operation, own)
+        return near, self._bytes(operation, regions) - near
+
+    def _is_contiguous(self, region: Region) -> bool:
+        return region.shape[0] == 1 or region.shape[1] == self._buffers[region.buffer].cols
 
 
-def tile_us(machine: Machine, rate: TileRate, shape: tuple[int, int, int], dtype: Dtype) -> float:
+def tile_us(machine: Machine, rate: TileRate, shape: Shape, dtype: Dtype) -> float:
     """One tile `[block_m, block_n]` over `k`, every SM busy. A ragged tile costs as much as a full one."""
     block_m, block_n, k = shape
     per_sm = rate.tflops * machine.dtype_share(dtype) * 1e6 / machine.processor.sms
     return 2.0 * block_m * block_n * k / per_sm + rate.overhead_us
 
 
-def kernel_work(machine: Machine, operation: Compute, config: MatmulConfig, dtypes: Dtypes, count: int) -> Work:
-    """The tiles of one Compute in a tile kernel: no faster than its operands come from memory."""
-    rows, cols, k = matmul_shape(operation)
-    rate = machine.tile(config.kernel, config.block_m, config.block_n)
-    alone = tile_us(machine, rate, (config.block_m, config.block_n, k), dtypes[0])
-    return Work(count, max(alone, _memory_tile_us(machine, (rows, cols, k), dtypes, count)))
-
-
-def as_multiplied(operation: Compute, products: int) -> Compute:
-    """A gate's product beside that of a tile: a Compute of so many columns more."""
-    lo, hi = operation.b.cols
-    return replace(operation, b=replace(operation.b, cols=(lo, lo + (hi - lo) * products)))
-
-
-def addends_us(machine: Machine, operation: Compute, config: MatmulConfig | None, dtype: Dtype, count: int) -> float:
-    """What one of `count` tiles takes to add its addends to its product: to look for them, and to read them, each SM
-    with its share of HBM, or of a link where they lie on peers. 0 without addends.
-
-    The Hopper kernel reads a single addend while it multiplies, unless it comes later (kernels/hopper/received.py).
-    """
-    if not operation.addends:
-        return 0.0
-    if config and config.kernel == "hopper" and [addend.rank for addend in operation.addends] == [operation.rank]:
-        return machine.latency.observe.us
-    own = sum(size(region) for region in operation.addends if region.rank == operation.rank)
-    far = sum(size(region) for region in operation.addends) - own
-    sms, item = machine.processor.sms, ITEMSIZE_BYTES[dtype] / max(count, 1)
-    from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(sms) / sms
-    return machine.latency.observe.us + item * (STRIPS_SLOWER * own / from_hbm + far / from_peers) / 1e3
-
-
-def parts_of_tile(
-    machine: Machine, schedule: Schedule, operation: Compute, how: tuple[MatmulConfig | None, Dtype, Work]
-) -> tuple[float, float, float]:
-    """How long a tile has its SM until its product is there, and with what it adds behind that; and how long it takes
-    then until it is stored, if it is at peers, while its SM computes the next one.
-    """
-    config, dtype, tile = how
-    added_us = addends_us(machine, operation, config, dtype, tile.count)
-    stored_us = stores_us(machine, operation, dtype, tile, _stored_alike(schedule, operation))
-    return max(tile.tile_us, stored_us), added_us, min(tile.tile_us, stored_us)
-
-
-def _stored_alike(schedule: Schedule, operation: Compute) -> int:
-    """How many tiles of its rank are stored as an operation's are, at one peer or everywhere, by turns or at once."""
-    if operation.stored_at == {operation.rank}:
-        return operation.tiles
-    others = (one for one in schedule.of_rank(operation.rank) if isinstance(one, Compute))
-    return sum(one.tiles for one in others if one.stored_at - {one.rank} and bool(one.copies) == bool(operation.copies))
-
-
-def stores_us(machine: Machine, operation: Compute, dtype: Dtype, tile: Work, alike: int) -> float:
-    """Of a tile that is stored at peers, as `alike` tiles of its rank are: by all SMs together, at the link's rate."""
-    if operation.stored_at == {operation.rank}:
-        return 0.0
-    links, sms = machine.links.sm_push, min(machine.processor.sms, max(alike, 1))
-    sent = sum(size(part) for part in operation.copies or operation.out) * ITEMSIZE_BYTES[dtype] / max(tile.count, 1)
-    return sent / 1e3 * sms / links.gb_per_s(sms)
-
-
-def before_and_behind_last_part(operation: Apply, tile_us: float) -> tuple[float, float]:
-    """What of an author's tile, which reads some things part by part, is over before the last part is needed.
-
-    Parts are taken for equal. A tile that meets a missing part earlier waits there; the last one is what it ends by.
-    """
-    behind_us = tile_us / max(1, len(operation.late_waits))
-    return tile_us - behind_us, behind_us
-
-
-def library_work(machine: Machine, operation: Compute, dtypes: Dtypes, how: Realization | None = None) -> Work:
-    """A library matmul: its tiles have the shape that finishes first by whole waves. how: if our matmul of few rows
-    computes in its place, what that saves is left out."""
-    shape = matmul_shape(operation)
-    work = _library_work(machine, shape, dtypes)
-    is_first = operation.b.buffer == numbered(operation.b.buffer.partition(".")[0], 0)  # of several: one is measured
-    if how is None or how.skinny is None or not work.count or not is_first:
-        return work
-    waves = -(-work.count // machine.processor.sms)
-    return Work(work.count, max(0.0, work.tile_us - saved_us(how, *shape) / waves))
-
-
-def library_matmul_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtype) -> float:
+def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype) -> float:
     """A library matmul `(m, n, k)` alone, as a call is timed."""
     work = _library_work(machine, shape, (dtype, dtype))
     waves = -(-work.count // machine.processor.sms)
@@ -142,7 +272,8 @@ def library_matmul_us(machine: Machine, shape: tuple[int, int, int], dtype: Dtyp
 
 
 @lru_cache(maxsize=4096)
-def _library_work(machine: Machine, shape: tuple[int, int, int], dtypes: Dtypes) -> Work:
+def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes) -> Work:
+    """Tiles of the shape that finishes first by whole waves."""
     rows, cols, k = shape
     best, best_us = Work(0, 0.0), float("inf")
     for rate in machine.tiles_of("library"):
@@ -155,94 +286,7 @@ def _library_work(machine: Machine, shape: tuple[int, int, int], dtypes: Dtypes)
     return best
 
 
-def reduce_work(machine: Machine, operation: Reduce, dtype: Dtype, counts: tuple[int, int]) -> Work:
-    """The tiles of an ordered sum: each SM has its share of HBM for own bytes, and of what so many SMs can pull.
-
-    counts: its tiles, and those of its kernel, which share the link with it, whatever they sum.
-    """
-    item, (count, beside) = ITEMSIZE_BYTES[dtype], counts
-    own = size(operation.out) + sum(size(region) for region in operation.operands if region.rank == operation.rank)
-    far = sum(size(region) for region in operation.operands if region.rank != operation.rank)
-    sms = machine.processor.sms
-    programs = min(sms, max(beside, 1))
-    from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(programs) / programs
-    moving = item / max(count, 1) * (own / from_hbm + far / from_peers) / 1e3
-    return Work(count, moving + machine.latency.reduce_tile.us)
-
-
-def push_work(machine: Machine, operation: Move, programs: int, dtype: Dtype, count: int) -> Work:
-    """`count` tiles of a push by a kernel on so many SMs: each has its share of what these reach together."""
-    moved = sum(size(region) for region in operation.sources) * ITEMSIZE_BYTES[dtype] / max(count, 1)
-    per_sm = machine.links.sm_push.gb_per_s(programs) / programs
-    return Work(count, moved / per_sm / 1e3 + machine.latency.copy_tile.us)
-
-
-def packed_us(machine: Machine, operation: Put | Reduce | Copy, peers: int, dtype: Dtype) -> float:
-    """A push in messages that carry their flag, which shares the port with those to the other peers; the launch and the
-    read of the product included, unless what it sends is still in registers. Or what waits for messages: a look more
-    when a sum's last one is there. A thread adds, sends on and stores its message while others still arrive.
-
-    MEASURED: beyond the matmul 3.5 to 36 us for 8 KiB to 8 MiB (2 x H200, captured calls,
-    benchmarks/results/packed.h200x2.2026-11-22.txt). With that both shots are predicted within 1.6 us in all 20 rows of
-    the file; to charge memory for the sums as well missed by 6 us at 8 MiB.
-    """
-    if isinstance(operation, Reduce):
-        return machine.latency.observe.us
-    if isinstance(operation, Copy):
-        return 0.0
-    share = MESSAGE_BYTES / MESSAGE_DATA_BYTES * ITEMSIZE_BYTES[dtype]
-    carried = sum(size(region) for region in operation.sources)
-    moving = peers * share * carried / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
-    begun = 0.0 if operation.waits else machine.latency.kernel.us + machine.latency.copy_tile.us
-    return begun + moving
-
-
-def library_sum_works(machine: Machine, operation: Reduce, dtype: Dtype) -> tuple[Work, ...]:
-    """The library's ordered sum, one kernel after the other (runtime/library/library.py): widen the first operand to
-    fp32, add each further one to that, narrow the total. Each reads and writes memory once, one program per SM.
-    """
-    elements, item = size(operation.out), ITEMSIZE_BYTES[dtype]
-    if not elements:
-        return ()
-    passes = machine.element_wise
-    widen = (item + FP32_BYTES) / passes.widen.gb_per_s
-    add = (FP32_BYTES + item + FP32_BYTES) / passes.add.gb_per_s
-    narrow = (FP32_BYTES + item) / passes.narrow.gb_per_s
-    programs = min(machine.processor.sms, elements)
-    element_ns = (widen, *(add for _ in operation.operands[1:]), narrow)
-    return tuple(Work(programs, elements * each / 1e3) for each in element_ns)
-
-
-def local_copy_work(machine: Machine, operation: Move, dtype: Dtype) -> Work:
-    """A copy within a rank, or zeros: a kernel that reads and writes its own memory, one program per SM."""
-    elements = sum(size(region) for region in operation.destinations)
-    touched = elements + sum(size(region) for region in operation.sources)
-    moving = touched * ITEMSIZE_BYTES[dtype] / machine.hbm.gb_per_s / 1e3
-    return Work(min(machine.processor.sms, elements), moving)
-
-
-def segments(machine: Machine, schedule: Schedule, operation: Move, dtype: Dtype) -> tuple[Segment, ...]:
-    """The copies of one Put or Get, in order. Empty ones are left out."""
-    curve = machine.links.pull if isinstance(operation, Get) else machine.links.push
-    found = []
-    for source, target in zip(operation.sources, operation.destinations, strict=True):
-        if not source.is_empty:
-            found.append(_segment(machine, schedule, curve, source, target, dtype))
-    return tuple(found)
-
-
-def collective_us(machine: Machine, parts: list[Collective], dtype: Dtype) -> float:
-    """One library collective over the ranks of its parts, once all have arrived."""
-    regions = parts[0].destinations if parts[0].function == "all_gather" else parts[0].sources
-    total = sum(size(region) for region in regions) * ITEMSIZE_BYTES[dtype]
-    if not total:
-        return 0.0
-    # As much leaves a rank in an all-to-all of so many bytes as in an all-gather of as many: so its rate is taken.
-    function = "all_gather" if parts[0].function == "all_to_all" else parts[0].function
-    return max(0.0, machine.collective_us(function, len(parts), total) - machine.latency.call.us)
-
-
-def matmul_shape(operation: Compute) -> tuple[int, int, int]:
+def matmul_shape(operation: Compute) -> Shape:
     """(rows, cols, k) of one Compute."""
     rows = sum(region.shape[0] for region in operation.a)
     return rows, operation.b.shape[1], operation.b.shape[0]
@@ -260,23 +304,7 @@ def moves_between_ranks(operation: Move) -> bool:
     )
 
 
-def _segment(
-    machine: Machine, schedule: Schedule, curve: Curve, source: Region, target: Region, dtype: Dtype
-) -> Segment:
-    size_bytes = size(source) * ITEMSIZE_BYTES[dtype]
-    alone = curve.time_us(size_bytes)
-    if source.rank == target.rank:
-        alone = 2 * size_bytes / machine.hbm.gb_per_s / 1e3
-    elif not (_is_contiguous(schedule, source) and _is_contiguous(schedule, target)):
-        alone *= machine.links.strided.factor
-    return Segment(source.rank, target.rank, alone)
-
-
-def _is_contiguous(schedule: Schedule, region: Region) -> bool:
-    return region.shape[0] == 1 or region.shape[1] == schedule.buffer(region.buffer).cols
-
-
-def _memory_tile_us(machine: Machine, shape: tuple[int, int, int], dtypes: Dtypes, count: int) -> float:
+def _memory_tile_us(machine: Machine, shape: Shape, dtypes: Dtypes, count: int) -> float:
     """Time of a tile if its operation were bound by memory: each operand element is read, each result written once."""
     rows, cols, k = shape
     item, out_item = (ITEMSIZE_BYTES[dtype] for dtype in dtypes)

@@ -16,7 +16,6 @@ from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
 from overweave.ir.timeline.timeline import COPY as MOVE
-from overweave.sim.cost import tiles_of
 
 _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")
 
@@ -71,6 +70,11 @@ class Launch(Struct, frozen=True):
     def tiles(self) -> int:
         """Of all its operations."""
         return sum(run.tiles for run in self.runs)
+
+
+def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
+    """Tiles `[block_m, block_n]` that cover a matrix."""
+    return -(-rows // block_m) * -(-cols // block_n)
 
 
 def steps_of(plan: Plan) -> tuple[Step, ...]:

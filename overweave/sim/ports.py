@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from overweave.hardware.machine import Machine
@@ -24,12 +25,12 @@ class _Flow:
 class Ports:
     """All ports of a machine. `changed(rank, load)` hears how busy a rank's ports are: 1 is full traffic both ways."""
 
-    def __init__(self, clock: Clock, machine: Machine, ranks: int, changed: Callable[[int, float], None]) -> None:
+    def __init__(self, clock: Clock, machine: Machine, changed: Callable[[int, float], None]) -> None:
         self._clock = clock
         self._changed = changed
         self._crowd = machine.links.all_peers.peak_gb_per_s / machine.links.push.peak_gb_per_s
         self._flows: list[_Flow] = []
-        self._loads = [0.0] * ranks
+        self._loads: dict[int, float] = {}
         self._updated_us = 0.0
         self._version = 0
 
@@ -50,19 +51,18 @@ class Ports:
 
     def _share(self) -> None:
         """Deals the ports to the flows and asks to be woken when the next one ends."""
-        ranks = range(len(self._loads))
-        out = [sum(flow.segment.source == rank for flow in self._flows) for rank in ranks]
-        into = [sum(flow.segment.target == rank for flow in self._flows) for rank in ranks]
-        loads = [0.0 for _ in ranks]
+        out = Counter(flow.segment.source for flow in self._flows)
+        into = Counter(flow.segment.target for flow in self._flows)
+        before, self._loads = self._loads, defaultdict(float)
         for flow in self._flows:
-            sharers = max(out[flow.segment.source], into[flow.segment.target])
+            source, target = flow.segment.source, flow.segment.target
+            sharers = max(out[source], into[target])
             flow.speed = 1.0 if sharers == 1 else self._crowd / sharers
-            loads[flow.segment.source] += flow.speed / 2
-            loads[flow.segment.target] += flow.speed / 2
-        for rank, load in enumerate(loads):
-            if load != self._loads[rank]:
-                self._loads[rank] = load
-                self._changed(rank, load)
+            self._loads[source] += flow.speed / 2
+            self._loads[target] += flow.speed / 2
+        for rank in sorted(before.keys() | self._loads.keys()):
+            if self._loads.get(rank, 0.0) != before.get(rank, 0.0):
+                self._changed(rank, self._loads.get(rank, 0.0))
         self._version += 1
         if self._flows:
             version = self._version

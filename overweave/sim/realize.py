@@ -18,7 +18,8 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import ECHOES, Clear, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
-from overweave.sim.cost import matmul_shape, tiles_of
+from overweave.sim.cost import matmul_shape
+from overweave.sim.order import tiles_of
 
 
 def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> Plan:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from overweave.ir.plan import MatmulConfig
-from overweave.ir.schedule import Compute, Operation
-from overweave.sim.cost import Work
 
 # Of tiles of 128 x 256. Most of it is the stores, which all SMs make at once.
 # MEASURED: by `python -m campaigns.tile_fit`, as benchmarks/results/split_k.h200.2026-11-22.txt ends.
@@ -28,11 +24,3 @@ def to_share_us(tile_us: float, part: float, config: MatmulConfig) -> float:
 def sum_us(shares: float, config: MatmulConfig) -> float:
     """To add so many shares of a tile. Of two, the last has its own at hand."""
     return scale_of(config) * READ_US * (1 if shares == 2 else shares)
-
-
-def shared(work: Work, operation: Operation, config: MatmulConfig | None, depth: int) -> Work:
-    """What is to do if each tile has a share of k alone, of such a length; all of it if that is 0."""
-    if not depth or not isinstance(operation, Compute) or config is None:
-        return work
-    alone_us = to_share_us(work.tile_us, depth / operation.b.shape[0], config)
-    return replace(work, tile_us=alone_us + sum_us(1, config))  # in the mean, a share adds one

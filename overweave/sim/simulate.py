@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from functools import partial
 
-from msgspec.structs import replace
-
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.dtype import Dtype
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
-from overweave.ir.schedule import CREDITS, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce
+from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce
 from overweave.ir.timeline.timeline import Timeline
-from overweave.sim import cost
 from overweave.sim.collectives import Collectives
-from overweave.sim.cost import Segment, Work
+from overweave.sim.cost import Costs, Segment, Work, moves_between_ranks
 from overweave.sim.events import Clock, Gate, SignalKey, Signals
 from overweave.sim.link_floor import no_sooner_us
 from overweave.sim.order import Launch, Step, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, Kernel, Processor, TileRun
 from overweave.sim.record import Recorder
-from overweave.sim.shares import shared
 
 
 def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
@@ -69,20 +64,23 @@ class _Node:
 
 class _Run:
     def __init__(self, plan: Plan, machine: Machine, with_tiles: bool, author_tile_us: float | None) -> None:
-        self._author_tile_us = author_tile_us
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
-        self._dtype = plan.realization.dtype
-        self._dtypes = {buffer.name: buffer.dtype or self._dtype for buffer in plan.schedule.buffers}
-        self._products = 2 if plan.problem.epilogue.gate else 1  # that each tile computes
+        self._costs = Costs(plan, machine, author_tile_us)
         self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
-        self._ports = Ports(self._clock, machine, ranks, self._hear_traffic)
-        self._collectives = Collectives(self._clock, machine, self._processors)
+        self._ports = Ports(self._clock, machine, self._hear_traffic)
+        self._collectives = Collectives(self._clock, machine, self._processors, self._costs)
         self._beside = queues_beside(plan)
-        self._after = {queue.name: queue.after for queue in plan.schedule.queues}
+        self._tile_programs = max(1, machine.processor.sms - plan.sms_beside)
+        # Whether tiles are launched once pushes beside them, which wait for nothing, have their SMs.
+        pushes = {one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL}
+        self._follows_pushes = not pushes.isdisjoint(self._beside) and not plan.sms_for_pushes
         steps = steps_of(plan)
         self._nodes = [_Node(self, step) for step in steps]
+        self._of_rank: list[list[_Node]] = [[] for _ in range(ranks)]
+        for node in self._nodes:
+            self._of_rank[node.step.operation.rank].append(node)
         launches = launches_of(plan, steps)
         for position, tiles in tile_counts(launches).items():
             self._nodes[position].tiles = tiles
@@ -128,9 +126,8 @@ class _Run:
     def _join(self, rank: int) -> None:
         """The caller's stream goes on when what ran beside it is over."""
         beside, own = [0.0], [0.0]
-        for node in self._nodes:
-            if node.step.operation.rank == rank:
-                (beside if self._is_beside(node.step) else own).append(node.end_us)
+        for node in self._of_rank[rank]:
+            (beside if self._is_beside(node.step) else own).append(node.end_us)
         joined_us = max(beside) + self._machine.latency.join.us
         if len(beside) > 1 and joined_us > max(own):
             self._recorder.joined(rank, self._stream(rank), max(own), joined_us)
@@ -141,25 +138,20 @@ class _Run:
 
     def _stream(self, rank: int) -> str:
         """The first queue of a rank that runs on the caller's stream."""
-        own = [node.step for node in self._nodes if node.step.operation.rank == rank]
-        return next((step.operation.queue for step in own if not self._is_beside(step)), "begin")
+        steps = (node.step for node in self._of_rank[rank])
+        return next((step.operation.queue for step in steps if not self._is_beside(step)), "begin")
 
     def _prepare(self, launch: Launch) -> None:
         """Makes the kernel of a launch; it starts when it is its first operation's turn."""
-        runs, machine, config = [], self._machine, self._plan.realization.matmul
-        for position, tiles, width, depth in launch.runs:
-            node = self._nodes[position]
+        runs = []
+        for each in launch.runs:
+            node = self._nodes[each.operation]
             operation = node.step.operation
-            work = shared(self._kernel_work(node, width, launch.tiles), operation, config, depth)
-            delay = machine.latency.observe.us if operation.waits else 0.0
-            run = TileRun(tiles, work.tile_us, delay, partial(self._finish_batch, node))
-            if isinstance(operation, Compute):
-                how = config, self._moved(operation), Work(node.tiles, run.tile_us)
-                run.tile_us, run.late_us, node.stored_us = cost.parts_of_tile(machine, self._schedule, operation, how)
-                run.is_late_open = not operation.late_waits
-            elif isinstance(operation, Apply) and operation.late_waits:
-                run.tile_us, run.late_us = cost.before_and_behind_last_part(operation, work.tile_us)
-                run.is_late_open = False
+            work = self._costs.tiles(node.step, each, node.tiles, launch.tiles)
+            delay_us = self._machine.latency.observe.us if operation.waits else 0.0
+            run = TileRun(each.tiles, work.tile_us, delay_us, partial(self._finish_batch, node))
+            run.late_us, node.stored_us = work.late_us, work.stored_us
+            run.is_late_open = not (isinstance(operation, Compute | Apply) and operation.late_waits)
             node.runs.append(run)
             runs.append(run)
         first = self._nodes[launch.first]
@@ -175,13 +167,7 @@ class _Run:
             return realization.reduction.programs
         if step.engine == COPY_KERNEL and realization.copy:
             return min(realization.copy.programs, sms)
-        return max(1, sms - self._plan.sms_beside)
-
-    def _follows_pushes(self, step: Step) -> bool:
-        """Whether a step's kernel is launched once pushes beside it, which wait for nothing, have their SMs."""
-        engines = self._plan.realization.engines
-        are_beside = any(one.engine == COPY_KERNEL and not self._after.get(one.queue) for one in engines)
-        return step.engine in (TILE_KERNEL, AUTHOR_KERNEL) and are_beside and not self._plan.sms_for_pushes
+        return self._tile_programs
 
     def _launch_signals(self, step: Step) -> list[tuple[SignalKey, int]]:
         """What a kernel's launch waits for beside its turn. A reduction or a push that no kernel boundary precedes runs
@@ -192,10 +178,10 @@ class _Run:
             return []
         own = {
             (notify.pad, notify.signal)
-            for tile in self._schedule.of_rank(operation.rank)
-            if isinstance(tile, Compute | Apply)
-            for notify in tile.notifies
-            if notify.rank == tile.rank
+            for node in self._of_rank[operation.rank]
+            if isinstance(node.step.operation, Compute | Apply)
+            for notify in node.step.operation.notifies
+            if notify.rank == operation.rank
         }
         return [
             ((operation.rank, wait.pad, signal), wait.count)
@@ -203,30 +189,6 @@ class _Run:
             for signal in range(*wait.signals)
             if (wait.pad, signal) in own
         ]
-
-    def _moved(self, operation: Operation) -> Dtype:
-        """Of what an operation moves, adds or stores."""
-        return self._dtypes[operation.writes[0].buffer] if operation.writes else self._dtype
-
-    def _kernel_work(self, node: _Node, width: int, beside: int) -> Work:
-        operation, config = node.step.operation, self._plan.realization.matmul
-        if isinstance(operation, Reduce):
-            return cost.reduce_work(self._machine, operation, self._moved(operation), (node.tiles, beside))
-        copy, sms = self._plan.realization.copy, self._machine.processor.sms
-        if isinstance(operation, Put) and node.step.engine == AUTHOR_KERNEL:
-            return cost.push_work(self._machine, operation, sms, self._moved(operation), node.tiles)
-        if isinstance(operation, Put | Copy) and copy is not None:
-            return cost.push_work(self._machine, operation, min(copy.programs, sms), self._moved(operation), node.tiles)
-        if isinstance(operation, Compute) and config is not None:
-            config = replace(config, block_n=(width or config.block_n) * self._products)
-            dtypes = self._dtype, self._dtypes[operation.out[0].buffer]
-            whole = cost.as_multiplied(operation, self._products)
-            return cost.kernel_work(self._machine, whole, config, dtypes, operation.tiles)
-        if isinstance(operation, Apply) and self._author_tile_us is not None:
-            return Work(node.tiles, self._author_tile_us)
-        found = "no matmul config" if isinstance(operation, Compute) else f"a {type(operation).__name__}"
-        cure = "Give the realization a config, the queue an engine, or an author's tile a time"
-        raise ScheduleError(f"kernel of {operation.name}", found, cure)
 
     # During the run: gates open.
 
@@ -240,7 +202,8 @@ class _Run:
         """The stream has come to the node's kernel."""
         assert node.kernel is not None
         latency = self._machine.latency
-        looks = len(self._launch_signals(node.step)) + self._follows_pushes(node.step)
+        has_tiles = node.step.engine in (TILE_KERNEL, AUTHOR_KERNEL)
+        looks = len(self._launch_signals(node.step)) + (has_tiles and self._follows_pushes)
         waited_us = latency.stream_wait.us * looks
         processor = self._processors[node.step.operation.rank]
         self._clock.after(waited_us + latency.kernel.us, partial(processor.launch, node.kernel))
@@ -276,30 +239,22 @@ class _Run:
     def _perform(self, node: _Node) -> None:
         """Starts an operation that a stream or a copy engine runs."""
         operation = node.step.operation
-        match operation:
-            case Collective():
-                self._collectives.start(operation, self._moved(operation), partial(self._leave, node))
-            case Compute():
-                dtypes, how = (self._dtype, self._dtypes[operation.out[0].buffer]), self._plan.realization
-                whole = cost.as_multiplied(operation, self._products)
-                self._launch(node, cost.library_work(self._machine, whole, dtypes, how))
-            case Reduce():
-                self._launch(node, *cost.library_sum_works(self._machine, operation, self._moved(operation)))
-            case Put() | Get() | Copy() if cost.moves_between_ranks(operation):
-                node.begin_us = self._clock.now
-                self._copy(node, list(cost.segments(self._machine, self._schedule, operation, self._moved(operation))))
-            case Put() | Get() | Copy() | Clear():
-                self._launch(node, cost.local_copy_work(self._machine, operation, self._moved(operation)))
+        if isinstance(operation, Collective):
+            self._collectives.start(operation, partial(self._leave, node))
+        elif isinstance(operation, Put | Get | Copy) and moves_between_ranks(operation):
+            node.begin_us = self._clock.now
+            self._copy(node, list(self._costs.segments(operation)))
+        else:
+            self._launch(node, *self._costs.alone(operation))
 
     def _run_packed(self, node: _Node) -> None:
         """A push, or what waits for the pushes of all ranks, of the kernel whose messages carry their flag."""
         operation = node.step.operation
-        assert isinstance(operation, Put | Reduce | Copy)
         # A thread that has added knows it.
         signal_us = self._machine.latency.signal.us if isinstance(operation, Put) else 0.0
-        took = cost.packed_us(self._machine, operation, self._schedule.world_size - 1, self._moved(operation))
+        took_us = self._costs.packed_us(operation, self._schedule.world_size - 1)
         node.begin_us = self._clock.now
-        self._clock.after(took, partial(self._end_timed, node, signal_us))
+        self._clock.after(took_us, partial(self._end_timed, node, signal_us))
 
     def _launch(self, node: _Node, *works: Work) -> None:
         """Kernels of its own for one operation, one after the other."""

@@ -16,7 +16,7 @@ def run(paper: Machine):
 
     def run(*copies: tuple[float, int, int, float]):
         clock, ends, loads = Clock(), {}, []
-        ports = Ports(clock, paper, 4, lambda rank, load: loads.append((clock.now, load)) if rank == 0 else None)
+        ports = Ports(clock, paper, lambda rank, load: loads.append((clock.now, load)) if rank == 0 else None)
         for number, (start, source, target, alone) in enumerate(copies):
             segment = Segment(source, target, alone)
             done = lambda number=number: ends.update({number: round(clock.now, 6)})  # noqa: E731

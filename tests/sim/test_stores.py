@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from overweave.hardware.machine import load
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Compute, Operation
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.cost import Work, parts_of_tile, stores_us
+from overweave.sim.cost import Costs, Work
 from overweave.sim.link_floor import floor_us
+from overweave.sim.order import Run, steps_of
 from overweave.sim.simulate import simulate
 
 MACHINE = load("h200x4")
@@ -23,25 +23,20 @@ def stored(problem: Problem) -> Plan:
     return build("matmul_reduce_scatter.scatter_stored", problem, OPTIONS)
 
 
-def times(operation: Operation, work: Work) -> tuple[float, float]:
-    """How long a tile has its SM, and is stored behind that."""
-    assert isinstance(operation, Compute)
-    config = stored(DEEP).realization.matmul
-    busy_us, _, stored_us = parts_of_tile(MACHINE, stored(DEEP).schedule, operation, (config, "bfloat16", work))
-    return busy_us, stored_us
+def work_of(problem: Problem, name: str) -> Work:
+    """Of a tile of the first operation of rank 0 that is named so."""
+    plan = stored(problem)
+    step = next(each for each in steps_of(plan) if each.operation.rank == 0 and name in each.operation.name)
+    return Costs(plan, MACHINE).tiles(step, Run(0, 256), 256, 256)
 
 
 def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
-    product = next(
-        each for each in stored(DEEP).schedule.operations if each.rank == 0 and each.name.startswith("store")
-    )
-    own = next(each for each in stored(DEEP).schedule.operations if each.rank == 0 and "own" in each.name)
-    deep, shallow = Work(256, 100.0), Work(256, 1.0)
-    assert stores_us(MACHINE, own, "bfloat16", deep, 256) == 0.0  # type: ignore[arg-type]
-    stored_us = stores_us(MACHINE, product, "bfloat16", deep, 768)  # type: ignore[arg-type]
-    assert 10 < stored_us < 15  # 132 SMs with 32 KiB each
-    assert times(product, deep) == (100.0, stored_us)
-    assert times(product, shallow) == (stored_us, 1.0)  # what the next tile does meanwhile
+    deep, shallow = work_of(DEEP, "store"), work_of(SHALLOW, "store")
+    assert work_of(DEEP, "own").stored_us == 0.0
+    assert 10 < deep.stored_us < 15  # 132 SMs with 32 KiB each
+    assert deep.tile_us == work_of(DEEP, "own").tile_us
+    assert shallow.tile_us == deep.stored_us
+    assert shallow.stored_us == work_of(SHALLOW, "own").tile_us  # what the next tile does meanwhile
 
 
 def test_pieces_share_the_link():

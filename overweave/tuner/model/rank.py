@@ -18,7 +18,8 @@ from overweave.memory.pause_gc import without_collection
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.tiles.shape import reduction_shape
-from overweave.sim.cost import library_matmul_us, tiles_of
+from overweave.sim.cost import library_matmul_us
+from overweave.sim.order import tiles_of
 from overweave.sim.simulate import total_us
 from overweave.tuner.space.space import (
     Candidate,
