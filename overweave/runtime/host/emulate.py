@@ -58,7 +58,6 @@ class HostCall:
         self.stopwatch: Stopwatch | None = None
         self.agenda = self.make_agenda()
         self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
-        self._permuted = Permuted(plan.schedule.buffers, lambda name, rank: self.slot.buffer(name, rank))
 
     @staticmethod
     def check(plan: Plan) -> None:
@@ -74,6 +73,7 @@ class HostCall:
         dtype = getattr(torch, self.plan.realization.dtype)
         try:
             self.slot = self.workspace.begin(self.plan.schedule, layout, dtype, self.timeout_s)
+            self._permuted = Permuted(self.plan.schedule.buffers, self.slot.buffer)
             self.prepare()
             self._work_off()
         except BaseException as error:
