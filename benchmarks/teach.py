@@ -17,22 +17,15 @@ from pathlib import Path
 import msgspec
 
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner.measure import baselines
-from overweave.tuner.measure.baselines import NAMED, PER_SHARD, SEQUENTIAL
+from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_of
 from overweave.tuner.space.shapes import Case
 from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.store import cache
 from overweave.tuner.store.table import Entry, Time, bucketed
 
-PLANS = {
-    SEQUENTIAL: SEQUENTIAL,
-    PER_SHARD: PER_SHARD,
-    baselines.TORCH_FUSED: TORCH_FUSED,
-    baselines.TORCH_ONE_SHOT: TORCH_ONE_SHOT,
-    baselines.TORCH_TWO_SHOT: TORCH_TWO_SHOT,
-}
+PLANS = {row_of(plan): plan for plan in (SEQUENTIAL, "per_shard", *OUTSIDE)}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/space/target.py)
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from campaigns.tables.compiled_layer import CONSTANTS, Call, Layer
+from campaigns.tables.compiled_layer import CONSTANTS, Layer
 from campaigns.tables.compiled_variants import Tile
 from examples.kernels.matmul import matmul_kernel
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.heap import CudaHeap
+from overweave.tuner.measure.trial import Call
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # rows, weight, where the product goes
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
@@ -15,13 +16,12 @@ from campaigns.tables.table_rows import Row
 from overweave.memory.group import Group
 from overweave.ops.author.compile import Fused, compile
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.attempt import Result, attempt, copied
 from overweave.tuner.measure.sides import Setting, Side
 from overweave.tuner.measure.statistics import median, p90
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.trial import Call, Trial
 from overweave.tuner.space.shapes import Case
 
-Call = Callable[[int], Result]
 CONSTANTS: dict[str, int] = {"GROUP_M": 8}  # of the kernel's own order, which a fused kernel does not keep
 SMS = 132  # where there is no GPU to ask
 # The second call with the same tensors in a slot is captured; from the third on it is one launch.
@@ -39,7 +39,6 @@ class Layer:
         (k, n), m = self.side.rights[0].shape, case.m
         self.sizes: tuple[int, int, int] = (m, n, k)
         self.out = torch.empty(rows, n, dtype=setting.dtype, device=device)
-        self.expected = copied(self.side.sequential(0))
         self._turned: list[torch.Tensor] = []
         self._described: dict[tuple[Tile, int], tuple[TensorDescriptor, ...]] = {}
 
@@ -101,20 +100,14 @@ class Layer:
 
         What is left out is told. Collective.
         """
-        usable: dict[str, Call] = {}
-        calls_of_each = CALLS_OF_A_GRAPH if self.setting.device.type == "cuda" else 0
-        turns = [turn for _ in range(calls_of_each) for turn in range(self.sets) for _ in range(SLOTS)]
-        for name, call in calls.items():
-            reason = attempt(call, None if name in roofs else self.expected, self.setting)
-            if not reason:
-                usable[name] = call
-                for turn in turns:
-                    call(turn)
-            elif self.setting.group.rank == 0:
+        if self.setting.device.type == "cuda":
+            effort = replace(effort, warmup=max(effort.warmup, CALLS_OF_A_GRAPH * self.sets * SLOTS))
+        trial = Trial(self.setting, effort, self.side.sequential(0))
+        samples = trial.times(calls, roofs)
+        for name, reason in trial.left_out.items():
+            if self.setting.group.rank == 0:
                 print(f"  left out at {self.operator} {self.name}: {name}: {reason}", flush=True)
-        if not usable:
-            return {}
-        return compare(usable, self.setting.device, self.setting.group.process_group, effort).device_us
+        return samples.device_us
 
     def row(self, table: str, point: tuple[str, str, str], samples: Sequence[float]) -> Row:
         """point: the line, the place on it, and what ran."""

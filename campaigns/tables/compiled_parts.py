@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
-from campaigns.tables.compiled_layer import Call, Layer, quickest
+from campaigns.tables.compiled_layer import Layer, quickest
 from campaigns.tables.compiled_variants import (
     AUTOMATIC,
     BY_HAND,
@@ -32,8 +32,10 @@ from campaigns.tables.compiled_variants import (
 from campaigns.tables.table_rows import BEST, CHOSEN, COMPILED, LIBRARY, MATMUL, PORTABLE, TORCH, Row
 from overweave.memory.group import Group
 from overweave.ops.author.compile_auto import compile_auto
+from overweave.tuner.measure.baselines import TORCH_FUSED, methods_of
 from overweave.tuner.measure.replay import replayed
 from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.trial import Call
 from overweave.tuner.space.shapes import Case
 
 MOST_COMPARED = 3  # of the best rows of the tables, beside the tuner's choice
@@ -88,7 +90,9 @@ def _compared(layer: Layer, scope: Scope) -> list[Row]:
     ran = {series: {name: tried[name] for name in names if name in tried} for series, names in sides.items()}
     hows = {series: quickest(samples) for series, samples in ran.items() if samples}
     final: dict[str, Call] = {MATMUL: layer.side.matmul, LIBRARY: layer.side.sequential}
-    final |= {TORCH: layer.side.torch_fused} if scope.device.type == "cuda" else {}
+    if scope.device.type == "cuda":
+        rows = {row.name: row for row in methods_of(layer.operator)}
+        final[TORCH] = rows[TORCH_FUSED].of(layer.side)
     final |= {series: calls[how] for series, how in hows.items()}
     found = layer.times(final, scope.full, roofs=(MATMUL,))
     return [layer.row("against", (name, layer.name, hows.get(name, "")), samples) for name, samples in found.items()]

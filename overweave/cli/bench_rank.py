@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from overweave.cli.bench_file import Draft, Report, write_report
 from overweave.errors import OverweaveError
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.bench import Request, Run, joined_world, run
+from overweave.tuner.measure.bench import Request, joined_world, runs
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -41,11 +41,11 @@ def run_as_rank(order: Order) -> Report:
         def on_progress(case: str, part: float) -> None:
             progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
 
-        def on_case(so_far: Run) -> None:
-            write_report(Path(order.file), order.draft.report(so_far))
-
-        keep = on_case if first and order.file else None
-        return order.draft.report(run(request, group, operator_for, on_progress, keep))
+        for so_far in runs(request, group, operator_for, on_progress):
+            report = order.draft.report(so_far)
+            if first and order.file:
+                write_report(Path(order.file), report)
+    return report
 
 
 def main() -> None:

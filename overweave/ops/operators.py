@@ -14,8 +14,8 @@ from overweave.ops.call.dispatch import Options, Weights
 from overweave.ops.call.epilogue import Extras
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.scales import FP8
-from overweave.tuner.measure.attempt import Result
 from overweave.tuner.measure.sides import OperatorCall
+from overweave.tuner.measure.trial import Result
 
 
 @lru_cache(maxsize=16)

@@ -22,7 +22,7 @@ from overweave.ops.trial import case_of, try_case
 from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner.measure.bench import Request, Run, run
+from overweave.tuner.measure.bench import Request, Run, runs
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.shapes import Case
 from overweave.tuner.space.space import Candidate, candidates
@@ -108,7 +108,8 @@ def compared() -> object:
     toy_operator.add()
     effort = Effort(rounds=4, warmup=1)
     request = Request(operator=OPERATOR.name, cases=(Case("a", 37, 24, 16),), device="cpu", dtype="fp32", effort=effort)
-    return msgspec.to_builtins(run(request, resolve(None), operator_for))
+    *_, result = runs(request, resolve(None), operator_for)
+    return msgspec.to_builtins(result)
 
 
 def test_it_is_compared_with_the_library():

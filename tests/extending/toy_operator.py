@@ -26,7 +26,7 @@ OPERATOR = Operator(
     y=Operand("y", ("m", "n"), "gathered", "m"),
     split=None,
     forms=Forms(extras=False, scaling=False),
-    reference=lambda tensors, group: group.all_gather(tensors["x"] @ tensors["w"]),
+    reference=lambda tensors, by: by.all_gather(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("sequential", "sequential"),
 )
 METHOD = Method(

@@ -86,8 +86,11 @@ class Demo(Struct, frozen=True):
     k: int
 
 
-class Collectives(Protocol):
-    """What a reference may ask of a group: plain collectives over matrices."""
+class PlainTorch(Protocol):
+    """What a reference is written in: a matmul, and plain collectives of a group over matrices."""
+
+    def matmul(self, x: Any, w: Any) -> Any:
+        """`x @ w`."""
 
     def all_gather(self, shard: Any) -> Any:
         """The shards of all ranks, one below the other."""
@@ -99,7 +102,7 @@ class Collectives(Protocol):
         """This rank's rows of the sum of all ranks' parts."""
 
 
-Reference = Callable[[Mapping[str, Any], Collectives], Any]
+Reference = Callable[[Mapping[str, Any], PlainTorch], Any]
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -107,8 +110,8 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     summary: one line. x, w: the factors of its matmul; y: their product. sizes: the extents that its Problem states;
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
-    call communicates. reference: plain torch on a call's tensors by their names. baselines: rows of `overweave bench`
-    beside those that every operator has. by_torch: torch's own operators that compute it.
+    call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
+    beside the library's and the chosen one. torch's own (schedules/methods/outside.py) are candidates by that.
     """
 
     name: str
@@ -122,7 +125,6 @@ class Operator(Struct, frozen=True, kw_only=True):
     sizes: tuple[Dim, ...] = ("m", "n", "k")
     forms: Forms = Forms()
     baselines: tuple[str, ...] = ()
-    by_torch: tuple[str, ...] = ()
     matmuls: int = 1
     groups: int = 1
     demo: Demo | None = None

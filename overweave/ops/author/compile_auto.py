@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -26,7 +27,6 @@ from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan
 from overweave.schedules.weave.transports import GATHER, Asked, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
-from overweave.tuner.measure.attempt import attempt
 from overweave.tuner.measure.compiled import (
     FINALISTS,
     Judged,
@@ -42,7 +42,8 @@ from overweave.tuner.measure.compiled import (
     shortlist,
 )
 from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.trial import Trial
 from overweave.tuner.model.choice import SOURCES, Weight
 from overweave.tuner.space.compiled import Constants, Way, asked_as, directed, is_auto, side_of
 from overweave.tuner.space.target import Target, target_of
@@ -219,7 +220,6 @@ class _Call:
             asked = f"call {auto.kernel.source.name} with {', '.join(twice)}"
             raise InputError(asked, "it is chosen from configs", "Leave it out, or compile without configs")
         self._given = given
-        self._expected: torch.Tensor | None = None  # what the first way that ran wrote
         numbers = {name: value for name, value in given.items() if type(value) is int}
         self._numbers = {name: value for name, value in numbers.items() if name not in dict(auto.configs[0])}
         asked = f"call {auto.kernel.source.name}"
@@ -230,6 +230,7 @@ class _Call:
         if exchanged.dtype not in DTYPES:
             raise InputError(asked, f"{exchanged.dtype}", f"Use one of {', '.join(DTYPES.values())}")
         self.device, self._dtype = exchanged.device, exchanged.dtype
+        self._trial = Trial(self, EFFORT)
         self._options = tuple(sorted(options.items()))
         self._target = target_of(self.device)
         where = (self.device.type, self._dtype, group.world_size)
@@ -277,25 +278,17 @@ class _Call:
         """
         stored = {one.directive.tensor for one in self._auto.kernel.stores}
         (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
-        calls: dict[str, Callable[[int], torch.Tensor]] = {}
-        failed: list[str] = []
-        for way in ways:
 
-            def call(turn: int, way: Way = way) -> torch.Tensor:
-                self.run(way)
-                return out
+        def call(turn: int, way: Way) -> torch.Tensor:
+            self.run(way)
+            return out
 
-            why = attempt(call, self._expected, self)
-            if why:
-                failed.append(f"{way}: {why}")
-                continue
-            calls[str(way)] = call
-            self._expected = out.clone() if self._expected is None else self._expected
-        if not calls:
-            asked = f"tune {self._auto.kernel.source.name}"
-            raise InputError(asked, f"none of {len(failed)} ways runs; {failed[:1]}", "Call one by name to see why")
-        samples = compare(calls, self.device, self.group.process_group, EFFORT)
-        times = [Timed(way, round(median(samples.device_us[str(way)]), 3)) for way in ways if str(way) in calls]
+        samples = self._trial.times({str(way): partial(call, way=way) for way in ways}).device_us
+        if not samples:
+            asked, left_out = f"tune {self._auto.kernel.source.name}", self._trial.left_out
+            found = f"none of {len(left_out)} ways runs; {list(left_out.items())[:1]}"
+            raise InputError(asked, found, "Call one by name to see why")
+        times = [Timed(way, round(median(samples[str(way)]), 3)) for way in ways if str(way) in samples]
         return tuple(sorted(times, key=lambda one: one.us))
 
     def _stored(self, tensors: Any) -> list[Any]:

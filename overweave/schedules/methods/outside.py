@@ -26,7 +26,7 @@ def _of(name: str, why_off_cuda: str) -> tuple[Need, ...]:
     """What all of them need."""
 
     def known(asked: Asked) -> str:
-        return "" if name in asked.problem.record.by_torch else f"{name} is no {asked.problem.operator}"
+        return "" if name in asked.problem.record.baselines else f"{name} is no {asked.problem.operator}"
 
     def on_cuda(asked: Asked) -> str:
         return why_off_cuda if asked.device is not None and asked.device.kind != "cuda" else ""

@@ -1,6 +1,6 @@
 """The methods that a comparison holds side by side: the roofs, what torch ships, and ours.
 
-`METHODS` is the table that `overweave bench` and the tests read; a new row is a new line of it.
+`methods_of` says which rows an operator has: those of every operator, and the baselines that its record names.
 """
 
 from __future__ import annotations
@@ -9,112 +9,147 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
+from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.operators.registry import operator_of
-from overweave.tuner.measure.attempt import Result
-from overweave.tuner.measure.sides import Call, Setting, Side, has_copies
+from overweave.schedules.methods import outside
+from overweave.schedules.methods.record import Asked
+from overweave.schedules.methods.registry import method_of
+from overweave.schedules.methods.validity import unmet
+from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE
+from overweave.tuner.measure.sides import Side
+from overweave.tuner.measure.trial import Call, Result
+from overweave.tuner.space.target import target_of
 
 
 class Method(NamedTuple):
-    """A row of the comparison. gives_result: it computes the operator, and is checked before it is timed.
+    """A row of the comparison. call: what is timed of a side, which begins with the number of the sample.
 
-    lacks: what a setting and a number of rows lack for it, or an empty string. is_common: every operator has it; else
-    those whose record names it.
+    is_roof: what a method is held against; the others compute the operator, and are checked before they are timed.
+    lacks: what a side lacks for it, or an empty string. plan: of ours, as the operators' `plan=` takes it.
     """
 
     name: str
     label: str
-    gives_result: bool
-    lacks: Callable[[Setting, int], str]
-    call: Callable[[Side], Call]
-    is_common: bool = True
+    call: Callable[[Side, int], Result]
+    is_roof: bool = False
+    lacks: Callable[[Side], str] = lambda side: ""
+    plan: str = ""
+
+    def of(self, side: Side) -> Call:
+        """Of one side."""
+        return lambda turn: self.call(side, turn)
 
 
-def _anywhere(setting: Setting, m: int) -> str:
-    return ""
+def _copy_engine(side: Side) -> str:
+    return "" if side.setting.device.type == "cuda" and HAS_COPY_ENGINE else "needs CUDA and cuda-bindings"
 
 
-def _copy_engine(setting: Setting, m: int) -> str:
-    return "" if has_copies(setting) else "needs CUDA and cuda-bindings"
+def _copies(side: Side, turn: int) -> Result:
+    sent = side.start_copies(turn)
+    side.join_copies()
+    return sent
 
 
-def _torch_fused(setting: Setting, m: int) -> str:
-    if setting.device.type != "cuda":
-        return "needs CUDA"
-    return "" if m % setting.group.world_size == 0 else "needs rows that divide by world_size"
-
-
-def _torch_all_reduce(setting: Setting, m: int) -> str:
-    if setting.device.type != "cuda":
-        return "needs CUDA"
-    return "" if setting.dtype != torch.float16 else "needs bf16 or fp32"
-
-
-def _copies(side: Side) -> Call:
-    def call(turn: int) -> torch.Tensor:
-        result = side.start_copies(turn)
-        side.join_copies()
-        return result
-
-    return call
-
-
-def _ceiling(side: Side) -> Call:
-    def call(turn: int) -> Result:
-        side.start_copies(turn)
-        result = side.matmul(turn)
-        side.join_copies()
-        return result
-
-    return call
-
-
-def planned(plan: str | None) -> Callable[[Side], Call]:
-    """Our operator with a named plan of the catalog, or (None) with the plan it chooses."""
-    return lambda side: lambda turn: side.ours(turn, plan)
+def _ceiling(side: Side, turn: int) -> Result:
+    side.start_copies(turn)
+    result = side.matmul(turn)
+    side.join_copies()
+    return result
 
 
 MATMUL, COMMUNICATION, COPIES, CEILING = "matmul", "communication", "copies", "ceiling"
-SEQUENTIAL, TORCH_FUSED, PER_SHARD, OURS = "sequential", "torch_fused", "per_shard", "overweave"
-TORCH_ONE_SHOT, TORCH_TWO_SHOT = "torch_one_shot", "torch_two_shot"
+SEQUENTIAL, OURS = "sequential", "overweave"
 NAMED = "plan."  # before the names of plans that were asked for
-TORCH = (TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
-METHODS: tuple[Method, ...] = (
-    Method(MATMUL, "matmul alone", False, _anywhere, lambda side: side.matmul),
-    Method(COMMUNICATION, "communication: library", False, _anywhere, lambda side: side.communicate),
-    Method(COPIES, "communication: copy engine", False, _copy_engine, _copies),
-    Method(CEILING, "ceiling: matmul beside copies", False, _copy_engine, _ceiling),
-    Method(SEQUENTIAL, "library: collective and matmul", True, _anywhere, lambda side: side.sequential),
-    Method(TORCH_FUSED, "torch: fused (symm_mem)", True, _torch_fused, lambda side: side.torch_fused, is_common=False),
-    Method(
-        TORCH_ONE_SHOT,
-        "torch: matmul, one-shot (symm_mem)",
-        True,
-        _torch_all_reduce,
-        lambda side: side.torch_one_shot,
-        is_common=False,
-    ),
-    Method(
-        TORCH_TWO_SHOT,
-        "torch: matmul, two-shot (symm_mem)",
-        True,
-        _torch_all_reduce,
-        lambda side: side.torch_two_shot,
-        is_common=False,
-    ),
-    Method(PER_SHARD, "copy engine, matmul per shard", True, _anywhere, planned("per_shard"), is_common=False),
-    Method(OURS, "overweave", True, _anywhere, planned(None)),
+ROOFS = (
+    Method(MATMUL, "matmul alone", Side.matmul, True),
+    Method(COMMUNICATION, "communication: library", Side.communicate, True),
+    Method(COPIES, "communication: copy engine", _copies, True, _copy_engine),
+    Method(CEILING, "ceiling: matmul beside copies", _ceiling, True, _copy_engine),
 )
+LIBRARY = Method(SEQUENTIAL, "library: collective and matmul", Side.sequential)
+
+
+def _fused(side: Side, turn: int) -> Result:
+    """torch's fused operators: a gather or a reduce-scatter cut into shards beside their matmuls."""
+    (x, w), name, ops = side.factors(turn), side.setting.group.name, torch.ops.symm_mem
+    result: torch.Tensor
+    if side.problem.record.gathers and side.scales:
+        own, by_column = side.scales[0][: x.shape[0]], side.scales[1]
+        made = ops.fused_all_gather_scaled_matmul(
+            x, [w], own, [by_column], 0, name, [None], [None], [side.kept], [False]
+        )
+        result = made[1][0]
+    elif side.problem.record.gathers:
+        result = ops.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
+    elif side.scales:
+        shape = [side.problem.m, w.shape[1]]
+        result = ops.fused_scaled_matmul_reduce_scatter(
+            x, w, *side.scales, "sum", 0, 0, name, shape, out_dtype=side.kept
+        )
+    else:
+        result = ops.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
+    return result
+
+
+def _one_shot(side: Side, turn: int) -> Result:
+    side.multiply(*side.factors(turn), side.symmetric)
+    result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(side.symmetric, "sum", side.setting.group.name)
+    return result
+
+
+def _two_shot(side: Side, turn: int) -> Result:
+    side.multiply(*side.factors(turn), side.symmetric)
+    result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(side.symmetric, "sum", side.setting.group.name)
+    return result
+
+
+_BY_TORCH: dict[str, tuple[str, Callable[[Side, int], Result]]] = {
+    outside.TORCH_FUSED: ("torch: fused (symm_mem)", _fused),
+    outside.TORCH_ONE_SHOT: ("torch: matmul, one-shot (symm_mem)", _one_shot),
+    outside.TORCH_TWO_SHOT: ("torch: matmul, two-shot (symm_mem)", _two_shot),
+}
+
+
+def row_of(plan: str) -> str:
+    """The row of a baseline, by its plan."""
+    return plan.replace(".", "_")
+
+
+TORCH = tuple(map(row_of, _BY_TORCH))
+TORCH_FUSED = TORCH[0]
+
+
+def planned(plan: str | None) -> Callable[[Side, int], Result]:
+    """Our operator with a named plan of the catalog, or (None) with the plan it chooses."""
+    return lambda side, turn: side.ours(turn, plan)
+
+
+def _baseline(operator: str, plan: str) -> Method:
+    """A plan that the record of an operator names."""
+    if plan not in _BY_TORCH:
+        return Method(row_of(plan), method_of(f"{operator}.{plan}").summary, planned(plan), plan=plan)
+    label, by_torch = _BY_TORCH[plan]
+
+    def call(side: Side, turn: int) -> Result:
+        return by_torch(side, turn) if side.is_bare else side.ours(turn, plan)
+
+    def lacks(side: Side) -> str:
+        """Of a bare product torch scales fp8 itself, into what `kept` says."""
+        problem, kept = side.problem, side.problem.result_dtype
+        asked = replace(problem, epilogue=NO_EPILOGUE, dtype=kept, out_dtype=None) if side.is_bare else problem
+        return unmet(Asked(asked, {}, target_of(side.setting.device)), outside.OUTSIDE[plan].needs, "device")
+
+    return Method(row_of(plan), label, call, lacks=lacks)
 
 
 def methods_of(operator: str, plans: tuple[str, ...] = ()) -> tuple[Method, ...]:
-    """The rows of an operator; those of plans asked for by name, if any, in place of the two rows of ours."""
-    particular = operator_of(operator).baselines
-    own = tuple(method for method in METHODS if method.is_common or method.name in particular)
+    """The rows of an operator; those of plans asked for by name, if any, in place of the rows of ours."""
+    baselines = [_baseline(operator, plan) for plan in operator_of(operator).baselines]
     if not plans:
-        return own
-    named = tuple(
-        Method(f"{NAMED}{plan}", f"overweave, plan {plan}", True, _anywhere, planned(plan))
-        for plan in dict.fromkeys(plans)
+        return (*ROOFS, LIBRARY, *baselines, Method(OURS, "overweave", planned(None)))
+    named = (
+        Method(f"{NAMED}{plan}", f"overweave, plan {plan}", planned(plan), plan=plan) for plan in dict.fromkeys(plans)
     )
-    return tuple(method for method in own if method.name not in (PER_SHARD, OURS)) + named
+    return (*ROOFS, LIBRARY, *(each for each in baselines if not each.plan), *named)

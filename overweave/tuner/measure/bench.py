@@ -1,15 +1,16 @@
 """One comparison of an operator's methods over a shape set, as one of its ranks runs it.
 
-A method is tried once on every rank before it is timed: one that cannot run, or whose result is wrong, on any rank is
-left out on all, with the reason. Errors of a comparison itself (no group, no such operator) are raised on every rank.
+A method that a trial leaves out, or that lacks something, is told with the reason. Errors of a comparison itself (no
+group, no such operator) are raised on every rank.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,14 +22,11 @@ from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.tuner.measure.attempt import attempt, copied
 from overweave.tuner.measure.baselines import (
     CEILING,
     COMMUNICATION,
     MATMUL,
-    NAMED,
     OURS,
-    PER_SHARD,
     SEQUENTIAL,
     TORCH,
     TORCH_FUSED,
@@ -36,10 +34,11 @@ from overweave.tuner.measure.baselines import (
     methods_of,
 )
 from overweave.tuner.measure.measures import Measures, Roofs, measure
-from overweave.tuner.measure.replay import captured, is_replayed, settled
-from overweave.tuner.measure.sides import Call, OperatorCall, Setting, Side
+from overweave.tuner.measure.replay import is_replayed, settled
+from overweave.tuner.measure.sides import OperatorCall, Setting, Side
 from overweave.tuner.measure.statistics import Ratio, median, p90, paired_ratio
-from overweave.tuner.measure.timer import Effort, Samples, compare
+from overweave.tuner.measure.timer import Effort, Samples
+from overweave.tuner.measure.trial import Trial
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.shapes import DTYPES, Case, DtypeWord
 from overweave.tuner.space.target import target_of
@@ -130,23 +129,20 @@ def device_count() -> int:
     return torch.cuda.device_count()
 
 
-def run(
+def runs(
     request: Request,
     group: Group,
     operator_for: Callable[[Problem], OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
-    on_case: Callable[[Run], None] | None = None,
-) -> Run:
-    """Compares the methods on every case. Collective. `on_progress` is told the case and which part of it is done.
+) -> Iterator[Run]:
+    """Compares the methods, and yields the run as far as it is after each case. Collective.
 
-    operator_for: what is called ours on a problem. on_case: is told the run as far as it is, after each of its cases.
+    operator_for: what is called ours on a problem. on_progress: is told the case and which part of it is done.
     """
     operator_of(request.operator, "bench")
     is_cuda = request.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    dtype = getattr(torch, DTYPES[request.dtype])
-    setting = Setting(group, device, dtype, operator_for)
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if is_cuda else ["cpu"]
+    setting = Setting(group, device, getattr(torch, DTYPES[request.dtype]), operator_for)
     so_far = Run(
         operator=request.operator,
         world_size=group.world_size,
@@ -155,55 +151,35 @@ def run(
         effort=request.effort,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={package: version_of(package) for package in PACKAGES},
-        devices=tuple(names),
+        devices=tuple(map(torch.cuda.get_device_name, range(device_count()))) if is_cuda else ("cpu",),
         cases=(),
     )
     for case in request.cases:
-        so_far = replace(so_far, cases=(*so_far.cases, _bench_case(case, request, setting, on_progress)))
-        if on_case is not None:
-            on_case(so_far)
-    return so_far
+        on_round = partial(on_progress, case.name) if on_progress is not None else None
+        so_far = replace(so_far, cases=(*so_far.cases, _rows_of(case, request, setting, on_round)))
+        yield so_far
 
 
-def _bench_case(
-    case: Case, request: Request, setting: Setting, on_progress: Callable[[str, float], None] | None
-) -> CaseRows:
+def _rows_of(case: Case, request: Request, setting: Setting, on_round: Callable[[float], None] | None) -> CaseRows:
     problem = case.problem(request.operator, setting.group.world_size, request.dtype)
-    this = Side(problem, setting)
-    left_out: dict[str, str] = {}
-    usable: dict[Method, Call] = {}
-    expected = copied(this.sequential(0))
-    for method in methods_of(request.operator, request.plans):
-        wanted = expected if method.gives_result else None
-        call = method.call(this)
-        reason = method.lacks(setting, case.m) or attempt(call, wanted, setting)
-        if not reason and is_replayed(setting, case.m):
-            call, reason = captured(call, wanted, setting)
-        if reason:
-            left_out[method.name] = reason
-        else:
-            usable[method] = call
-    effort = settled(request.effort, setting)
-    turns = effort.rounds + effort.warmup
-
-    def on_round(turn: int) -> None:
-        if on_progress is not None:
-            on_progress(case.name, (turn + 1) / turns)
-
-    calls = {method.name: call for method, call in usable.items()}
-    samples = compare(calls, setting.device, setting.group.process_group, effort, on_round)
-    roofs, plans = _roofs(samples), _plans(usable, problem, setting)
-    rows = tuple(_row(method, samples, roofs, plans.get(method.name, "")) for method in usable)
-    return CaseRows(case=case, methods=rows, left_out=left_out, is_replayed=is_replayed(setting, case.m))
+    side, methods = Side(problem, setting), methods_of(request.operator, request.plans)
+    lacking = {method.name: why for method in methods if (why := method.lacks(side))}
+    as_graphs = is_replayed(setting.device, case.m)
+    trial = Trial(setting, settled(request.effort, setting.device), side.sequential(0), as_graphs)
+    calls = {method.name: method.of(side) for method in methods if method.name not in lacking}
+    samples = trial.times(calls, [method.name for method in methods if method.is_roof], on_round)
+    why_not, roofs = lacking | trial.left_out, _roofs(samples)
+    rows = (_row(each, samples, roofs, _plan(each, problem, setting)) for each in methods if each.name not in why_not)
+    left_out = {method.name: why_not[method.name] for method in methods if method.name in why_not}
+    return CaseRows(case=case, methods=tuple(rows), left_out=left_out, is_replayed=as_graphs)
 
 
-def _plans(usable: Iterable[Method], problem: Problem, setting: Setting) -> dict[str, str]:
-    """What the methods of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
+def _plan(method: Method, problem: Problem, setting: Setting) -> str:
+    """What a method of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
+    if method.name != OURS:
+        return method.plan
     target = target_of(setting.device)
-    plans = {PER_SHARD: PER_SHARD} | {m.name: m.name.removeprefix(NAMED) for m in usable if m.name.startswith(NAMED)}
-    if any(method.name == OURS for method in usable):
-        plans[OURS] = choose(problem, target, agreed_knowledge(setting.group, target, problem.operator)).text
-    return plans
+    return choose(problem, target, agreed_knowledge(setting.group, target, problem.operator)).text
 
 
 def _roofs(samples: Samples) -> Roofs:
@@ -218,7 +194,7 @@ def _roofs(samples: Samples) -> Roofs:
 
 def _row(method: Method, samples: Samples, roofs: Roofs, plan: str) -> MethodRow:
     own = samples.device_us[method.name]
-    baselines = _baselines(samples) if method.gives_result else {}
+    baselines = {} if method.is_roof else _baselines(samples)
     return MethodRow(
         name=method.name,
         label=method.label,
@@ -226,7 +202,7 @@ def _row(method: Method, samples: Samples, roofs: Roofs, plan: str) -> MethodRow
         p90_us=p90(own),
         host_us=samples.host_us.get(method.name),
         speedups={name: paired_ratio(theirs, own) for name, theirs in baselines.items()},
-        measures=measure(median(own), roofs) if method.gives_result else None,
+        measures=None if method.is_roof else measure(median(own), roofs),
         plan=plan,
     )
 

@@ -8,41 +8,24 @@ from typing import TypeVar
 import torch
 from msgspec.structs import replace
 
-from overweave.tuner.measure.attempt import Result, attempt
-from overweave.tuner.measure.sides import MOST_INPUT_SETS, Call, Setting
 from overweave.tuner.measure.timer import Effort
 
-_R = TypeVar("_R", bound=Result)
+_R = TypeVar("_R")
 SIGHTS = 2  # of the same tensors, until an eager call with them is a graph (runtime/gpu/replays.py)
+MOST_INPUT_SETS = 4  # that calls take by turns
 REPLAYED_ROWS = 512  # up to here calls are timed as captured graphs, whatever computes them
 
 
-def is_replayed(setting: Setting, m: int) -> bool:
+def is_replayed(device: torch.device, m: int) -> bool:
     """Whether a problem of so many rows is timed as captured graphs."""
-    return setting.device.type == "cuda" and m <= REPLAYED_ROWS
+    return device.type == "cuda" and m <= REPLAYED_ROWS
 
 
-def settled(effort: Effort, setting: Setting) -> Effort:
+def settled(effort: Effort, device: torch.device) -> Effort:
     """The effort with rounds enough before those that count for eager calls to be what they stay: graphs of ours."""
-    if setting.device.type != "cuda":
+    if device.type != "cuda":
         return effort
     return replace(effort, warmup=max(effort.warmup, SIGHTS * MOST_INPUT_SETS))
-
-
-def captured(call: Call, expected: Result | None, setting: Setting) -> tuple[Call, str]:
-    """A method that has run, as captured graphs, tried once; and why it must be left out, or an empty string.
-
-    Collective, with one verdict on every rank. expected: what it must give back, on input set 0; None if nothing can
-    be said of its result.
-    """
-    made: list[Call] = []
-
-    def capture(turn: int) -> Result:
-        made.append(replayed(call))
-        return made[0](turn)
-
-    why = attempt(capture, expected, setting)
-    return (made[0] if made else call), (f"as a captured graph: {why}" if why else "")
 
 
 def replayed(call: Callable[[int], _R]) -> Callable[[int], _R]:

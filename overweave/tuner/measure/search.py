@@ -8,18 +8,18 @@ how decoding runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from msgspec import Struct
 
 from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.tuner.measure.attempt import attempt, copied
-from overweave.tuner.measure.baselines import planned
-from overweave.tuner.measure.replay import captured, is_replayed, settled
-from overweave.tuner.measure.sides import Call, Setting, Side
+from overweave.tuner.measure.replay import is_replayed, settled
+from overweave.tuner.measure.sides import Setting, Side
 from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.trial import Trial
 from overweave.tuner.model.rank import Weighed, cold_choice, machine_of, weigh
 from overweave.tuner.space.space import Candidate, variations
 from overweave.tuner.space.target import Target
@@ -64,13 +64,15 @@ def tune_problem(
     first = shortlist(weighed, asked.operator, cold)
     board = Board.of(setting.group)
     board.agree(f"tune {asked} among {', '.join(map(str, first))}".encode())
-    trial = _Trial(asked, setting, effort)
-    times = trial.measure(first, on_round)
+    side = Side(asked, setting)
+    as_graphs = is_replayed(setting.device, asked.m)
+    trial = Trial(setting, settled(effort, setting.device), side.sequential(0), as_graphs)
+    times = _medians(trial, side, first, on_round)
     if not times:
         raise MachineError(f"tune {asked.operator}", f"nothing runs: {trial.left_out}", "See `overweave doctor`")
     again = _variations(times, asked, target)
     if again:
-        times |= trial.measure([*again, min(times, key=lambda what: times[what])], on_round)
+        times |= _medians(trial, side, [*again, min(times, key=lambda what: times[what])], on_round)
     rows = (Time(what.plan, dict(what.options), round(us, 3)) for what, us in times.items())
     tuned = Tuned(Entry(asked, tuple(sorted(rows, key=lambda row: row.us))), cold, trial.left_out)
     board.agree(f"tuned {asked}: {tuned.winner}".encode())
@@ -94,39 +96,12 @@ def _cold(problem: Problem, target: Target) -> Candidate | None:
     return cold_choice(weigh(problem, target, is_thorough=False), problem).candidate
 
 
-class _Trial:
-    """One problem on this rank: its inputs, and what has been found out. left_out: why something was not timed."""
-
-    def __init__(self, problem: Problem, setting: Setting, effort: Effort) -> None:
-        self._setting, self._effort = setting, settled(effort, setting)
-        self._side = Side(problem, setting)
-        self._expected = copied(self._side.sequential(0))
-        self._is_replayed = is_replayed(setting, problem.m)
-        self.left_out: dict[str, str] = {}
-
-    def measure(self, asked: Iterable[Candidate], on_round: OnRound | None) -> dict[Candidate, float]:
-        """Medians in microseconds of those that run and are right."""
-        calls = {what: call for what in asked if (call := self._usable(what)) is not None}
-        if not calls:
-            return {}
-        turns = self._effort.rounds + self._effort.warmup
-
-        def tell(turn: int) -> None:
-            if on_round is not None:
-                on_round((turn + 1) / turns)
-
-        group, device = self._setting.group.process_group, self._setting.device
-        samples = compare({str(what): calls[what] for what in calls}, device, group, self._effort, tell)
-        return {what: median(samples.device_us[str(what)]) for what in calls}
-
-    def _usable(self, what: Candidate) -> Call | None:
-        call = planned(str(what))(self._side)
-        why = attempt(call, self._expected, self._setting)
-        if self._is_replayed and not why:
-            call, why = captured(call, self._expected, self._setting)
-        if why:
-            self.left_out[str(what)] = why
-        return None if why else call
+def _medians(trial: Trial, side: Side, asked: Iterable[Candidate], on_round: OnRound | None) -> dict[Candidate, float]:
+    """In microseconds, of those that run and are right."""
+    candidates = {str(what): what for what in asked}
+    calls = {name: partial(side.ours, plan=name) for name in candidates}
+    samples = trial.times(calls, on_round=on_round).device_us
+    return {candidates[name]: median(values) for name, values in samples.items()}
 
 
 def _variations(times: dict[Candidate, float], problem: Problem, target: Target) -> list[Candidate]:

@@ -1,9 +1,9 @@
-"""An operator on one problem, as a comparison calls it: its inputs, and one method per way to compute it."""
+"""An operator on one problem, as a comparison calls it: its inputs, and what its record's reference takes in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,17 +16,14 @@ from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.runtime.library.library import all_gather_flat, movable, reduce_scatter_flat
 from overweave.runtime.library.scaled import scaled_matmul
-from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
-from overweave.tuner.measure.attempt import Result
-from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE, PeerCopies
+from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE, PeerCopies, Piece
+from overweave.tuner.measure.replay import MOST_INPUT_SETS
+from overweave.tuner.measure.trial import Result
 from overweave.tuner.space.problem_words import bare
 from overweave.tuner.space.space import library_path
 
 CACHE_BYTES = 128 << 20  # twice the L2 of a Hopper GPU: input sets together exceed it, so none is found there
-MOST_INPUT_SETS = 4
 FP8 = torch.float8_e4m3fn
-
-Call = Callable[[int], Result]
 
 
 class OperatorCall(Protocol):
@@ -65,14 +62,11 @@ class Side:
         self.xs = [each[slice(*self.rows)].clone() for each in whole] if record.has_row_shards else whole
         self.lefts = whole if record.gathers else self.xs
         self.rights = self._weights((k, n), _seeds(record.w, sets, setting, MOST_INPUT_SETS))
-        if record.adds:
-            self._library: _Library = _Summed(self, n)
-        else:
-            height = self.rows[1] - self.rows[0]
-            self._library = _Gathered(self, self.xs if record.gathers else [_empty(height, n, setting, self.kept)])
+        self._places = _Places(self, n)
+        self.symmetric = torch.empty(0)  # where torch's own all-reduces take the product
         if record.shares_sums and setting.device.type == "cuda" and m:
             size = m * n * self.kept.itemsize
-            self._symmetric = CudaHeap(setting.group, setting.device, size).view(0, (m, n), self.kept)
+            self.symmetric = CudaHeap(setting.group, setting.device, size).view(0, (m, n), self.kept)
 
     def _weights(self, extents: tuple[int, int], seeds: range) -> list[torch.Tensor]:
         """Weights `[k, n]`, of fp8 stored as `[n, k]`; and the scales of their columns, beside those of any rows."""
@@ -83,171 +77,125 @@ class Side:
         self.scales = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
         return [w.t().contiguous().t() for w in made]
 
-    def matmul(self, turn: int) -> Result:
-        return self.multiply(_of(self.lefts, turn), turn)
+    def factors(self, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a rank passes as sample `turn`."""
+        return _of(self.xs, turn), _of(self.rights, turn)
 
-    def multiply(self, x: torch.Tensor, turn: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The library's product by the weight of a sample: of fp8 scaled by rows, with ones, into bf16."""
-        w = _of(self.rights, turn)
+    def multiply(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The library's product: of fp8 scaled by rows, with ones, into bf16."""
         if not self.scales:
             return torch.mm(x, w) if out is None else torch.mm(x, w, out=out)
         y = torch.empty(x.shape[0], w.shape[1], dtype=self.kept, device=x.device) if out is None else out
         scaled_matmul(x, w, (self.scales[0][: x.shape[0]], self.scales[1]), y)
         return y
 
+    def ours(self, turn: int, plan: str | None) -> Result:
+        return self._operator(*self.factors(turn), self.setting.group.process_group, plan=plan)
+
+    def matmul(self, turn: int) -> Result:
+        return self.multiply(_of(self.lefts, turn), _of(self.rights, turn))
+
+    def communicate(self, turn: int) -> Result:
+        return self._by_reference(turn, multiplies=False)
+
+    def sequential(self, turn: int) -> Result:
+        """The reference of the operator's record, as a user would write it; of more than a bare product ours."""
+        if not self.is_bare:
+            return self.ours(turn, str(library_path(self.problem.operator)))
+        return self._by_reference(turn, multiplies=True)
+
+    def _by_reference(self, turn: int, multiplies: bool) -> torch.Tensor:
+        (x, w), record = self.factors(turn), self.problem.record
+        tensors = {"x": _of(self._places.shards, turn) if record.gathers else x, "w": w}
+        result: torch.Tensor = record.reference(tensors, _Library(self, self._places, multiplies))
+        return result
+
     def start_copies(self, turn: int) -> torch.Tensor:
-        copies, sent = self._library.copies, _of(self._library.sent, turn)
+        copies, sent = self._places.copies, _of(self._places.sent, turn)
         assert copies is not None
         copies.start(sent)
         return sent
 
     def join_copies(self) -> None:
-        assert self._library.copies is not None
-        self._library.copies.join()
-
-    def ours(self, turn: int, plan: str | None) -> Result:
-        return self._operator(_of(self.xs, turn), _of(self.rights, turn), self.setting.group.process_group, plan=plan)
-
-    def communicate(self, turn: int) -> Result:
-        return self._library.alone(turn)
-
-    def sequential(self, turn: int) -> Result:
-        if not self.is_bare:
-            return self.ours(turn, str(library_path(self.problem.operator)))
-        if self.problem.record.gathers:
-            return self.multiply(self._library.run(turn), turn)
-        self.multiply(_of(self.lefts, turn), turn, self._library.product)
-        return self._library.run(turn)
-
-    def torch_fused(self, turn: int) -> Result:
-        if not self.is_bare:
-            return self.ours(turn, TORCH_FUSED)
-        return self._fused_gather(turn) if self.problem.record.gathers else self._fused_scatter(turn)
-
-    def _fused_gather(self, turn: int) -> torch.Tensor:
-        x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
-        result: torch.Tensor
-        if self.scales:
-            own, by_column, out = self.scales[0][: x.shape[0]], [self.scales[1]], [self.kept]
-            fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
-            result = fused(x, [w], own, by_column, 0, name, [None], [None], out, [False])[1][0]
-        else:
-            result = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
-        return result
-
-    def _fused_scatter(self, turn: int) -> torch.Tensor:
-        x, w, name = _of(self.xs, turn), _of(self.rights, turn), self.setting.group.name
-        result: torch.Tensor
-        if self.scales:
-            fused = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
-            shape = [self.problem.m, w.shape[1]]
-            result = fused(x, w, *self.scales, "sum", 0, 0, name, shape, out_dtype=self.kept)
-        else:
-            result = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
-        return result
-
-    def torch_one_shot(self, turn: int) -> Result:
-        if not self.is_bare:
-            return self.ours(turn, TORCH_ONE_SHOT)
-        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
-        result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(self._symmetric, "sum", self.setting.group.name)
-        return result
-
-    def torch_two_shot(self, turn: int) -> Result:
-        if not self.is_bare:
-            return self.ours(turn, TORCH_TWO_SHOT)
-        self.multiply(_of(self.lefts, turn), turn, self._symmetric)
-        result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(self._symmetric, "sum", self.setting.group.name)
-        return result
+        assert self._places.copies is not None
+        self._places.copies.join()
 
 
-class _Library(Protocol):
-    """What the library does with what travels. product: where the matmul writes, if that travels. sent: what the copy
-    engine pushes to peers, by sample number. run: the collective behind the matmul, or before it; alone: as it is timed
-    by itself.
-    """
+class _Places:
+    """Buffers, made once, of what a reference asks of a library, which deals equal shards: what is short is padded.
 
-    product: torch.Tensor
-    sent: list[torch.Tensor]
-    copies: PeerCopies | None
-
-    def run(self, turn: int) -> torch.Tensor: ...
-
-    def alone(self, turn: int) -> torch.Tensor: ...
-
-
-class _Gathered(_Library):
-    """All shards of rows. The library deals equal ones: short ones are padded, the padding is the result's tail."""
-
-    def __init__(self, side: Side, shards: list[torch.Tensor]) -> None:
-        group, device, self._m = side.setting.group, side.setting.device, side.problem.m
-        height, cols, dtype = -(-self._m // group.world_size), shards[0].shape[1], shards[0].dtype
-        (lo, hi), row_bytes = side.rows, cols * dtype.itemsize
-        self._group, self.sent = group.process_group, shards
-        self._padded = [torch.nn.functional.pad(movable(x), (0, 0, 0, height - (hi - lo))) for x in shards]
-        self.product = self._padded[0][: hi - lo]
-        self._gathered = _empty(height * group.world_size, cols, side.setting, dtype)
-        self.copies = None
-        if has_copies(side.setting):
-            piece = (0, lo * row_bytes, (hi - lo) * row_bytes)
-            self.copies = PeerCopies(group, device, self._gathered.nbytes, lambda peer: piece)
-
-    def run(self, turn: int) -> torch.Tensor:
-        all_gather_flat(movable(self._gathered), _of(self._padded, turn), group=self._group)
-        return self._gathered[: self._m]
-
-    alone = run
-
-
-class _Summed(_Library):
-    """The sum of all ranks' products: this rank's rows of it, or all.
-
-    The library's reduce-scatter deals equal shards: rows past `m` stay zero. The copy engine's part is the scatter, and
-    where sums are shared a gather as well.
+    whole: what was gathered, or every rank's rows of the product. shards: what is gathered. product: where the matmul
+    writes, if the product travels. sum: where sums go. sent: what the copy engine pushes to peers, by sample number:
+    all of it as often as it travels, which is twice where sums are shared.
     """
 
     def __init__(self, side: Side, cols: int) -> None:
-        group, self._m, kept = side.setting.group, side.problem.m, side.kept
-        self._group, self._height, self._own = group.process_group, -(-self._m // group.world_size), side.rows
-        self._scatters, rows = side.problem.record.scatters, self._height * group.world_size
-        self._partial = _empty(rows if self._scatters else self._m, cols, side.setting, kept)
-        self._partial.zero_()
-        self.product, self.sent = self._partial[: self._m], [self._partial]
+        group, record, setting, m = side.setting.group, side.problem.record, side.setting, side.problem.m
+        height, (lo, hi) = -(-m // group.world_size), side.rows
+        width, dtype = (side.problem.k, setting.dtype) if record.gathers else (cols, side.kept)
+
+        def zeros(rows: int) -> torch.Tensor:
+            return torch.zeros(rows, width, dtype=torch.float32, device=setting.device).to(dtype)
+
+        self.whole, self.product, self.shards = zeros(height * group.world_size), None, []
+        if record.gathers:
+            self.sent, padding = side.xs, (0, 0, 0, height - (hi - lo))
+            self.shards = [torch.nn.functional.pad(movable(x), padding) for x in side.xs]
+        elif record.adds:
+            self.sent, self.product = [self.whole], self.whole[:m]
+        else:
+            self.sent = self.shards = [zeros(height)]
+            self.product = self.shards[0][: hi - lo]
         # Of an all-reduce by itself, of zeros: summed again and again it must not grow.
-        self._sum = _empty(self._height if self._scatters else self._m, cols, side.setting, kept)
-        self._sum.zero_()
+        self.sum = zeros(m if record.shares_sums else height)
         self.copies = None
-        if has_copies(side.setting):
-            row_bytes = cols * kept.itemsize
-            rounds, pieces = 1 if self._scatters else 2, self._pieces(group, row_bytes)
-            self.copies = PeerCopies(group, side.setting.device, rows * row_bytes, pieces, rounds=rounds)
-
-    def _pieces(self, group: Group, row_bytes: int) -> Callable[[int], tuple[int, int, int]]:
-        """For PeerCopies: each peer's rows of the partial, to this rank's place among what lands there."""
-
-        def piece(peer: int) -> tuple[int, int, int]:
-            lo, hi = shard_rows(self._m, group.world_size, peer)
-            return lo * row_bytes, group.rank * self._height * row_bytes, (hi - lo) * row_bytes
-
-        return piece
-
-    def run(self, turn: int) -> torch.Tensor:
-        if self._scatters:
-            return self.alone(turn)
-        dist.all_reduce(self._partial, group=self._group)
-        return self._partial
-
-    def alone(self, turn: int) -> torch.Tensor:
-        if not self._scatters:
-            dist.all_reduce(self._sum, group=self._group)
-            return self._sum
-        reduce_scatter_flat(self._sum, self._partial, group=self._group)
-        return self._sum[: self._own[1] - self._own[0]]
+        if setting.device.type == "cuda" and HAS_COPY_ENGINE:
+            pieces, rounds = _pieces(side, height, width * dtype.itemsize), 2 if record.shares_sums else 1
+            self.copies = PeerCopies(group, setting.device, self.whole.nbytes, pieces, rounds=rounds)
 
 
-def has_copies(setting: Setting) -> bool:
-    """Whether the copy engine can be measured."""
-    return setting.device.type == "cuda" and HAS_COPY_ENGINE
+class _Library(NamedTuple):
+    """What a reference is written in, one library call each.
+
+    multiplies: else what travels, or has travelled, stands for the product.
+    """
+
+    side: Side
+    places: _Places
+    multiplies: bool
+
+    def matmul(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        product = self.places.product
+        if self.multiplies:
+            return self.side.multiply(x, w, product)
+        return x if product is None else self.places.sum if self.side.problem.record.shares_sums else product
+
+    def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """shard: padded, or the rows of the product that are no padding."""
+        sent = shard if self.places.product is None else self.places.shards[0]
+        all_gather_flat(movable(self.places.whole), sent, group=self.side.setting.group.process_group)
+        return self.places.whole[: self.side.problem.m]
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(part, group=self.side.setting.group.process_group)
+        return part
+
+    def reduce_scatter(self, part: torch.Tensor) -> torch.Tensor:
+        """part: the rows of the whole that are no padding."""
+        (lo, hi), places = self.side.rows, self.places
+        reduce_scatter_flat(places.sum, places.whole, group=self.side.setting.group.process_group)
+        return places.sum[: hi - lo]
+
+
+def _pieces(side: Side, height: int, row_bytes: int) -> Callable[[int], Piece]:
+    """For PeerCopies: each peer's rows of a sum, or this rank's own, to their place among what lands there."""
+    group, adds = side.setting.group, side.problem.record.adds
+
+    def piece(peer: int) -> Piece:
+        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if adds else side.rows
+        return (lo if adds else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
+
+    return piece
 
 
 def _of(sets: list[torch.Tensor], turn: int) -> torch.Tensor:
@@ -270,7 +218,3 @@ def _random(shape: tuple[int, int], seed: int, setting: Setting) -> torch.Tensor
     generator = torch.Generator(setting.device).manual_seed(seed)
     dtype = torch.bfloat16 if setting.dtype == FP8 else setting.dtype
     return torch.randn(shape, generator=generator, dtype=dtype, device=setting.device).to(setting.dtype)
-
-
-def _empty(rows: int, cols: int, setting: Setting, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(rows, cols, dtype=dtype, device=setting.device)

@@ -71,11 +71,11 @@ def compare(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
     effort: Effort | None = None,
-    on_round: Callable[[int], None] | None = None,
+    on_round: Callable[[float], None] | None = None,
 ) -> Samples:
     """Samples every method in paired rounds. Collective: all ranks of `group` call it with the same names in one order.
 
-    `group` None: this process alone. `on_round` is told the number of each finished round, warm-up included.
+    `group` None: this process alone. `on_round` is told after each round, warm-up included, which part of all is done.
     Raises InputError for no methods or no rounds; whatever a method raises passes through, on this rank only.
     """
     effort = effort or Effort()
@@ -86,14 +86,15 @@ def compare(
     table: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
     with without_collection():
-        for turn in range(effort.warmup + effort.rounds):
+        turns = effort.warmup + effort.rounds
+        for turn in range(turns):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 elapsed_us = clock.sample_us(methods[name], turn)
                 if turn >= effort.warmup:
                     table[name].append(elapsed_us)
             if on_round is not None:
-                on_round(turn)
+                on_round((turn + 1) / turns)
         host = {name: clock.host_us(methods[name], effort.host_calls) for name in names}
     slowest = _slowest([*table.values(), [us or 0.0 for us in host.values()]], device, group)
     host_us = dict(zip(names, slowest[-1], strict=True)) if device.type == "cuda" and effort.host_calls else {}

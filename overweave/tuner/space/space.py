@@ -103,7 +103,7 @@ def families(operator: str) -> tuple[Family, ...]:
     known = [(method, Family(method.name, grid)) for method in methods_for(operator) for grid in method.grids]
     plain = [family for method, family in known if method.is_plain]
     others = [family for method, family in known if not method.is_plain]
-    return (*plain, *map(Family, record.by_torch), *others)
+    return (*plain, *(Family(name) for name in record.baselines if name in OUTSIDE), *others)
 
 
 def candidates(operator: str) -> tuple[Candidate, ...]:

@@ -14,25 +14,24 @@ from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
 from overweave.runtime.host.processes import run_ranks
-from overweave.tuner.measure import bench
-from overweave.tuner.measure.attempt import agrees
+from overweave.tuner.measure import bench, trial
 from overweave.tuner.measure.baselines import (
     OURS,
-    PER_SHARD,
     SEQUENTIAL,
+    TORCH,
     TORCH_FUSED,
-    TORCH_ONE_SHOT,
-    TORCH_TWO_SHOT,
     methods_of,
 )
-from overweave.tuner.measure.bench import MethodRow, Request, Run, run
+from overweave.tuner.measure.bench import MethodRow, Request, Run, runs
 from overweave.tuner.measure.summary import losses, middle, spread, summarize
 from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.trial import Call, agrees
 from overweave.tuner.space.shapes import Case
 
 EFFORT = Effort(rounds=6, warmup=1)
 CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))
 PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
+PER_SHARD = "per_shard"
 # What is chosen on a CPU: the overlapped plan, but where k does not divide by the ranks and kernels cannot address it.
 CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": SEQUENTIAL, "matmul_all_reduce": SEQUENTIAL}
 
@@ -70,7 +69,7 @@ def plainly(problem: Problem):
 def compared(operator: str, plans: tuple[str, ...]) -> object:
     request = Request(operator=operator, cases=CASES, device="cpu", dtype="fp32", plans=plans, effort=EFFORT)
     told: list[float] = []
-    result = run(request, resolve(None), plainly, lambda case, part: told.append(part))
+    *_, result = runs(request, resolve(None), plainly, lambda case, part: told.append(part))
     assert told[-1] == 1.0
     return msgspec.to_builtins(result)
 
@@ -85,7 +84,7 @@ def test_every_method_that_a_cpu_can_run(operator):
     result = compare_on(3, operator)
     assert result.world_size == 3
     shards = [] if operator == "matmul_all_reduce" else [PER_SHARD]
-    torchs = {TORCH_ONE_SHOT, TORCH_TWO_SHOT} if operator == "matmul_all_reduce" else {TORCH_FUSED}
+    torchs = set(TORCH[1:]) if operator == "matmul_all_reduce" else {TORCH_FUSED}
     for rows in result.cases:
         assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *shards, OURS]
         assert set(rows.left_out) == {"copies", "ceiling", *torchs}
@@ -117,7 +116,8 @@ def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
         operator=operator, cases=msgspec.convert(cases, tuple[Case, ...]), device="cpu", dtype="fp32",
         plans=BESIDE[operator], effort=EFFORT,
     )  # fmt: skip
-    return msgspec.to_builtins(run(request, resolve(None), operator_for))
+    (result,) = runs(request, resolve(None), operator_for)
+    return msgspec.to_builtins(result)
 
 
 @pytest.mark.slow
@@ -143,19 +143,21 @@ def test_more_than_a_bare_product_is_held_against_the_library_doing_as_much(oper
 
 def compared_as_graphs() -> object:
     """With a stand-in for capturing, which nothing but CUDA can: it refuses the second plan."""
-    asked: list[bool] = []
+    asked: list[Call] = []
 
-    def captured(call, expected, setting):
-        asked.append(expected is None)
-        is_last = len(asked) == 5
-        return (lambda turn: call(turn)), "as a captured graph: no" if is_last else ""
+    def replayed(call: Call) -> Call:
+        asked.append(call)
+        if len(asked) == 5:
+            raise InputError("capture", "no", "Run it eagerly")
+        return lambda turn: call(turn)
 
-    bench.is_replayed, bench.captured = (lambda setting, m: m <= 48), captured
+    bench.is_replayed, trial.replayed = (lambda device, m: m <= 48), replayed
     request = Request(
         operator="all_gather_matmul", cases=(Case("few", 48, 48, 32), Case("many", 64, 48, 32)), device="cpu",
         dtype="fp32", plans=(PLAIN, "again"), effort=EFFORT,
     )  # fmt: skip
-    return msgspec.to_builtins(run(request, resolve(None), plainly))
+    *_, result = runs(request, resolve(None), plainly)
+    return msgspec.to_builtins(result)
 
 
 @pytest.mark.slow
@@ -163,7 +165,7 @@ def test_few_rows_run_as_captured_graphs_all_of_them():
     few, many = msgspec.convert(run_ranks(compared_as_graphs, 2)[0], Run).cases
     assert (few.is_replayed, many.is_replayed) == (True, False)
     assert [row.name for row in few.methods] == ["matmul", "communication", SEQUENTIAL, f"plan.{PLAIN}"]
-    assert few.left_out["plan.again"] == "as a captured graph: no"
+    assert few.left_out["plan.again"].startswith("as a captured graph: InputError: capture: no")
     assert [row.name for row in many.methods][-1] == "plan.again"
 
 
@@ -188,7 +190,7 @@ def test_each_operator_has_its_own_rows_of_torch():
     for operator in OPERATORS:
         names = [method.name for method in methods_of(operator)]
         assert names[-1] == OURS
-        own = [TORCH_ONE_SHOT, TORCH_TWO_SHOT] if operator == "matmul_all_reduce" else [TORCH_FUSED]
+        own = [*TORCH[1:]] if operator == "matmul_all_reduce" else [TORCH_FUSED]
         assert [name for name in names if name.startswith("torch")] == own
 
 

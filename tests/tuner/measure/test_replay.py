@@ -9,7 +9,7 @@ import torch
 
 from overweave.memory.cuda.workspace import SLOTS
 from overweave.tuner.measure.replay import REPLAYED_ROWS, SIGHTS, is_replayed, replayed, settled
-from overweave.tuner.measure.sides import CACHE_BYTES, Setting, _input_sets
+from overweave.tuner.measure.sides import CACHE_BYTES, _input_sets
 from overweave.tuner.measure.timer import Effort
 
 
@@ -18,16 +18,14 @@ from overweave.tuner.measure.timer import Effort
     [("cuda", 1, True), ("cuda", REPLAYED_ROWS, True), ("cuda", REPLAYED_ROWS + 1, False), ("cpu", 1, False)],
 )
 def test_decoding_sizes_are_replayed_on_gpus(device: str, rows: int, wanted: bool):
-    setting = Setting(None, torch.device(device), torch.bfloat16, None)  # type: ignore[arg-type]
-    assert is_replayed(setting, rows) == wanted
+    assert is_replayed(torch.device(device), rows) == wanted
 
 
 @pytest.mark.parametrize("bytes_per_set", [0, 1, CACHE_BYTES // 3, CACHE_BYTES // 2, CACHE_BYTES * 2])
 def test_rounds_that_count_begin_when_eager_calls_are_graphs(bytes_per_set: int):
     """In a slot a call becomes a graph when its tensors come for the second time; sets and slots take turns."""
     sets = _input_sets(bytes_per_set)
-    setting = Setting(None, torch.device("cuda"), torch.bfloat16, None)  # type: ignore[arg-type]
-    warmup = settled(Effort(rounds=15, warmup=3), setting).warmup
+    warmup = settled(Effort(rounds=15, warmup=3), torch.device("cuda")).warmup
     seen = [(turn % sets, turn % SLOTS) for turn in range(warmup)]
     assert sets * bytes_per_set >= min(CACHE_BYTES, 4 * bytes_per_set)
     for turn in range(warmup, warmup + 2 * sets):
@@ -37,8 +35,7 @@ def test_rounds_that_count_begin_when_eager_calls_are_graphs(bytes_per_set: int)
 def test_a_longer_warm_up_and_a_cpu_stay_as_asked():
     long, short = Effort(warmup=20), Effort(warmup=1)
     for effort, device in ((long, "cuda"), (long, "cpu"), (short, "cpu")):
-        setting = Setting(None, torch.device(device), torch.bfloat16, None)  # type: ignore[arg-type]
-        assert settled(effort, setting) == effort
+        assert settled(effort, torch.device(device)) == effort
 
 
 def test_what_a_call_owns_lives_as_long_as_its_graphs(monkeypatch: pytest.MonkeyPatch):
