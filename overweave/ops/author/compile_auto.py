@@ -44,7 +44,7 @@ from overweave.tuner.measure.compiled import (
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import Trial
-from overweave.tuner.model.choice import SOURCES, Weight
+from overweave.tuner.model.choice import SOURCES
 from overweave.tuner.space.compiled import Constants, Way, asked_as, directed, is_auto, side_of
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import fingerprint
@@ -147,7 +147,7 @@ class AutoFused:
         if call.device.type != "cuda":
             first = cold(judged)
             self._ways[call.signature] = first
-            times = [Timed(each.way, each.predicted_us) for each in judged if each.predicted_us is not None]
+            times = [Timed(each.candidate, each.predicted_us) for each in judged if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
         with current(call.device):
             measured = Measured(call.key, call.tuned(judged))
@@ -173,10 +173,9 @@ class AutoFused:
             asked = f"explain {self.kernel.source.name} on {world_size} ranks"
             raise InputError(asked, f"none of {len(judged)} ways can be; {judged[0].obstacle}", "Mend this first")
         taken = cold(judged)
-        told = [Weight(str(one.way), one.predicted_us, None, one.obstacle) for one in _quickest_first(judged)]
-        width = max(len(one.candidate) for one in told)
-        marks = ("->" if one.candidate == str(taken) else "  " for one in told)
-        lines = (f"  {mark} {one.line(width)}" for mark, one in zip(marks, told, strict=True))
+        width = max(len(str(one.candidate)) for one in judged)
+        told = _quickest_first(judged)
+        lines = (f"  {'->' if one.candidate == taken else '  '} {one.line(width)}" for one in told)
         return "\n".join(
             [str(taken), f"  source: {SOURCES['model']}; the library's way unless another is well ahead", *lines]
         )
@@ -206,7 +205,7 @@ class AutoFused:
 
 
 def _quickest_first(judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
-    return tuple(sorted(judged, key=lambda each: (each.predicted_us is None, each.predicted_us or 0.0)))
+    return tuple(sorted(judged, key=lambda each: each.us))
 
 
 class _Call:
@@ -264,7 +263,7 @@ class _Call:
     def tuned(self, judged: tuple[Judged, ...]) -> tuple[Timed, ...]:
         """All times, those of the last few first, which were taken side by side. Collective."""
         times = self.measured(shortlist(judged))
-        more = around(judged[0].way.constants, times, self._auto.asked)
+        more = around(judged[0].candidate.constants, times, self._auto.asked)
         if more:
             anew = self.measured((times[0].way, *more))
             times = tuple(sorted({one.way: one for one in (*times, *anew)}.values(), key=lambda one: one.us))

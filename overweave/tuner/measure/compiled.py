@@ -8,7 +8,7 @@ SOURCE: AutoOverlap 5.3.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError, OverweaveError
+from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.schedules.methods.record import WITH_KERNELS
 from overweave.schedules.weave.transports import Asked
-from overweave.tuner.model.rank import REACH, machine_of
-from overweave.tuner.space.compiled import Constants, Family, Way, families, is_member, neighbours
+from overweave.tuner.model.rank import machine_of
+from overweave.tuner.model.weigh import Model, Weighed
+from overweave.tuner.space.compiled import Constants, Exchange, Way, families, is_member, neighbours
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.caches import cache_folders
 from overweave.tuner.store.whole_file import replace_whole
@@ -32,12 +33,7 @@ MOST_MEASURED, MOST_AROUND, FINALISTS = 8, 4, 4
 Predict = Callable[[Way, Machine], float]  # microseconds; raises OverweaveError for a way that cannot be
 
 
-class Judged(Struct, frozen=True):
-    """A way with its predicted time, or why it cannot be; neither where no machine is described."""
-
-    way: Way
-    predicted_us: float | None = None
-    obstacle: str = ""
+Judged = Weighed[Way]
 
 
 class Timed(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,50 +58,45 @@ def judge(
 ) -> tuple[Judged, ...]:
     """Every way that was looked at, in the order of looking; the library's with the first constants stands first.
 
-    The first of each schedule is predicted; those not far behind the best are gone through option by option, tensor
-    after tensor; then the constants, with the schedules as they are.
+    The schedules of one tensor after the other are explored; then the constants, with the schedules as they are.
+    machine: None where none is described: then nothing is predicted.
     """
-    model = _Model(predict, machine)
+    model: Model[Way] = Model(lambda way: None if machine is None else predict(way, machine))
     by_tensor = {tensor: families(how) for tensor, how in asked.items()}
-    best = model.judged(Way(tuple((tensor, _first(known)) for tensor, known in by_tensor.items()), configs[0]))
+    best = Way(tuple((tensor, known[0].first) for tensor, known in by_tensor.items()), configs[0])
+    model(best)
     for tensor, known in by_tensor.items():
-        heads = [model.judged(best.way.with_exchange(tensor, _first((family,)))) for family in known]
-        least_us = min((each.predicted_us for each in heads if each.predicted_us is not None), default=0.0)
-        for family, head in zip(known, heads, strict=True):
-            if head.predicted_us is not None and head.predicted_us <= REACH * least_us:
-                _descend(model, family, best.way, tensor)
-        best = model.best()
+        model.explore([Exchange(best, tensor, family) for family in known])
+        best = min(model.known.values(), key=lambda each: each.us).candidate
     for constants in configs[1:]:
-        model.judged(replace(best.way, constants=constants))
+        model(replace(best, constants=constants))
     return tuple(model.known.values())
 
 
 def cold(judged: tuple[Judged, ...]) -> Way:
     """The quickest by prediction; the library's, which stands first, is given the margin that operators give it."""
     base = judged[0]
-    possible = [each for each in judged if each.predicted_us is not None]
-    if base.predicted_us is None or not possible:
-        return next((each.way for each in judged if not each.obstacle), base.way)
+    if base.predicted_us is None:
+        return next((each.candidate for each in judged if not each.obstacle), base.candidate)
     ahead_us = WITH_KERNELS.us + WITH_KERNELS.share * base.predicted_us
-    library = [each for each in possible if each.way.exchanges == base.way.exchanges]
-    best, best_library = min(possible, key=_us), min(library, key=_us)
-    return best.way if _us(best) + ahead_us < _us(best_library) else best_library.way
+
+    def judged_us(each: Judged) -> float:
+        return each.us + (0.0 if each.candidate.exchanges == base.candidate.exchanges else ahead_us)
+
+    return min(judged, key=judged_us).candidate
 
 
 def shortlist(judged: tuple[Judged, ...]) -> tuple[Way, ...]:
     """What is worth measuring first: the library's way, the best of each of the best few schedules with each back end,
     whose options the model hardly tells apart, and the best of all in all other constants."""
-    possible = [each for each in judged if not each.obstacle]
-    ranked = sorted(possible, key=lambda each: each.predicted_us or 0.0)
-    of_base = [each.way for each in ranked if each.way.constants == judged[0].way.constants]
+    possible = [each.candidate for each in sorted(judged, key=lambda each: each.us) if not each.obstacle]
+    first = [each.candidate for each in judged if not each.obstacle][:1]
+    of_base = [way for way in possible if way.constants == judged[0].candidate.constants]
     of_schedules: dict[tuple[str, ...], Way] = {}
     for way in of_base:
         of_schedules.setdefault(_kind(way), way)
-    best = of_base[0].exchanges if of_base else ()
-    varied = [each.way for each in possible if each.way.exchanges == best]
-    return tuple(
-        dict.fromkeys([*(each.way for each in possible[:1]), *list(of_schedules.values())[:MOST_MEASURED], *varied])
-    )
+    varied = [way for way in possible if of_base and way.exchanges == of_base[0].exchanges]
+    return tuple(dict.fromkeys([*first, *list(of_schedules.values())[:MOST_MEASURED], *varied]))
 
 
 def around(base: Constants, times: tuple[Timed, ...], asked: Mapping[str, Asked]) -> tuple[Way, ...]:
@@ -161,51 +152,8 @@ def remember(name: str, measured: Measured) -> None:
         warnings.warn(f"overweave: {path} is not written: {error}", RuntimeWarning, stacklevel=2)
 
 
-class _Model:
-    """Asks for every way at most once."""
-
-    def __init__(self, predict: Predict, machine: Machine | None) -> None:
-        self._predict, self._machine = predict, machine
-        self.known: dict[Way, Judged] = {}
-
-    def judged(self, way: Way) -> Judged:
-        if way not in self.known:
-            self.known[way] = self._judged(way)
-        return self.known[way]
-
-    def best(self) -> Judged:
-        """Of all that can be; the first one where nothing is predicted."""
-        predicted = [each for each in self.known.values() if each.predicted_us is not None]
-        return min(predicted, key=_us, default=next(iter(self.known.values())))
-
-    def _judged(self, way: Way) -> Judged:
-        if self._machine is None:
-            return Judged(way)
-        try:
-            return Judged(way, self._predict(way, self._machine))
-        except OverweaveError as error:
-            return Judged(way, None, f"{error.asked}: {error.found}")
-
-
-def _descend(model: _Model, family: Family, way: Way, tensor: str) -> None:
-    """From a schedule's first options, one after the other, to the values that are best with the others as they are."""
-    values = family.values()
-    chosen = {name: tried[0] for name, tried in values.items()}
-    for name, tried in values.items():
-        known = [model.judged(way.with_exchange(tensor, family.member({**chosen, name: value}))) for value in tried]
-        chosen[name] = min(zip(known, tried, strict=True), key=lambda one: _us(one[0]))[1]
-
-
 def _kind(way: Way) -> tuple[str, ...]:
     """The schedule of each tensor, and who carries it."""
     parts = ((word for word in how.split()[1:] if word.startswith("mover=")) for _, how in way.exchanges)
     names = (how.split()[0] for _, how in way.exchanges)
     return tuple(" ".join((name, *movers)) for name, movers in zip(names, parts, strict=True))
-
-
-def _first(known: Iterable[Family]) -> str:
-    return next(member for family in known for member in family.members())
-
-
-def _us(each: Judged) -> float:
-    return float("inf") if each.predicted_us is None else each.predicted_us

@@ -20,7 +20,8 @@ from overweave.tuner.measure.sides import Setting, Side
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import Trial
-from overweave.tuner.model.rank import Weighed, cold_choice, machine_of, weigh
+from overweave.tuner.model.rank import cold_choice, machine_of, weigh
+from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, variations
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.table import Entry, Time, bucketed, ranked
@@ -80,7 +81,7 @@ def tune_problem(
     return tuned
 
 
-def shortlist(weighed: tuple[Weighed, ...], operator: str, cold: Candidate | None = None) -> list[Candidate]:
+def shortlist(weighed: tuple[Weighed[Candidate], ...], operator: str, cold: Candidate | None = None) -> list[Candidate]:
     """What is worth measuring, in the order of the space; the model's own choice among it."""
     possible = [each for each in weighed if not each.obstacle]
     fused = [each for each in possible if each.candidate.is_fused(operator)]

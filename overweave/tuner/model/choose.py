@@ -11,9 +11,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overweave.ir.problem import Problem
-from overweave.tuner.model.choice import Choice, Weight, chosen
-from overweave.tuner.model.rank import Weighed, cold_choice, machine_of, weigh
+from overweave.tuner.model.choice import Choice, chosen
+from overweave.tuner.model.rank import cold_choice, machine_of, weigh
 from overweave.tuner.model.size_rule import by_size
+from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, fitted, library_path, obstacle
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import knowledge
@@ -39,7 +40,7 @@ def explained(problem: Problem, target: Target) -> Choice:
     known = knowledge(target, problem.world_size, problem.operator)
     found = known.find(problem)
     times = {str(time.candidate): time.us for time in found.entry.times} if found else {}
-    weights: dict[str, Weight] = {}
+    weights: dict[str, Weighed[str]] = {}
     kept_back: dict[str, list[Candidate]] = {}
     for each in weigh(problem, target):
         text = str(each.candidate)
@@ -47,10 +48,10 @@ def explained(problem: Problem, target: Target) -> Choice:
         if each.obstacle:  # what keeps a schedule back mostly keeps back all of its candidates: told once
             why = f"{each.candidate.plan}: {each.obstacle}"
             kept_back.setdefault(why, []).append(each.candidate)
-            weights[why] = Weight(_together(kept_back[why]), obstacle=each.obstacle)
+            weights[why] = Weighed(_together(kept_back[why]), obstacle=each.obstacle)
         else:
-            weights[text] = Weight(text, each.predicted_us, us)
-    others = [Weight(text, measured_us=us) for text, us in times.items()]
+            weights[text] = Weighed(text, each.predicted_us, measured_us=us)
+    others = [Weighed(text, measured_us=us) for text, us in times.items()]
     choice = choose(problem, target, known)
     rejected = choice.rejected if choice.source == "rule" else ()  # the weights tell
     return replace(choice, rejected=rejected, weights=(*weights.values(), *others))
@@ -88,7 +89,7 @@ def _by_model(problem: Problem, target: Target) -> Choice:
     return chosen(problem, target, taken.candidate, ("model", _reason(problem, taken, weighed)), rejected)
 
 
-def _reason(problem: Problem, taken: Weighed, weighed: tuple[Weighed, ...]) -> str:
+def _reason(problem: Problem, taken: Weighed[Candidate], weighed: tuple[Weighed[Candidate], ...]) -> str:
     predicted = {each.candidate: each.predicted_us for each in weighed if each.predicted_us is not None}
     library_us = predicted.pop(library_path(problem.operator))
     if not taken.candidate.is_plain(problem.operator):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import cast
+from typing import NamedTuple, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -60,9 +60,14 @@ class Family(Struct, frozen=True):
     name: str
     options: tuple[Option, ...]
 
-    def values(self) -> dict[str, tuple[Value, ...]]:
-        """What is tried of each option, where it stands if nothing is asked for first."""
+    @property
+    def grid(self) -> dict[str, tuple[Value, ...]]:
+        """What is tried of each option."""
         return {option.name: _tried(option) for option in self.options}
+
+    @property
+    def first(self) -> str:
+        return next(self.members())
 
     def member(self, chosen: Mapping[str, Value]) -> str:
         """The schedule with these options, as it is asked for; what is the default is left out, and what means
@@ -75,12 +80,30 @@ class Family(Struct, frozen=True):
 
     def members(self) -> Iterator[str]:
         """All that a back end can carry; some come more than once."""
-        values = self.values()
-        for chosen in product(*values.values()):
-            named = dict(zip(values, chosen, strict=True))
+        for chosen in product(*self.grid.values()):
+            named = dict(zip(self.grid, chosen, strict=True))
             mover = cast("Mover", named.get(MOVER, ENGINE))
             if mover == ENGINE or self.name == BY_HAND or not obstacle(self.name, mover):
                 yield self.member(named)
+
+
+class Exchange(NamedTuple):
+    """The ways that differ from one in how a tensor is exchanged: by which schedule of a family."""
+
+    way: Way
+    tensor: str
+    family: Family
+
+    @property
+    def first(self) -> Way:
+        return self.way.with_exchange(self.tensor, self.family.first)
+
+    @property
+    def grid(self) -> dict[str, tuple[Value, ...]]:
+        return self.family.grid
+
+    def member(self, options: Mapping[str, Value]) -> Way:
+        return self.way.with_exchange(self.tensor, self.family.member(options))
 
 
 def families(asked: Asked) -> tuple[Family, ...]:
@@ -113,10 +136,10 @@ def neighbours(way: Way, asked: Mapping[str, Asked]) -> Iterator[Way]:
         name, *pairs = how.split()
         family = next(one for one in families(asked[tensor]) if one.name.split()[0] == name)
         given = dict(pair.split("=") for pair in pairs)
-        values = family.values()
         chosen = {one.name: one.parse(given[one.name]) if one.name in given else one.default for one in family.options}
-        for option in (name for name in values if name != MOVER):
-            yield from (way.with_exchange(tensor, family.member({**chosen, option: value})) for value in values[option])
+        for option in (name for name in family.grid if name != MOVER):
+            changed = (family.member({**chosen, option: value}) for value in family.grid[option])
+            yield from (way.with_exchange(tensor, member) for member in changed)
 
 
 def directed(asked: str, is_read: bool) -> str:

@@ -87,9 +87,15 @@ class Family(Struct, frozen=True):
     plan: str
     grid: Grid = {}
 
+    @property
+    def first(self) -> Candidate:
+        return next(self.members())
+
+    def member(self, options: Mapping[str, Value]) -> Candidate:
+        return candidate(self.plan, options)
+
     def members(self) -> Iterator[Candidate]:
-        for options in combinations(self.grid):
-            yield candidate(self.plan, options)
+        return map(self.member, combinations(self.grid))
 
 
 IN_BULK = "bulk_kernel"

@@ -71,15 +71,15 @@ def predict(way: Way, machine: Machine) -> float:
 
 def test_the_search_goes_along_schedules_options_and_constants():
     judged = judge(ASKED, CONFIGS, predict, MACHINE)
-    assert str(judged[0].way) == "A=all_gather.collective; C=reduce_scatter.scatter; BLOCK=64"
+    assert str(judged[0].candidate) == "A=all_gather.collective; C=reduce_scatter.scatter; BLOCK=64"
     best = min((each for each in judged if each.predicted_us), key=lambda each: each.predicted_us)
-    assert str(best.way) == "A=all_gather.push pieces=4; C=reduce_scatter.scatter; BLOCK=128"
-    assert cold(judged) == best.way
-    assert [each.obstacle for each in judged if "pull" in str(each.way)] == ["pull: it cannot be"]
+    assert str(best.candidate) == "A=all_gather.push pieces=4; C=reduce_scatter.scatter; BLOCK=128"
+    assert cold(judged) == best.candidate
+    assert [each.obstacle for each in judged if "pull" in str(each.candidate)] == ["pull: it cannot be"]
     assert len(judged) < 60  # one option after the other: their product would be hundreds
     chosen = shortlist(judged)
-    assert chosen[0] == judged[0].way
-    assert best.way in chosen
+    assert chosen[0] == judged[0].candidate
+    assert best.candidate in chosen
     assert len({dict(way.exchanges)["A"].split()[0] for way in chosen}) >= 4  # not one schedule four times
 
 

@@ -11,6 +11,7 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.methods.registry import methods_for
 from overweave.tuner.space.space import (
     Candidate,
     candidate,
@@ -57,8 +58,9 @@ def test_the_library_path_stands_first_and_nothing_twice(operator: str):
     space = candidates(operator)
     assert space[0] == Candidate("sequential")
     assert len(set(space)) == len(space)
-    assert {what.plan for what in space if what.is_by_torch} == {*OPERATORS[operator].by_torch}
-    assert {*OPERATORS[operator].by_torch} <= {*OUTSIDE}
+    assert {what.plan for what in space if what.is_by_torch} == OUTSIDE.keys() & {*OPERATORS[operator].baselines}
+    known = OUTSIDE.keys() | {method.name for method in methods_for(operator)}
+    assert {*OPERATORS[operator].baselines} <= known
 
 
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False)])

@@ -1,0 +1,104 @@
+"""What a model says of candidates, whatever they are: each is asked for once, family by family, option by option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from overweave.errors import OverweaveError
+from overweave.memory.pause_gc import without_collection
+
+REACH = 1.2  # how far behind the quickest the first of a family may be for the others to be looked at
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
+
+
+class Weighed(Struct, Generic[C], frozen=True):
+    """What is known of a candidate: its time by the model and as measured, or why it cannot be; nothing where it can
+    only be measured, and was not.
+    """
+
+    candidate: C
+    predicted_us: float | None = None
+    obstacle: str = ""
+    measured_us: float | None = None
+
+    @property
+    def us(self) -> float:
+        """The predicted time; infinite where there is none."""
+        return inf if self.predicted_us is None else self.predicted_us
+
+    def line(self, width: int) -> str:
+        """The candidate, padded to a width, and what is known."""
+        times = (("predicted", self.predicted_us), ("measured", self.measured_us))
+        told = ", ".join(f"{word} {us:.1f} us" for word, us in times if us is not None)
+        return f"{self.candidate!s:{width}s}  {f'not: {self.obstacle}' if self.obstacle else told or 'nothing known'}"
+
+
+class Family(Protocol[C_co]):
+    """Candidates that differ in the values of options. first: the one that is asked for first."""
+
+    @property
+    def first(self) -> C_co: ...
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]: ...
+
+    def member(self, options: Mapping[str, Any]) -> C_co: ...
+
+
+class Model(Generic[C]):
+    """Asks for every candidate at most once. known: in the order of asking.
+
+    predict: microseconds, or None where nobody can tell; raises OverweaveError for what cannot be. obstacle: why a
+    candidate cannot be, or empty. handicap: microseconds that the library's is given ahead of a candidate.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[C], float | None],
+        obstacle: Callable[[C], str] = lambda what: "",
+        handicap: Callable[[C], float] = lambda what: 0.0,
+    ) -> None:
+        self._predict, self._obstacle, self._handicap = predict, obstacle, handicap
+        self.known: dict[C, Weighed[C]] = {}
+
+    def __call__(self, what: C) -> Weighed[C]:
+        if what not in self.known:
+            self.known[what] = self._weighed(what)
+        return self.known[what]
+
+    def unasked(self, what: C) -> Weighed[C]:
+        """What can be said without a prediction."""
+        return self.known.get(what) or Weighed(what, None, self._obstacle(what))
+
+    def explore(self, families: Iterable[Family[C]]) -> None:
+        """Asks for the first of each family, and goes through those that are not far behind the best of these."""
+        heads = [(family, self._judged_us(family.first)) for family in families]
+        least_us = min((us for _, us in heads), default=inf)
+        for family, us in heads:
+            if us < inf and us <= REACH * least_us:
+                self._descend(family)
+
+    def _descend(self, family: Family[C]) -> None:
+        """From the first member, one option after the other, to the value that is best with the others as they are."""
+        chosen = {name: values[0] for name, values in family.grid.items()}
+        for name, values in family.grid.items():
+            tried = {value: self._judged_us(family.member({**chosen, name: value})) for value in values}
+            chosen[name] = min(tried, key=tried.__getitem__)
+
+    def _judged_us(self, what: C) -> float:
+        """As a choice judges it."""
+        return self(what).us + self._handicap(what)
+
+    def _weighed(self, what: C) -> Weighed[C]:
+        if why := self._obstacle(what):
+            return Weighed(what, None, why)
+        try:
+            with without_collection():  # tables have some hundred thousand rows, through which it would look in vain
+                return Weighed(what, self._predict(what))
+        except OverweaveError as error:
+            return Weighed(what, None, f"{error.asked}: {error.found}")
