@@ -63,7 +63,7 @@ class Side:
         self.lefts = whole if record.gathers else self.xs
         self.rights = self._weights((k, n), _seeds(record.w, sets, setting, MOST_INPUT_SETS))
         self._places = _Places(self, n)
-        self.symmetric = torch.empty(0)  # where torch's own all-reduces take the product
+        self.symmetric = torch.empty(0, dtype=self.kept)  # where torch's own all-reduces take the product
         if record.shares_sums and setting.device.type == "cuda" and m:
             size = m * n * self.kept.itemsize
             self.symmetric = CudaHeap(setting.group, setting.device, size).view(0, (m, n), self.kept)
