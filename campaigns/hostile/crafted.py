@@ -13,7 +13,7 @@ from msgspec import convert
 from campaigns.hostile.parts import MOST, Json, copy, filed, held, notify, operation, plan, region, row, schedule, wait
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
-from overweave.ir.text.parse import MAX_BYTES
+from overweave.ir.text.forms import MAX_BYTES
 from overweave.ir.text.printed import to_text
 from overweave.schedules.catalog.catalog import build
 

@@ -19,7 +19,8 @@ from msgspec import Meta, Struct
 from overweave.errors import ScheduleFileError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import LIMIT, Schedule
-from overweave.ir.text.parse import MAX_BYTES, VERSION, from_text
+from overweave.ir.text.forms import MAX_BYTES, VERSION
+from overweave.ir.text.parse import from_text
 
 MAX_DEPTH = 16
 _ASKED = "read a schedule file"

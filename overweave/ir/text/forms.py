@@ -1,0 +1,189 @@
+"""The text form of a Schedule as data, read in both directions: what stands in a line, word by word.
+
+    schedule all_gather_matmul.push world_size=2 version=1
+    buffer x [64, 32] input
+    pad arrived [2]
+    queue tiles issue after main
+    credits 0 -> 1
+    given x@0[0:64,0:32] = a[0,0]
+    goal y@0[0:128,0:16] = a@b[0,0] sum 0:32
+    rank 0
+      copies push.0-1.0: put x@0[0:64,0:32] -> gathered@1[0:64,0:32] signal arrived@1[0]
+      tiles multiply.0-1.0: matmul gathered@0[64:128,0:32] @ w@0[0:32,0:16] -> y@0[64:128,0:16] wait arrived[1:2]>=1
+
+A buffer whose blocks are permuted says how large they are, and the place of each: `local blocks 64x32 at 2 0 1 3`.
+Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
+`reuse echoes` stands where no credits are taken. `+->` accumulates. A matmul with addends is the sum it computes,
+`p + a @ b + q -> out`, and `late` stands before what only they wait for; `scaled` stands before what the rows of its
+product are multiplied by. What is added in any order says `order=any`, and so does the goal, `sum any 0:32 32:64`.
+A sum that is given the epilogue says `then=finished`; what it becomes is called `a@b.finished`.
+An `apply` says what each region holds, `REGION=TENSOR[ROW,COL]`, and behind `/` the terms of a sum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from string import Formatter
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict
+
+VERSION = 1
+MAX_BYTES = 32 * 2**20
+ADD = "+"
+Parts = dict[str, Any]  # a value of a type, by its fields
+
+
+class Refused(Exception):
+    """A line, or a word in it, that says nothing known."""
+
+
+class Form:
+    """A word or a line that shows fields of a value: `{pad}@{rank:d}[{signal:d}]`. Fields are names or, with `:d`,
+    numbers.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._template, self._fields, pattern = template, [], ""
+        for literal, field, kind, _ in Formatter().parse(template):
+            pattern += re.escape(literal)
+            if field is not None:
+                self._fields.append((re.findall(r"\w+", field), kind == "d"))
+                pattern += "([0-9]{1,10})" if kind == "d" else r"([A-Za-z_][A-Za-z0-9_.@+-]{0,63})"
+        self._pattern = re.compile(pattern)
+
+    def show(self, value: Any) -> str:
+        return self._template.format(**asdict(value))
+
+    def read(self, text: str) -> Parts:
+        """The fields, nested as the template names them. Raises Refused."""
+        match = self._pattern.fullmatch(text)
+        if match is None:
+            raise Refused(f"cannot read {text[:60]!r}")
+        parts: Parts = {}
+        for ((*path, last), is_number), found in zip(self._fields, match.groups(), strict=True):
+            value, at = int(found) if is_number else found, parts
+            for name in path[:-1] if last.isdigit() else path:
+                at = at.setdefault(name, {})
+            if last.isdigit():  # of a range
+                at.setdefault(path[-1], []).append(value)
+            else:
+                at[last] = value
+        return parts
+
+
+_AT = "{region.buffer}@{region.rank:d}[{region.rows[0]:d}:{region.rows[1]:d},{region.cols[0]:d}:{region.cols[1]:d}]"
+_PLACE = "{tensor}[{row:d},{col:d}]"
+REGION = Form(_AT.replace("region.", ""))
+WAIT = Form("{pad}[{signals[0]:d}:{signals[1]:d}]>={count:d}")
+NOTIFY = Form("{pad}@{rank:d}[{signal:d}]")
+HELD = Form(f"{_AT}={_PLACE}")
+SCHEDULE = Form("schedule {name} world_size={world_size:d} version={version:d}")
+BUFFER = Form("buffer {name} [{rows:d}, {cols:d}] {home}")
+BLOCKS = Form("{rows:d}x{cols:d}")
+PAD = Form("pad {name} [{size:d}]")
+QUEUE = Form("queue {name} {order}")
+REUSE = Form("reuse {reuse}")
+GIVEN = Form(f"given {_AT} = {_PLACE}")
+GOAL = Form(f"goal {_AT} = {_PLACE}")
+RANK = Form("rank {rank:d}")
+_NUMBER, _RANGE = Form("{number:d}"), Form("{range[0]:d}:{range[1]:d}")
+
+
+def number(word: str) -> int:
+    """Raises Refused."""
+    return int(_NUMBER.read(word)["number"])
+
+
+def numbers(words: str) -> list[int]:
+    """Of `1,0`. Raises Refused."""
+    return [number(word) for word in words.split(",") if word]
+
+
+def range_text(interval: Sequence[int]) -> str:
+    return f"{interval[0]}:{interval[1]}"
+
+
+def ranges(words: Sequence[str]) -> list[list[int]]:
+    """Of `0:5 5:9`. Raises Refused."""
+    return [_RANGE.read(word)["range"] for word in words]
+
+
+def held_text(held: Any) -> str:
+    terms = ",".join(map(range_text, getattr(held, "terms", ())))
+    return HELD.show(held) + (f"/{terms}" if terms else "")
+
+
+def held(word: str) -> Parts:
+    """Only what is made may have terms, which the type checks. Raises Refused."""
+    value, slash, terms = word.partition("/")
+    return HELD.read(value) | ({"terms": ranges(terms.split(","))} if slash else {})
+
+
+class Words(NamedTuple):
+    """A field of an operation that is a list of words behind a mark; "" stands for those before any mark.
+
+    beside: where this field has words, the mark stands even without any. between: a word between two of them. is_one:
+    it is no list, but one word.
+    """
+
+    mark: str
+    field: str
+    show: Callable[[Any], str] = REGION.show
+    read: Callable[[str], Any] = REGION.read
+    beside: str = ""
+    between: str = ""
+    is_one: bool = False
+
+
+class Value(NamedTuple):
+    """A field of an operation that is `key=value`, left out where it is the default."""
+
+    key: str
+    field: str
+    show: Callable[[Any], str] = str
+    read: Callable[[str], Any] = number
+    default: object = None
+
+
+def _said(key: str, field: str, word: str) -> Value:
+    """A field that is true where `key=word` stands."""
+
+    def read(found: str) -> bool:
+        if found != word:
+            raise Refused(f"{key}={found[:20]}; what has it says {key}={word}, or nothing")
+        return True
+
+    return Value(key, field, lambda is_so: word, read, default=False)
+
+
+_TILES, _THEN = Value("tiles", "tiles", default=1), _said("then", "finishes", "finished")
+_MOVED = Words("", "sources"), Words("->", "destinations", beside="sources")
+_LATE = Words("late", "late_waits", WAIT.show, WAIT.read)
+_COLLECTIVE = (
+    Value("label", "label", read=str),
+    Value("ranks", "ranks", lambda ranks: ",".join(map(str, ranks)), numbers),
+    *_MOVED,
+    _THEN,
+)
+# What operations say, in this order. A matmul's factors, addends and results stand before (printed.py, parse.py).
+VERBS: dict[str, tuple[Words | Value, ...]] = {
+    "put": (*_MOVED, _TILES),
+    "get": _MOVED,
+    "reduce_put": (*_MOVED, _TILES, _said("order", "unordered", "any")),
+    "clear": _MOVED,
+    "copy": (Value("delay_us", "delay_us", default=0), *_MOVED),
+    "matmul": (Words("and", "copies"), _TILES, _THEN, Words("scaled", "scales"), _LATE),
+    "reduce": (Words("", "operands", between=ADD), Words("->", "out", is_one=True), _TILES, _THEN),
+    "apply": (
+        Value("function", "function", read=str),
+        Words("", "needs", held_text, held),
+        Words("->", "makes", held_text, held, beside="name"),
+        Value("tiles", "tiles", lambda tiles: ",".join(map(range_text, tiles)), lambda tiles: ranges(tiles.split(","))),
+        Words("reads", "late_needs", held_text, held),
+        _LATE,
+    ),
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce", "all_to_all"), _COLLECTIVE),
+}
+SIGNALS = Words("wait", "waits", WAIT.show, WAIT.read), Words("signal", "notifies", NOTIFY.show, NOTIFY.read)
