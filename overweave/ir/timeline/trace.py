@@ -1,4 +1,4 @@
-"""Timelines as trace files for Perfetto (ui.perfetto.dev) and chrome://tracing, and back without loss.
+"""Timelines as trace files for Perfetto (ui.perfetto.dev) and chrome://tracing, without loss.
 
 One process per rank and timeline, one thread per track (more where spans of a track overlap, which these viewers cannot
 draw in one), flow arrows from what signalled to what waited. Measured and simulated runs share the form, so both can
@@ -10,51 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from overweave.errors import InputError, ScheduleFileError
-from overweave.ir.timeline.timeline import COMPUTE, DECIMALS, KINDS, Arrow, Kind, Source, Span, Timeline, make_timeline
+from overweave.ir.timeline.timeline import COMPUTE, DECIMALS, Arrow, Span, Timeline
 
 SCHEMA = "overweave.timeline/1"
-LIMIT_BYTES = 256 * 2**20
-_CURE = "Write it with `overweave simulate --trace FILE` or `overweave trace`"
-
-
-class _Header(Struct, frozen=True):
-    name: str
-    source: Source
-    world_size: int
-
-
-class _Other(Struct, frozen=True):
-    schema: str
-    timelines: tuple[_Header, ...]
-
-
-class _SpanArguments(Struct, frozen=True):
-    timeline: int
-    rank: int
-    track: str
-
-
-class _Event(Struct, frozen=True):
-    ph: str
-    name: str = ""
-    cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    args: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _ArrowArguments(Struct, frozen=True):
-    timeline: int
-    source: int
-    target: int
-
-
-class _Trace(Struct, frozen=True):
-    traceEvents: tuple[_Event, ...]  # noqa: N815  (the format's own name)
-    otherData: _Other  # noqa: N815
 
 
 def to_chrome(*timelines: Timeline) -> bytes:
@@ -74,43 +33,6 @@ def to_chrome(*timelines: Timeline) -> bytes:
     headers = [{"name": each.name, "source": each.source, "world_size": each.world_size} for each in timelines]
     other = {"schema": SCHEMA, "timelines": headers}
     return msgspec.json.encode({"displayTimeUnit": "ns", "otherData": other, "traceEvents": events})
-
-
-def from_chrome(data: bytes) -> tuple[Timeline, ...]:
-    """The timelines that `to_chrome` wrote. Raises ScheduleFileError."""
-    if len(data) > LIMIT_BYTES:
-        raise ScheduleFileError("trace file", f"{len(data)} bytes", f"At most {LIMIT_BYTES} are read")
-    try:
-        trace = msgspec.json.decode(data, type=_Trace)
-        if trace.otherData.schema != SCHEMA:
-            raise ScheduleFileError("trace file", f"schema {trace.otherData.schema!r}", f"Only {SCHEMA} is read")
-        return tuple(_timeline(trace, number) for number in range(len(trace.otherData.timelines)))
-    except (msgspec.MsgspecError, InputError, RecursionError, UnicodeDecodeError) as error:
-        raise ScheduleFileError("trace file", str(error) or type(error).__name__, _CURE) from None
-
-
-def _timeline(trace: _Trace, number: int) -> Timeline:
-    spans: list[Span] = []
-    arrows: list[Arrow] = []
-    for event in trace.traceEvents:
-        if event.ph == "X":
-            place = msgspec.json.decode(event.args, type=_SpanArguments)
-            if place.timeline == number:
-                end = round(event.ts + event.dur, DECIMALS)
-                spans.append(Span(place.rank, place.track, event.name, _kind(event.cat), event.ts, end))
-        elif event.ph == "s":
-            pair = msgspec.json.decode(event.args, type=_ArrowArguments)
-            if pair.timeline == number:
-                arrows.append(Arrow(pair.source, pair.target))
-    header = trace.otherData.timelines[number]
-    return make_timeline(header.name, header.source, header.world_size, spans, arrows)
-
-
-def _kind(text: str) -> Kind:
-    for kind in KINDS:
-        if kind == text:
-            return kind
-    raise InputError("span", f"kind {text!r}", f"Use one of {', '.join(KINDS)}")
 
 
 def _threads(timeline: Timeline) -> list[tuple[str, int]]:
