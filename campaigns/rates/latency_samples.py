@@ -9,12 +9,13 @@ import torch.distributed as dist
 
 from campaigns.rates import latency_kernels as kernels
 from overweave.ir.tile_order import NO_SIGNAL
+from overweave.ir.words import SIGNAL_CAPACITY
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import resolve
-from overweave.memory.layout import SIGNAL_CAPACITY, SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.runtime.gpu.kernels.kernels import begin_launch, wait_launch
 

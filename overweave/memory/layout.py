@@ -9,15 +9,13 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import Dtype
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
+from overweave.ir.words import SIGNAL_CAPACITY
 
 ALIGNMENT_BYTES = 256
 # One word per 128-byte line: waiters poll their own line, and no writer shares a word's neighbourhood with another.
 # SOURCE: vLLM #2760 (flags packed in one word are not morally strong), FACTS of the PTX memory model.
 SIGNAL_STRIDE_WORDS = 32
 SIGNAL_STRIDE_BYTES = 4 * SIGNAL_STRIDE_WORDS
-# The same words hold signals under every plan: what one plan leaves behind in its buffers must never read as a signal
-# of the next.
-SIGNAL_CAPACITY = 4096
 REPORT_WORDS = 8  # int32, in which a kernel says what it waited for (memory/device/signals.py)
 
 

@@ -9,7 +9,8 @@ from overweave.errors import ScheduleError
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule, SignalPad
-from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_CAPACITY, SIGNAL_STRIDE_BYTES, lay_out
+from overweave.ir.words import SIGNAL_CAPACITY
+from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, lay_out
 from overweave.schedules.catalog.catalog import build, names
 from tests.ir.two_ranks import sums
 

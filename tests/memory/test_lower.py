@@ -22,7 +22,7 @@ from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.moves.back_ends import PUSHES
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, total, whole
-from tests.ir.verify.test_addends import add
+from tests.ir.verify.engines.test_addends import add
 
 BASES = (1 << 20, 1 << 40)
 

@@ -13,6 +13,7 @@ from overweave.ir.verify.engines.finished import check_finished
 from overweave.ir.verify.engines.norm import check_norm
 from overweave.ir.verify.engines.packed import check_packed
 from overweave.ir.verify.engines.promised import check_promised
+from overweave.ir.verify.engines.replays import check_replays
 from overweave.ir.verify.engines.scales import check_scaling
 from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
@@ -21,9 +22,9 @@ from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
+from overweave.ir.words import SIGNAL_CAPACITY
 
 BULK_ALIGNMENT_BYTES = 16
-SIGNAL_STRIDE_WORDS = 32  # one signal a line, as the slot is laid out
 SHARED_BYTES_OF_A_BLOCK = 1024  # what the system takes of each block's shared memory
 REGISTERS_UNIT = 256  # registers are dealt to a warp in such units
 
@@ -69,6 +70,8 @@ def verify_plan(
         graph = build_graph(plan.schedule, findings)
         check_engines(plan, graph, findings)
         check_permuted_engines(plan, findings)
+        if not findings.refusals:
+            check_replays(plan, graph, findings)
         _check_numbers(plan, graph, findings)
         if not findings.refusals:
             check_finished(plan, findings)
@@ -153,8 +156,8 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
     of_products = plan.problem.of_products
     if of_products != of_products.of_parts and any(len(goal.terms) > 1 for goal in schedule.goal):
         findings.add("form", None, f"epilogue {of_products} of products that are parts of a sum")
-    if graph.signals_per_rank * SIGNAL_STRIDE_WORDS > LIMIT:
-        findings.add("width", None, f"{graph.signals_per_rank} signals need more than 31 bits")
+    if graph.signals_per_rank > SIGNAL_CAPACITY:
+        findings.add("width", None, f"{graph.signals_per_rank} signals; a slot of memory holds {SIGNAL_CAPACITY}")
     blocks = [(config.block_m, config.block_n) for config in (realization.matmul, realization.reduction) if config]
     block_m, block_n = (max(sizes) for sizes in zip(*blocks, strict=True)) if blocks else (0, 0)
     check_scaling(plan, findings)

@@ -31,6 +31,7 @@ Rule = Literal[
     "alignment",  # a row stride that bulk-tensor loads cannot take
     "width",  # a number that does not fit the kernels' integers
     "rounding",  # sums of fewer bits than fp32 are added to, though the plan says that none are
+    "replay",  # a captured call would do something else when it is replayed
     "residency",  # a kernel that spins on what may never get an SM beside it
 ]
 Outcome = Literal["proven", "refuted", "not decided"]

@@ -14,6 +14,7 @@ from campaigns.oracle import verify_mutations, verify_valid
 from campaigns.oracle.interleavings import explore
 from campaigns.oracle.mutations import MUTATIONS
 from campaigns.oracle.random.schedules import TEMPLATES
+from campaigns.oracle.tally import Tally
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Region, Schedule
 from overweave.ir.verify import schedule as passes
@@ -95,10 +96,10 @@ def test_no_wrong_mutant_is_accepted():
 
 def test_a_hole_in_the_proof_would_be_seen():
     """The campaign's bookkeeping: a race that is called proven lands among the wrong and accepted."""
-    tally = verify_mutations.Tally()
+    tally = Tally()
     race = exchange(put(0, notifies=()), put(1), take(0), take(1, waits=()))
-    tally.add("race", verify_schedule(exchange()), explore(race))
-    tally.add("none", verify_schedule(race), explore(exchange()))
+    tally.add("race", verify_schedule(exchange()), explore(race).kind, "")
+    tally.add("none", verify_schedule(race), explore(exchange()).kind, "")
     assert len(tally.wrong_accepted) == len(tally.right_refused) == 1
 
 

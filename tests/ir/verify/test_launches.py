@@ -69,7 +69,7 @@ def test_a_library_call_cannot_count():
         return replace(one, notifies=(*one.notifies, notify) if one.name == told.name else one.notifies, waits=waits)
 
     changed = replace(plan, schedule=replace(plan.schedule, operations=tuple(map(counted, plan.schedule.operations))))
-    refused(changed, "engine", "a library sets")
+    refused(changed, "replay", "a library sets")
 
 
 def _hears(one: Operation, wait: Wait, notify: Notify) -> bool:

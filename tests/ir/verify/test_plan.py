@@ -223,7 +223,7 @@ def test_a_copy_engine_cannot_count():
         notifies = tuple(replace(notify, signal=0) for notify in operation.notifies)
         waits = tuple(Wait(wait.pad, (0, 1), schedule.world_size - 1) for wait in operation.waits)
         shared.append(replace(operation, notifies=notifies, waits=waits))
-    refused(replace(plan, schedule=replace(schedule, operations=tuple(shared))), "engine", "signal counts to 2")
+    refused(replace(plan, schedule=replace(schedule, operations=tuple(shared))), "replay", "signal counts to 2")
 
 
 def test_alignment():

@@ -43,14 +43,12 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
             findings.add("engine", None, f"two queues are a {kernel}; a plan launches one of each kind")
     for queue in queues.values():
         _check_queue(plan, queue, engines.get(queue.name), findings)
-    for position, operation in enumerate(plan.schedule.operations):
+    for operation in plan.schedule.operations:
         engine = engines.get(operation.queue)
         if engine is not None:
             _check_operation(operation, engine, findings)
             if isinstance(operation, Collective):
                 _check_members(operation, plan.schedule.world_size, findings)
-            if engine in (COPY_ENGINE, LIBRARY):
-                _check_announcement(graph, position, engine, findings)
     for positions in graph.of_rank:
         _check_boundaries(graph, positions, engines, findings)
 
@@ -118,11 +116,3 @@ def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str
                 late, first = graph.operations[within[0]], graph.operations[members[0]]
                 said = f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
                 findings.add("engine", late, said)
-
-
-def _check_announcement(graph: Graph, position: int, engine: str, findings: Findings) -> None:
-    """A stream can only set a word: it must be the signal's only contributor."""
-    for key in graph.notified[position]:
-        if graph.full[key] != 1:
-            said = f"a {engine} sets {graph.signal_name(key)} to 1; in a call the signal counts to {graph.full[key]}"
-            findings.add("engine", graph.operations[position], said)

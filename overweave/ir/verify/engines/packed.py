@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, Plan
-from overweave.ir.schedule import ECHOES, LIMIT, LOCAL, OUTPUT, Operation, Put, Reduce, Region
+from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, Plan
+from overweave.ir.schedule import LIMIT, LOCAL, OUTPUT, Operation, Put, Reduce, Region
 from overweave.ir.verify.engines.packed_shards import Fault, shard_faults
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.verdict import Findings
@@ -19,22 +19,15 @@ from overweave.ir.words import INT32_BYTES
 
 
 def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
-    """Adds refusals for a packed queue that its kernel cannot run, and for what needs a head of the call beside it."""
+    """Adds refusals for a packed queue that its kernel cannot run."""
     engines = {one.queue: one.engine for one in plan.realization.engines}
     queues = [queue for queue, engine in engines.items() if engine == PACKED_KERNEL]
     schedule = plan.schedule
-    if bool(queues) != (schedule.reuse == ECHOES):
-        findings.add("lowering", None, "packed kernels reuse memory by echoes, and nothing else does")
     if not queues:
         return
     if schedule.world_size > MOST_PACKED_RANKS:
         said = f"{schedule.world_size} ranks; a packed kernel looks at messages of up to {MOST_PACKED_RANKS}"
         findings.add("lowering", None, said)
-    for operation in schedule.operations:
-        engine = engines[operation.queue]
-        is_quiet = not operation.all_waits and not operation.notifies
-        if engine not in (LIBRARY, PACKED_KERNEL) or (engine == LIBRARY and not is_quiet):
-            findings.add("lowering", operation, "without a head of the call there are no signals but those in messages")
     members = {
         rank: [graph.operations[at] for at in positions if engines[graph.operations[at].queue] == PACKED_KERNEL]
         for rank, positions in enumerate(graph.of_rank)

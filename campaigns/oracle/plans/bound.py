@@ -1,0 +1,70 @@
+"""Binds a plan as its launch on a GPU would, without one: every rank's addresses, tables and queues. Nothing runs.
+
+What launching refuses it refuses here, by the same functions. So a plan that is proven and does not bind is a premise
+of launch that the proof does not state.
+"""
+
+from __future__ import annotations
+
+from overweave.errors import OverweaveError
+from overweave.ir.launch.gates import gate_obstacle
+from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.tile_order import share_places
+from overweave.memory.layout import lay_out
+from overweave.memory.lower import (
+    SlotAddresses,
+    addend_addresses,
+    addend_shifts,
+    copy_steps,
+    copy_targets,
+    peer_places,
+    reduction_operands,
+    refuse_permuted,
+    slice_targets,
+    sums_first,
+    wait_steps,
+    write_steps,
+)
+
+
+def obstacle(plan: Plan) -> str:
+    """Why some rank's launch refuses the plan, or cannot make sense of it; empty if every rank binds it."""
+    ranks = plan.schedule.world_size
+    try:
+        refuse_permuted(plan.schedule)
+        layout = lay_out(plan.schedule, plan.realization.dtype)
+        bases = tuple(rank * layout.size_bytes for rank in range(ranks))
+        for rank in range(ranks):
+            addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, bases)
+            for action in launch_order(plan, rank):
+                _bind(plan, addresses, action, rank)
+            unheard(plan, rank)
+    except (OverweaveError, LookupError, ValueError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    gates = (gate_obstacle(plan, rank, queue.name) for rank in range(ranks) for queue in plan.schedule.queues)
+    return next(filter(None, gates), "")
+
+
+def _bind(plan: Plan, addresses: SlotAddresses, action: Action, rank: int) -> None:
+    """What binding one launch of a rank asks of the plan."""
+    engine, queue = action.engine, action.queue
+    if engine == COPY_ENGINE:
+        copy_steps(addresses, action.operations)
+    elif engine == LIBRARY:
+        for operation in action.operations:
+            tuple(wait_steps(addresses, operation)), tuple(write_steps(addresses, operation))
+    else:
+        share_places(plan.tile_order(rank, queue).rows)
+    if engine == TILE_KERNEL:
+        addend_addresses(addresses, rank, queue)
+        addend_shifts(plan.schedule, rank, queue)
+        peer_places(addresses, rank, queue)
+    elif engine == REDUCE_KERNEL:
+        reduction_operands(addresses, rank, queue)
+        sums_first(plan.schedule, plan.realization.dtype, action.operations)  # type: ignore[arg-type]
+    elif engine == COPY_KERNEL:
+        copy_targets(addresses, rank, queue)
+    elif engine == AUTHOR_KERNEL:
+        slice_targets(addresses, rank, queue)
