@@ -19,6 +19,7 @@ from typing import Literal
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, TILE_KERNEL, Engine, Plan
 from overweave.ir.schedule import Apply, Collective, Compute
+from overweave.ir.verify.rules.deadlock import Run
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.verdict import Findings
 
@@ -41,37 +42,15 @@ def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int
 
 def _is_stuck(streams: _Streams, graph: Graph, edges: list[set[int]], findings: Findings) -> bool:
     """Whether what is launched in some order holds a cycle; if so, a refusal."""
-    behind = [sorted(before) for before in edges]
-    done, missing = _run(graph, behind)
-    stuck = [at for at in range(len(graph.operations)) if not done[at]]
+    run = Run(graph, [sorted(before) for before in edges])
+    stuck = run.stuck
     if stuck:
-        started = [at for at in stuck if all(done[before] for before in behind[at])]
+        started = [at for at in stuck if all(run.done[before] for before in run.behind[at])]
         spinning = [at for at in started if streams.is_kernel(graph.operations[at].queue)]
         first = (spinning or started or stuck)[0]
-        said = _why(graph, first, (done, missing, behind))
+        said = run.cycle(first, "is launched behind")
         findings.add("residency", graph.operations[first], f"{said}; nothing proves that both fit on the SMs at once")
     return bool(stuck)
-
-
-def _why(graph: Graph, at: int, state: tuple[list[bool], dict[int, int], list[list[int]]]) -> str:
-    """From a spinning operation, signal by signal, to one that its launch keeps from starting."""
-    done, missing, behind = state
-    words: list[str] = []
-    seen: set[int] = set()
-    while at not in seen:
-        seen.add(at)
-        blocked = [graph.operations[before] for before in behind[at] if not done[before]]
-        if blocked:
-            words.append(f"is launched behind {blocked[0].name}")
-            break
-        lacking = [key for key in graph.waited[at] if missing[key]]
-        if not lacking:
-            words.append("meets the other parts of its collective")
-            break
-        at = next(sender for sender, keys in enumerate(graph.notified) if lacking[0] in keys and not done[sender])
-        sender = graph.operations[at]
-        words.append(f"waits for {graph.signal_name(lacking[0])} from {sender.name} on rank {sender.rank}")
-    return ", which ".join(words)
 
 
 class _Streams:
@@ -180,39 +159,3 @@ def _awaited_first(graph: Graph, rest: list[int], own: list[int]) -> int | None:
     makers = {key: at for at in rest if isinstance(graph.operations[at], Compute | Apply) for key in graph.notified[at]}
     awaited = ([makers[key] for key in graph.waited[at] if key in makers] for at in own)
     return max(next(filter(None, awaited), []), default=None)
-
-
-def _run(graph: Graph, behind: list[list[int]]) -> tuple[list[bool], dict[int, int]]:
-    """Runs whatever can run. Returns which operations did, and what each signal still lacks."""
-    operations = graph.operations
-    ahead: list[list[int]] = [[] for _ in operations]
-    missing = dict(graph.full)
-    waiting: dict[int, list[int]] = {}
-    lacks = [len(edges) + len(graph.waited[at]) for at, edges in enumerate(behind)]
-    for at, edges in enumerate(behind):
-        for before in edges:
-            ahead[before].append(at)
-        for key in graph.waited[at]:
-            waiting.setdefault(key, []).append(at)
-    done = [False] * len(operations)
-    met: dict[str, int] = {}
-    ready = [at for at, count in enumerate(lacks) if not count]
-    while ready:
-        at = ready.pop()
-        operation = operations[at]
-        finished = [at]
-        if isinstance(operation, Collective):
-            met[operation.label] = met.get(operation.label, 0) + 1
-            finished = graph.members[operation.label] if met[operation.label] == len(operation.ranks) else []
-        for one in finished:
-            done[one] = True
-            freed = list(ahead[one])
-            for key in graph.notified[one]:
-                missing[key] -= operations[one].instances
-                if not missing[key]:
-                    freed += waiting.get(key, [])
-            for other in freed:
-                lacks[other] -= 1
-                if not lacks[other]:
-                    ready.append(other)
-    return done, missing

@@ -210,8 +210,8 @@ def test_signal():
 def test_deadlock_tells_the_cycle():
     crossed = exchange(take(0), put(0), take(1), put(1))
     said = refused(crossed, "deadlock").message
-    assert "take.0 on rank 0 waits for arrived@0[0], which put.1 on rank 1 notifies behind take.1" in said
-    assert "take.1 on rank 1 waits for arrived@1[0], which put.0 on rank 0 notifies behind take.0" in said
+    assert "take.0 waits for arrived@0[0] from put.1 on rank 1, which stands behind take.1" in said
+    assert "take.1, which waits for arrived@1[0] from put.0 on rank 0, which stands behind take.0" in said
 
 
 def test_one_rank_first_is_no_deadlock():

@@ -1,130 +1,123 @@
-"""Deadlock: can every operation run, even if each rank runs one at a time, in launch order?
+"""Deadlock: can every operation run, though each waits for its signals and stands behind others?
 
 Signals only grow, so running whatever can run reaches the end or proves that nothing can. What is left then holds a
-cycle. An order without one is safe under any residency: no operation needs a place that a waiting one may occupy.
+cycle. Each rank runs its operations one at a time, in launch order: an order without a cycle is safe under any
+residency, because no operation needs a place that a waiting one may occupy. Residency (`residency.py`) runs the same
+with what stands behind what by streams and kernels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from overweave.ir.schedule import Collective
 from overweave.ir.verify.rules.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
 
+Behind = Sequence[Sequence[int]]  # for each operation, those that must have ended before it starts
 
-class _Run:
-    """Runs ranks until they block. `heads`: how many operations of each rank have run."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+class Run:
+    """Runs whatever can. behind: as above. order: of what ran; the parts of a collective stand side by side in it.
+
+    done: whether an operation ran. missing: what each signal still lacks.
+    """
+
+    def __init__(self, graph: Graph, behind: Behind) -> None:
+        self.graph, self.behind = graph, behind
         self.order: list[int] = []
-        self.heads = [0] * len(graph.of_rank)
-        self.missing = dict(graph.full)  # what each signal still lacks
-        self.blocked: dict[Key, list[int]] = {}  # ranks that wait for a signal
-        self.lacks = [0] * len(graph.of_rank)  # how many signals the head of each rank still lacks
-        self.arrived: dict[str, int] = {}
-        self.ready = [rank for rank, positions in enumerate(graph.of_rank) if positions]
+        self.done = [False] * len(graph.operations)
+        self.missing = dict(graph.full)
+        self._ahead: list[list[int]] = [[] for _ in behind]
+        self._waiting: dict[Key, list[int]] = {}
+        self._lacks = [0] * len(behind)
+        self._arrived: dict[str, int] = {}
+        for at, before in enumerate(behind):
+            for one in before:
+                self._ahead[one].append(at)
+            for key in graph.waited[at]:
+                self._waiting.setdefault(key, []).append(at)
+            self._lacks[at] = len(before) + len(graph.waited[at])
+        self._run()
 
-    def run(self) -> None:
-        while self.ready:
-            self._run_rank(self.ready.pop())
+    @property
+    def stuck(self) -> list[int]:
+        """What never ran."""
+        return [at for at, is_done in enumerate(self.done) if not is_done]
 
-    def _run_rank(self, rank: int) -> None:
-        graph, positions = self.graph, self.graph.of_rank[rank]
-        waited, operations, missing = graph.waited, graph.operations, self.missing
-        while self.heads[rank] < len(positions):
-            position = positions[self.heads[rank]]
-            lacking = [key for key in waited[position] if missing[key]]
-            if lacking:
-                self.lacks[rank] = len(lacking)
-                for key in lacking:
-                    self.blocked.setdefault(key, []).append(rank)
-                return
-            operation = operations[position]
-            if type(operation) is Collective:
-                if not self._meet(operation):
-                    return
-            else:
-                self._finish(position)
+    def _run(self) -> None:
+        operations = self.graph.operations
+        ready = [at for at, count in enumerate(self._lacks) if not count]
+        while ready:
+            at = ready.pop()
+            operation = operations[at]
+            if type(operation) is not Collective:
+                self._finish(at, ready)
+                continue
+            self._arrived[operation.label] = self._arrived.get(operation.label, 0) + 1
+            if self._arrived[operation.label] == len(operation.ranks):
+                for member in self.graph.members[operation.label]:
+                    self._finish(member, ready)
 
-    def _meet(self, part: Collective) -> bool:
-        """Counts a part as arrived; runs all parts when the last one has. Returns whether it has."""
-        self.arrived[part.label] = self.arrived.get(part.label, 0) + 1
-        if self.arrived[part.label] < len(part.ranks):
-            return False
-        for member in self.graph.members[part.label]:
-            self._finish(member)
-        self.ready += [rank for rank in part.ranks if rank != part.rank]
-        return True
-
-    def _finish(self, position: int) -> None:
-        operation = self.graph.operations[position]
-        self.order.append(position)
-        self.heads[operation.rank] += 1
-        keys = self.graph.notified[position]
+    def _finish(self, at: int, ready: list[int]) -> None:
+        self.order.append(at)
+        self.done[at] = True
+        freed = self._ahead[at]
+        keys = self.graph.notified[at]
         if keys:
-            instances, missing = operation.instances, self.missing
+            instances, missing = self.graph.operations[at].instances, self.missing
             for key in keys:
                 missing[key] -= instances
                 if not missing[key]:
-                    self._wake(key)
+                    freed = [*freed, *self._waiting.get(key, ())]
+        for other in freed:
+            self._lacks[other] -= 1
+            if not self._lacks[other]:
+                ready.append(other)
 
-    def _wake(self, key: Key) -> None:
-        for rank in self.blocked.pop(key, ()):
-            self.lacks[rank] -= 1
-            if not self.lacks[rank]:
-                self.ready.append(rank)
+    def cycle(self, at: int, behind: str) -> str:
+        """From an operation that never ran, what each waits for, until one comes round. behind: what that is called."""
+        path: dict[int, int] = {}
+        words: list[str] = []
+        while at not in path:
+            path[at] = len(words)
+            at, said = self._blocker(at, behind)
+            words.append(said)
+        return ", which ".join(words)
+
+    def _blocker(self, at: int, behind: str) -> tuple[int, str]:
+        """What must run before an operation can, and why."""
+        graph = self.graph
+        before = next((one for one in self.behind[at] if not self.done[one]), None)
+        if before is not None:
+            return before, f"{behind} {graph.operations[before].name}"
+        key = next((key for key in graph.waited[at] if self.missing[key]), None)
+        if key is not None:
+            sender = next(one for one, keys in enumerate(graph.notified) if key in keys and not self.done[one])
+            its = graph.operations[sender]
+            return sender, f"waits for {graph.signal_name(key)} from {its.name} on rank {its.rank}"
+        part = graph.operations[at]
+        assert isinstance(part, Collective)
+        late = next(one for one in graph.members[part.label] if self._is_held(one))
+        its = graph.operations[late]
+        return late, f"meets the other parts of {part.label}, of which {its.name} on rank {its.rank}"
+
+    def _is_held(self, at: int) -> bool:
+        return any(not self.done[one] for one in self.behind[at]) or any(
+            self.missing[key] for key in self.graph.waited[at]
+        )
 
 
 def launch_order(graph: Graph, findings: Findings) -> list[int] | None:
-    """Positions of all operations in an order that the most constrained graph allows. Refuses with a cycle, or None.
-
-    The parts of a collective stand side by side.
-    """
-    run = _Run(graph)
-    run.run()
+    """Positions of all operations in an order in which ranks run theirs one by one. Refuses with a cycle, or None."""
+    behind: list[tuple[int, ...]] = [()] * len(graph.operations)
+    for positions in graph.of_rank:
+        for before, at in zip(positions, positions[1:], strict=False):
+            behind[at] = (before,)
+    run = Run(graph, behind)
     if len(run.order) == len(graph.operations):
         return run.order
-    _report_cycle(run, findings)
+    head = run.stuck[0]
+    operation = graph.operations[head]
+    findings.add("deadlock", operation, f"{operation.name} {run.cycle(head, 'stands behind')}: a cycle")
     return None
-
-
-def _report_cycle(run: _Run, findings: Findings) -> None:
-    """Follows, from a blocked operation, what it waits for and what that stands behind, until it comes round."""
-    graph = run.graph
-    rank = next(rank for rank, positions in enumerate(graph.of_rank) if run.heads[rank] < len(positions))
-    path: list[int] = []
-    words: list[str] = []
-    while rank not in path:
-        path.append(rank)
-        rank, said = _blocker(run, rank)
-        words.append(said)
-    start = path.index(rank)
-    head = graph.operations[graph.of_rank[rank][run.heads[rank]]]
-    findings.add("deadlock", head, "; ".join(words[start:]) + ": a cycle")
-
-
-def _blocker(run: _Run, rank: int) -> tuple[int, str]:
-    """The rank whose head must move before this rank's can, and why."""
-    graph = run.graph
-    position = graph.of_rank[rank][run.heads[rank]]
-    operation = graph.operations[position]
-    done = set(run.order)
-    lacking = next((key for key in graph.waited[position] if run.missing[key]), None)
-    if lacking is not None:
-        cause = next(at for at, keys in enumerate(graph.notified) if lacking in keys and at not in done)
-        why = f"{operation.name} on rank {rank} waits for {graph.signal_name(lacking)}, which"
-    else:
-        assert isinstance(operation, Collective)
-        members = graph.members[operation.label]
-        heads = {graph.of_rank[one][run.heads[one]] for one in operation.ranks}
-        cause = next(at for at in members if at not in heads or _lacks(run, at))
-        why = f"{operation.name} on rank {rank} meets the other parts of {operation.label}, of which"
-    other = graph.operations[cause]
-    first = graph.operations[graph.of_rank[other.rank][run.heads[other.rank]]]
-    behind = "" if first is other else f" behind {first.name}"
-    notifies = "" if lacking is None else " notifies"
-    return other.rank, f"{why} {other.name} on rank {other.rank}{notifies}{behind}"
-
-
-def _lacks(run: _Run, position: int) -> bool:
-    return any(run.missing[key] for key in run.graph.waited[position])
