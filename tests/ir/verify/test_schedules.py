@@ -315,6 +315,13 @@ def test_a_peer_may_use_a_callers_buffer_only_during_its_call():
     assert verify_schedule(exchange(*begun, *polite, *idle)).ok
 
 
+def test_an_empty_part_of_a_callers_buffer_is_nobodys():
+    """A chunk without rows moves nothing, so it does not matter whether its peer has begun its call."""
+    empty = put(0, sources=(whole("x", 0, (0, 0)),), destinations=(whole("y", 1, (0, 0)),))
+    idle = take(1, sources=(), destinations=())
+    assert verify_schedule(exchange(empty, put(1), take(0), idle, goal=exchange().goal[:1])).ok
+
+
 def test_accumulation_needs_order():
     """Rank 1 adds its part to what rank 0 computed for itself; rank 0 reads the total when told."""
     buffers = tuple(buffer for buffer in sums().buffers if buffer.name != "slot")

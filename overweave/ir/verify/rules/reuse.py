@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from overweave.ir.schedule import ECHOES, LOCAL, SYMMETRIC, Operation, Region, Schedule
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compute, Operation, Region, Schedule
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import Past
 from overweave.ir.verify.rules.races import overlap
@@ -30,7 +30,7 @@ def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:
     homes = {buffer.name: buffer.home for buffer in schedule.buffers}
     for position, operation in enumerate(graph.operations):
         for region in (*operation.reads, *operation.writes):
-            if region.rank != operation.rank and homes[region.buffer] not in (SYMMETRIC, LOCAL):
+            if region.rank != operation.rank and not region.is_empty and homes[region.buffer] in (INPUT, OUTPUT):
                 _check_callers_memory(graph, past, position, region, findings)
     if schedule.reuse == ECHOES:
         _check_echoes(schedule, past, findings)
@@ -41,9 +41,12 @@ def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:
         return
     users = _Users(graph.operations, homes)
     for position, operation in enumerate(graph.operations):
-        over = over_with(past.ranks_before(position) | 1 << operation.rank)
-        if over != everyone:
-            _check_next_use(operation, over, users, findings)
+        own, late = 1 << operation.rank, past.late.get(position, past.before[position])
+        told_over = over_with(past.ranks(late) | own)
+        # A Compute stores when it has added, an author's tiles when they please. Both tell of it at the end.
+        stored_over = told_over if isinstance(operation, Compute) else over_with(past.ranks_before(position) | own)
+        if stored_over != everyone:
+            _check_next_use(operation, stored_over, told_over, users, findings)
 
 
 def _check_echoes(schedule: Schedule, past: Past, findings: Findings) -> None:
@@ -101,8 +104,9 @@ class _Users:
         return None
 
 
-def _check_next_use(operation: Operation, over: int, users: _Users, findings: Findings) -> None:
-    """Its writes, and its notifies, in the next call on the slot. `over`: ranks whose last use is over by then."""
+def _check_next_use(operation: Operation, over: int, told_over: int, users: _Users, findings: Findings) -> None:
+    """Its writes, and its notifies, in the next call on the slot. over, told_over: ranks whose last use is over by the
+    time of the ones and of the others."""
     rank = operation.rank
     for region in operation.writes:
         found = users.of(region, over)
@@ -112,7 +116,7 @@ def _check_next_use(operation: Operation, over: int, users: _Users, findings: Fi
             findings.add("reuse", operation, f"{said}: {_no_credit(late, rank)}", region)
             return
     for notify in operation.notifies:
-        if not over >> notify.rank & 1:
+        if not told_over >> notify.rank & 1:
             said = f"in the slot's next use it may notify {notify} before rank {notify.rank} has zeroed it"
             findings.add("reuse", operation, f"{said}: {_no_credit(notify.rank, rank)}")
             return

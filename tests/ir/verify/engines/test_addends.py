@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overweave.ir import passes
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import LIMIT, Compute, Copy, Notify, Region, Schedule, SignalPad, Wait
+from overweave.ir.schedule import LIMIT, Compute, Copy, Credit, Notify, Region, Schedule, SignalPad, Wait
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.tile_order import NO_ADDENDS, TileRow
@@ -166,3 +166,23 @@ def test_every_change_of_a_tile_that_adds_is_refused():
         changed = replace(order, rows=(*order.rows[:at], row, *order.rows[at + 1 :]))
         tables = tuple(changed if one == order else one for one in plan.tile_orders)
         assert refusals(replace(plan, tile_orders=tables)) == {"lowering"}, f"{field} changed by {by}"
+
+
+def test_what_a_late_wait_is_for_has_begun_its_call_too():
+    """Rank 1 stores its sum at rank 0 when rank 0's part has come: then rank 0 has begun, and owes no credit."""
+    kept = whole("kept", 0)
+    base = sums()
+    multiply, push = base.operations[:2]
+    total = add(1, out=(kept,), notifies=(Notify("done", 0, 0),))
+    done = (Wait("done", (0, 1), 2),)
+    take = Copy(name="take.0", rank=0, queue="main", waits=done, sources=(kept,), destinations=(whole("y", 0),))
+    schedule = replace(
+        base,
+        buffers=(*base.buffers, replace(base.buffers[3], name="kept")),
+        pads=(*base.pads, SignalPad("done", 1)),
+        operations=(multiply, push, total, take),
+        goal=base.goal[:1],
+        credits=(Credit(1, 0),),
+    )
+    assert verify_schedule(schedule).refusals == ()
+    assert rules(replace(schedule, credits=())) == {"reuse"}
