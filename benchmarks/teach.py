@@ -23,7 +23,9 @@ from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_of
 from overweave.tuner.space.shapes import Case
 from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.store import cache
+from overweave.tuner.store.caches import encoded
 from overweave.tuner.store.table import Entry, Time, bucketed
+from overweave.tuner.store.whole_file import replace_whole
 
 PLANS = {row_of(plan): plan for plan in (SEQUENTIAL, "per_shard", *OUTSIDE)}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/space/target.py)
@@ -95,7 +97,7 @@ def main(arguments: list[str]) -> None:
         learned += found
         winners = ", ".join(str(entry.times[0].candidate) for entry in found)
         print(f"{result.name}{unfinished(data)}: {len(found)} problems, winners {winners}")
-    cache.write(path, table.with_entries(together(learned)))
+    replace_whole(path, encoded(table.with_entries(together(learned))))
 
 
 if __name__ == "__main__":

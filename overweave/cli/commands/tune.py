@@ -28,7 +28,8 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.cache import encode, fingerprint, load, path_of
+from overweave.tuner.store.cache import fingerprint, load, path_of
+from overweave.tuner.store.caches import encoded
 from overweave.tuner.store.table import Fingerprint, Table, bucketed
 
 
@@ -93,7 +94,7 @@ def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> Non
     typer.echo(f"kept in {path_of(own)}" if is_kept else f"not kept: {path_of(own)} could not be written")
     if json is not None:
         table = load(json, own) or Table(fingerprint=own)
-        write_file(json, encode(table.with_entries(entries)))
+        write_file(json, encoded(table.with_entries(entries)))
         typer.echo(f"added to {json}")
 
 

@@ -74,12 +74,16 @@ def read_file(path: Path) -> Schedule | Plan:
         raise ScheduleFileError(f"{error.asked} {shown(path)}", error.found, error.cure) from None
 
 
+class NotAFileError(OSError):
+    """A folder, a pipe or a device."""
+
+
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """What a regular file holds, up to one byte more than it may; nobody is waited for. Raises OSError, or ValueError
-    where the name cannot be one."""
+    """What a regular file holds, up to one byte more than it may; nobody is waited for. Raises OSError, NotAFileError
+    for anything else, or ValueError where the name cannot be one."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("not a regular file")
+            raise NotAFileError("not a regular file")
         return file.read(most + 1)
 
 

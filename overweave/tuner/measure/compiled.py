@@ -7,7 +7,6 @@ SOURCE: AutoOverlap 5.3.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -24,8 +23,7 @@ from overweave.tuner.model.rank import machine_of
 from overweave.tuner.model.weigh import Model, Weighed
 from overweave.tuner.space.compiled import Constants, Exchange, Way, families, is_member, neighbours
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.caches import cache_folders
-from overweave.tuner.store.whole_file import replace_whole
+from overweave.tuner.store.caches import cache_folders, encoded, keep_file, recall_if_readable
 
 LARGEST_BYTES = 1 << 20
 MOST_MEASURED, MOST_AROUND, FINALISTS = 8, 4, 4
@@ -125,31 +123,20 @@ def kept_path(name: str, key: str) -> Path:
 
 def recall(name: str, key: str, asked: Mapping[str, Asked], configs: tuple[Constants, ...]) -> Measured | None:
     """What was measured of this very content. A file that holds anything else is ignored aloud."""
-    path = kept_path(name, key)
-    try:
-        if not path.is_file():
-            return None
-        if path.stat().st_size > LARGEST_BYTES:
-            raise InputError("compiled kernel", "its file is too large", "")
-        found = msgspec.json.decode(path.read_bytes(), type=Measured)
+
+    def read(data: bytes) -> Measured:
+        found = msgspec.json.decode(data, type=Measured)
         strange = [each.way for each in found.times if not is_member(each.way, asked, configs)]
         if found.key != key or strange or not found.times:
             raise InputError("compiled kernel", f"it names what nobody could have measured: {strange[:1]}", "")
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, InputError) as error:
-        message = f"overweave: {path} is ignored and will be written anew: {str(error)[:300]}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return None
-    return found
+        return found
+
+    return recall_if_readable(kept_path(name, key), read, LARGEST_BYTES)
 
 
 def remember(name: str, measured: Measured) -> None:
-    """Writes it whole or not at all. Warns if it cannot be written."""
-    path = kept_path(name, measured.key)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_whole(path, msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
-    except OSError as error:
-        warnings.warn(f"overweave: {path} is not written: {error}", RuntimeWarning, stacklevel=2)
+    """Keeps a tuning for later processes. Warns if it cannot be written."""
+    keep_file(kept_path(name, measured.key), lambda: encoded(measured))
 
 
 def _kind(way: Way) -> tuple[str, ...]:

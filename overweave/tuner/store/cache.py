@@ -1,16 +1,12 @@
 """Where measurements are kept: one JSON file per fingerprint in the user's cache, and the tables of the package.
 
-A file is input from a stranger, whoever wrote it: its kind, size, form and names are judged, and a file that fails is
-ignored aloud and written anew by the next tuning. A cache of other software has another name and is never looked at.
+A cache of other software has another name and is never looked at.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-import warnings
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -26,9 +22,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
 from overweave.tuner.space.space import is_member, is_replaced
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.caches import cache_folders
+from overweave.tuner.store.caches import cache_folders, encoded, keep_file, recall, recall_if_readable
 from overweave.tuner.store.table import FORMAT, MOST_ENTRIES, Entry, Fingerprint, Knowledge, Table, bucketed
-from overweave.tuner.store.whole_file import by_turns, replace_whole
 
 LARGEST_BYTES = 4 << 20
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -63,19 +58,18 @@ def keep(entries: tuple[Entry, ...], own: Fingerprint) -> Path:
     be read for now: what is known may be there still. What does not fit any more goes, the oldest first.
     """
     path = path_of(own)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with by_turns(path.parent):
-            table = _read_table(path, own) or Table(fingerprint=own)
-            replace_whole(path, encode(_fitting(table.with_entries(entries))))
-    except OSError as error:
-        warnings.warn(f"overweave: tuner cache {path} is not written: {error}", RuntimeWarning, stacklevel=2)
+
+    def made() -> bytes:
+        table = recall(path, partial(_table_of, own, None), LARGEST_BYTES) or Table(fingerprint=own)
+        return encoded(_fitting(table.with_entries(entries)))
+
+    keep_file(path, made)
     return path
 
 
 def _fitting(table: Table) -> Table:
     """Without the oldest entries that would make it more than is read again."""
-    while len(encode(table)) > LARGEST_BYTES:
+    while len(encoded(table)) > LARGEST_BYTES:
         table = replace(table, entries=table.entries[1 + len(table.entries) // 8 :])
     return table
 
@@ -90,30 +84,19 @@ def load(path: Path, own: Fingerprint, operator: str | None = None) -> Table | N
     """The table in a file, or its rows of one operator. None where there is none that this machine may use: a warning
     says why a file is ignored.
     """
-    try:
-        return _read_table(path, own, operator)
-    except OSError as error:
-        message = f"overweave: tuner cache {path} is ignored, as it cannot be read: {error}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return None
+    return recall_if_readable(path, partial(_table_of, own, operator), LARGEST_BYTES)
 
 
-def _read_table(path: Path, own: Fingerprint, operator: str | None = None) -> Table | None:
-    """As `load`. Raises OSError where a file cannot be read, whatever it holds."""
-    try:
-        data = _read(path)
-        table = decode(data, operator) if data is not None else None
-        if table is not None and table.fingerprint != own:
-            raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
-    except InputError as error:
-        message = f"overweave: tuner cache {path} is ignored and will be written anew: {error.found[:300]}"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
-        return None
+def _table_of(own: Fingerprint, operator: str | None, data: bytes) -> Table:
+    """Raises InputError for what is no table of this machine's."""
+    table = decode(data, operator)
+    if table.fingerprint != own:
+        raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
     return table
 
 
 def decode(data: bytes, operator: str | None = None) -> Table:
-    """The table that `write` wrote, or its rows of one operator. Raises InputError for any other bytes."""
+    """The table that was `encoded`, or its rows of one operator. Raises InputError for any other bytes."""
     try:
         table = _rows_of(data, operator)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -141,24 +124,13 @@ def _belongs(problem: Problem, fingerprint: Fingerprint) -> bool:
     return is_possible and problem.world_size == fingerprint.world_size and problem == bucketed(problem)
 
 
-def encode(table: Table) -> bytes:
-    """What `decode` reads."""
-    return msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
-
-
-def write(path: Path, table: Table) -> None:
-    """All or nothing: readers see the old file or the new one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_whole(path, encode(table))
-
-
 @cache
 def shipped(device: str, world_size: int, operator: str | None = None) -> Table | None:
     """The package's table for a device and number of ranks, or its rows of one operator. Its software may be another:
     the table is a first guess. Tests hold its rows to what `decode` asks of a file; a lookup does not ask again.
     """
     for data in shipped_files().values():
-        found = msgspec.json.decode(data, type=_Head).fingerprint
+        found = msgspec.json.decode(data, type=_UnreadTable).fingerprint
         if (found.device, found.world_size) == (device, world_size):
             return _rows_of(data, operator)
     return None
@@ -170,12 +142,6 @@ def shipped_files() -> dict[str, bytes]:
     folder = files("overweave.tuner") / "tables"
     named = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
     return {file.name: file.read_bytes() for file in named}
-
-
-class _Head(Struct, frozen=True):
-    """Where a table's measurements hold; its rows are passed over."""
-
-    fingerprint: Fingerprint
 
 
 class _Operator(Struct, frozen=True):
@@ -207,21 +173,6 @@ def _rows_of(data: bytes, operator: str | None) -> Table:
     rows = b",".join(bytes(row) for row in unread.entries if told.decode(row).problem.operator == operator)
     entries = msgspec.json.decode(b"[" + rows + b"]", type=tuple[Entry, ...]) if rows else ()
     return Table(fingerprint=unread.fingerprint, entries=entries)
-
-
-def _read(path: Path) -> bytes | None:
-    """The bytes of a plain file; None if there is none. Never waits, as opening a pipe would."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError("tuner cache", "it is not a file", "")
-        if status.st_size > LARGEST_BYTES:
-            raise InputError("tuner cache", f"{status.st_size} bytes, more than {LARGEST_BYTES}", "")
-        return file.read(LARGEST_BYTES + 1)
 
 
 def version_of(package: str) -> str:

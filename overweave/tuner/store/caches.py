@@ -1,14 +1,73 @@
-"""Where things that were paid for are kept between processes."""
+"""Where things that were paid for are kept between processes, and how a file of them is read and written.
+
+A file is input from a stranger, whoever wrote it: its kind, size, form and names are judged, and a file that fails is
+ignored aloud and written anew.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
+import msgspec
+from msgspec import Struct
 from platformdirs import user_cache_path
+
+from overweave.errors import InputError
+from overweave.ir.text.files import NotAFileError, read_bytes
+from overweave.tuner.store.whole_file import by_turns, replace_whole
+
+T = TypeVar("T")
+
+
+def recall(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
+    """What a kept file holds; None where there is none, or, with a warning, none that `decode` takes.
+
+    decode: raises what msgspec raises, or InputError. Raises OSError where a file cannot be read, whatever it holds.
+    """
+    try:
+        data = read_bytes(path, most_bytes)
+        if len(data) > most_bytes:
+            raise InputError(f"read {path.name}", f"more than {most_bytes} bytes", "")
+        return decode(data)
+    except FileNotFoundError:
+        return None
+    except (NotAFileError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        found = (error.found if isinstance(error, InputError) else str(error))[:300]
+        warnings.warn(f"overweave: {path} is ignored and will be written anew: {found}", RuntimeWarning, stacklevel=3)
+        return None
+
+
+def recall_if_readable(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
+    """As `recall`, but a file that cannot be read for now is none, with a warning."""
+    try:
+        return recall(path, decode, most_bytes)
+    except OSError as error:
+        message = f"overweave: {path} is ignored, as it cannot be read: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return None
+
+
+def keep_file(path: Path, made: Callable[[], bytes]) -> None:
+    """Keeps what is made while no other process keeps anything beside it, whole or not at all. Warns where it cannot be
+    written, or, as it is made, not be read.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with by_turns(path.parent):
+            replace_whole(path, made())
+    except OSError as error:
+        warnings.warn(f"overweave: {path} is not written: {error}", RuntimeWarning, stacklevel=3)
+
+
+def encoded(value: Struct) -> bytes:
+    """As kept files hold it: JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def cache_folders() -> dict[str, Path]:

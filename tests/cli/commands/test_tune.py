@@ -17,8 +17,8 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import Case
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, path_of, write
-from overweave.tuner.store.table import Entry, Table, Time
+from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
+from overweave.tuner.store.table import Entry, Time
 
 OWN = fingerprint(Target("cpu"), 2)
 
@@ -88,7 +88,7 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "left out: torch.fused: RuntimeError: no" in told
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
     assert f"not kept: {path_of(OWN)}" in told
-    write(path_of(OWN), Table(fingerprint=OWN, entries=(tuned.entry,)))
+    keep((tuned.entry,), OWN)
     command._tell({"a case": tuned}, OWN, None)
     assert f"\nkept in {path_of(OWN)}" in capsys.readouterr().out
     assert tuned.winner == candidate("push", {"pieces": 2})

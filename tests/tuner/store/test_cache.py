@@ -19,7 +19,7 @@ from overweave.ir.problem import Problem
 from overweave.tuner.model.rank import MACHINES
 from overweave.tuner.space.space import candidate, obstacle
 from overweave.tuner.space.target import Target
-from overweave.tuner.store import cache
+from overweave.tuner.store import cache, caches
 from overweave.tuner.store.cache import (
     decode,
     fingerprint,
@@ -29,9 +29,9 @@ from overweave.tuner.store.cache import (
     path_of,
     shipped,
     shipped_files,
-    write,
 )
 from overweave.tuner.store.table import Entry, Table, Time
+from overweave.tuner.store.whole_file import replace_whole
 from tests.clock import ends_within, slowness
 
 CPU, GPU = Target("cpu"), Target("cuda")
@@ -177,11 +177,11 @@ def test_what_cannot_be_read_for_now_is_not_overwritten(monkeypatch: pytest.Monk
         raise PermissionError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.os, "open", fail)
+        patch.setattr(os, "open", fail)
         with pytest.warns(RuntimeWarning, match="cannot be read: not today"):
             assert knowledge(CPU, 4).find(PROBLEM) is None
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "_read", fail)
+        patch.setattr(caches, "read_bytes", fail)
         with pytest.warns(RuntimeWarning, match="is not written: not today"):
             keep((OTHER,), OWN)
     assert load(path, OWN) == TABLE
@@ -190,7 +190,7 @@ def test_what_cannot_be_read_for_now_is_not_overwritten(monkeypatch: pytest.Monk
 def test_more_than_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch):
     """Or all would be lost at the next look."""
     many = tuple(replace(ENTRY, problem=replace(PROBLEM, n=8 * n)) for n in range(1, 41))
-    monkeypatch.setattr(cache, "LARGEST_BYTES", len(cache.encode(replace(TABLE, entries=many))) // 2)
+    monkeypatch.setattr(cache, "LARGEST_BYTES", len(caches.encoded(replace(TABLE, entries=many))) // 2)
     for entry in many:
         keep((entry,), OWN)
     kept = load(path_of(OWN), OWN).entries
@@ -265,7 +265,7 @@ def test_a_writer_that_fails_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        write(path, Table(fingerprint=OWN))
+        replace_whole(path, caches.encoded(Table(fingerprint=OWN)))
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -310,4 +310,4 @@ def test_no_table_for_what_nobody_measured():
 def test_rows_of_schedules_that_are_gone_are_passed_over():
     gone = Entry(replace(PROBLEM, n=2048), (Time("gather", {"order": "ring"}, 1.0),))
     both = replace(ENTRY, times=(Time("gather_pull", {}, 1.0), *ENTRY.times))
-    assert decode(cache.encode(Table(fingerprint=OWN, entries=(gone, both)))).entries == (ENTRY,)
+    assert decode(caches.encoded(Table(fingerprint=OWN, entries=(gone, both)))).entries == (ENTRY,)
