@@ -127,17 +127,9 @@ class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Processor(Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU's limits. `program` is what Triton calls a program and CUDA a block."""
+    """One GPU's SMs: what Triton calls a program and CUDA a block runs on one of them."""
 
     sms: Whole
-    clock_ghz: Positive
-    shared_memory_per_sm_bytes: Whole
-    shared_memory_per_program_bytes: Whole
-    registers_per_sm: Whole
-    threads_per_sm: Whole
-    programs_per_sm: Whole
-    l2_bytes: Whole
-    memory_bytes: Whole
     source: str
 
 
