@@ -2,6 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
+export NO_MKDOCS_2_WARNING := 1
 # The library's own rule: no NVLink multicast in any process we start.
 export NCCL_NVLS_ENABLE := 0
 export TORCH_SYMM_MEM_DISABLE_MULTICAST := 1
@@ -9,7 +10,7 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast slow nightly lint format gpu-test bench clean
+.PHONY: docs docs-serve demo test fast slow nightly lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -34,6 +35,12 @@ lint: .venv/stamp        ## ruff, ruff format, mypy
 format: .venv/stamp      ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv/stamp        ## the documentation, built strictly into build/site
+	$(BIN)/mkdocs build
+
+docs-serve: .venv/stamp  ## the documentation, shown in a browser and built again at each change
+	$(BIN)/mkdocs serve
 
 gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs
 	$(PYTEST) -m gpu

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.readme_table import with_tables
-from overweave.cli.main import COMMANDS
+from benchmarks.results_page import CHART, PAGE, bars_of, latest, page, shown_in, with_evidence
 from tests.source_tree import ROOT
 
 PAGES = ("README.md", "CONTRIBUTING.md")
@@ -29,24 +28,13 @@ def test_links_lead_somewhere(page):
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
-def test_commands_are_those_of_the_command_line():
-    rows = re.findall(r"^\| `overweave (\w+)`", README, re.MULTILINE)
-    assert rows
-    assert set(rows) <= set(COMMANDS)
-
-
-def test_the_tree_shows_what_is_there():
-    tree = README.split("```")[-2]
-    shown = re.findall(r"^  (\w+(?:/|\.py))", tree, re.MULTILINE)
-    there = [path.name + "/" * path.is_dir() for path in (ROOT / "overweave").iterdir()]
-    assert set(shown) == {name for name in there if not name.startswith("__") and not name.endswith(".typed")}
-
-
 def test_ci_runs_the_test_command_of_the_readme():
     assert "make test" in README
     lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
 
 
-def test_the_measured_tables_are_what_the_result_files_say():
-    assert with_tables(README) == README
+def test_results_are_what_the_result_files_say():
+    assert with_evidence(README) == README
+    assert page() == PAGE.read_text()
+    assert shown_in(CHART) == bars_of(latest())

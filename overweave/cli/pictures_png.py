@@ -6,6 +6,7 @@ row, whose height is split by how many of them compute, reduce or wait at that t
 
 from __future__ import annotations
 
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,7 +29,7 @@ _HATCHES = {"collective": "xxx"}  # a second sign beside colour
 Rows = list[tuple[float, float, str, list[Span]]]
 
 
-def save_png(path: Path, *timelines: Timeline, one_scale: bool = True) -> None:
+def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True) -> None:
     """Draws the timelines, two a line if there are more than two, all on one scale or each on its own.
 
     Raises InputError if there are none or no file.

@@ -63,6 +63,7 @@ METHODS = (
     _library(
         name="per_shard",
         summary="shards pushed by copy engine, one library matmul per shard",
+        source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
         write=by_moves(gather_templates.push),
         moves=(COPY_ENGINE,),
         options=(options.ORDER,),
@@ -72,6 +73,7 @@ METHODS = (
     _tiles(
         name="push",
         summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
+        source="Flux (arXiv 2406.06858) 4.2; with all_peers and pieces, FiCCO",
         write=by_moves(gather_templates.push),
         options=asked_for.PUSHED,
         grids=(
@@ -85,12 +87,14 @@ METHODS = (
     _messages(
         name="gather_packed",
         summary="gathered in packed messages, one matmul",
+        source="messages that carry their flag, as in NCCL's LL protocol",
         write=_packed,
         grids=(asked_for.AS_IT_IS, {"matmul": ("skinny", "early")}),
     ),
     _tiles(
         name="pull",
         summary="pieces pulled from staged shards, tiles of one kernel wait",
+        source="Flux (arXiv 2406.06858) 4.2",
         write=by_moves(gather_templates.pull),
         options=(*asked_for.FUSED, options.ROTATION),
         grids=({"pieces": (1, 2)},),
@@ -98,24 +102,28 @@ METHODS = (
     _tiles(
         name="mesh",
         summary="chunks by rows and columns go straight to every rank of a mesh, line by line of it",
+        source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.across_mesh),
         options=(*asked_for.CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
     ),
     _tiles(
         name="ring",
         summary="every rank passes on what came from the next one",
+        source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.round_ring),
         options=(*asked_for.CUT, options.LANES, *options.TILES),
     ),
     _tiles(
         name="double_ring",
         summary="two rings, one each way, take a shard's chunks by turns",
+        source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.round_two_rings),
         options=(*asked_for.CUT, *options.TILES),
     ),
     _tiles(
         name="islands",
         summary="gathered inside islands, while each shard crosses to other islands once and is passed on there",
+        source="AutoOverlap 5.1, Figure 4: heterogeneous by levels of a mesh",
         write=by_moves(gather_templates.by_islands),
         options=(*asked_for.CUT, options.ISLAND, *options.TILES),
     ),

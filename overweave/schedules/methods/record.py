@@ -116,6 +116,7 @@ class Work(Struct, frozen=True):
 class Method(Struct, frozen=True, kw_only=True):
     """One method of one operator.
 
+    source: the paper, or the library, that the method comes from.
     write: the moves, with a `Chunk` where tiles or a library matmul have their part. None: a builder of the operator's
     own writes all. multiplies, moves: by which engines. adds: how, if it does. norms: the engine that ends with whole
     rows of a sum, which it may norm. reuse: the protocol by which buffers are written again.
@@ -126,6 +127,7 @@ class Method(Struct, frozen=True, kw_only=True):
     operator: str
     name: str
     summary: str
+    source: str = ""
     write: Callable[[Work], Communication] | None = None
     multiplies: Engine = LIBRARY
     moves: tuple[Engine, ...] = (LIBRARY,)

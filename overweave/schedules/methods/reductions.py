@@ -55,18 +55,21 @@ METHODS = (
     _messages(
         name="one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
+        source="the one-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
         write=_reduced(ways.ONE_SHOT_PACKED),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _messages(
         name="two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
+        source="the two-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
         write=_reduced(ways.TWO_SHOT_PACKED),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _tiles(
         name="two_shot",
         summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
+        source="the two-shot all-reduce of torch's symmetric memory, piece by piece",
         write=_reduced(ways.TWO_SHOT),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
@@ -82,6 +85,7 @@ METHODS = (
         summary=(
             "tiles add what arrived, and store at the next rank, its owner's at every rank; the sums are moved to y"
         ),
+        source="the ring of NCCL's collectives, with the stores at a peer of Flux 4.1",
         write=_reduced(ways.RING_STORED),
         moves=(TILE_KERNEL, REDUCE_KERNEL),
         adds=Adds(TILE_KERNEL, "ring", "result"),

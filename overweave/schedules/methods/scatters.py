@@ -61,6 +61,7 @@ METHODS = (
     _library(
         name="per_shard",
         summary="one library matmul per shard, put to its owner, who sums in order",
+        source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
         write=_scattered(ways.SCATTER, LIBRARY),
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
@@ -70,6 +71,7 @@ METHODS = (
     _tiles(
         name="scatter",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
+        source="Flux (arXiv 2406.06858) 4.1, with copies by the copy engine",
         write=_scattered(ways.SCATTER),
         adds=Adds(REDUCE_KERNEL),
         options=(options.SUMS, options.OWN_PIECES, *asked_for.PUSHED),
@@ -83,6 +85,7 @@ METHODS = (
     _tiles(
         name="scatter_stored",
         summary="tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
+        source="Flux (arXiv 2406.06858) 4.1: stores of tiles straight at their owners",
         write=_scattered(ways.STORED),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL),
@@ -96,6 +99,7 @@ METHODS = (
         summary=(
             "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y"
         ),
+        source="the ring of NCCL's collectives, with the stores at a peer of Flux 4.1",
         write=_scattered(ways.RING_STORED),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL, "ring", "result"),
@@ -108,6 +112,7 @@ METHODS = (
         summary=(
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
+        source="Flux (arXiv 2406.06858) 4.2: ready tiles are read at their peers",
         write=_scattered(ways.PULL),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
@@ -118,6 +123,7 @@ METHODS = (
     _messages(
         name="scatter_packed",
         summary="one matmul, packed parts to their owners, who sum in order",
+        source="messages that carry their flag, as in NCCL's LL protocol",
         write=_scattered(ways.PACKED_SCATTER),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
@@ -127,6 +133,7 @@ METHODS = (
             "tiles of one kernel add the sum that arrived, pieces travel on round the ring until their owner adds "
             "the last"
         ),
+        source="the ring of NCCL's collectives, in the tiles of the matmul",
         write=_scattered(ways.FUSED_RING),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=(options.PIECES, *options.TILES),
@@ -138,6 +145,7 @@ METHODS = (
         summary=(
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
+        source="Flux (arXiv 2406.06858) 4.1: additions at the owner",
         write=_scattered(ways.REMOTE_ADD),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),

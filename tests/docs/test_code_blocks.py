@@ -1,0 +1,37 @@
+"""Every Python block of the README and the documentation runs as it stands, and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.blocks import Block, blocks
+from tests.source_tree import ROOT
+
+RANKS = 4
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
+
+
+def run(block: Block, folder) -> str:
+    script = folder / "block.py"
+    script.write_text(block.code)
+    command = [sys.executable, *(TORCHRUN if block.has_ranks else ()), str(script)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_pages_have_blocks():
+    assert {block.page.name for block in blocks()} >= {"README.md", "quickstart.md", "schedule-and-plan.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_block_prints_what_the_page_says(block, tmp_path):
+    printed = run(block, tmp_path)
+    assert block.prints is not None, "say on the page what the block prints"
+    assert printed.strip() == block.prints.strip()
