@@ -19,6 +19,7 @@ from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.rules.blocks import check_permuted_engines
+from overweave.ir.verify.rules.collectives import folded
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
@@ -67,7 +68,7 @@ def verify_plan(
         return verdict
     findings = Findings()
     try:
-        graph = build_graph(plan.schedule, findings)
+        graph = build_graph(folded(plan.schedule), findings)
         check_engines(plan, graph, findings)
         check_permuted_engines(plan, findings)
         if not findings.refusals:

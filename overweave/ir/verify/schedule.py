@@ -29,7 +29,7 @@ def verify_schedule(schedule: Schedule) -> Verdict:
 
 
 def _prove(schedule: Schedule, findings: Findings) -> None:
-    check_form(schedule, findings)
+    schedule = check_form(schedule, findings)
     if findings.refusals:
         return
     graph = build_graph(schedule, findings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from overweave.ir.schedule import Region
 from overweave.ir.verify.rules.happens_before import NONE
@@ -136,20 +136,6 @@ def _cut(fragment: Fragment, rows: tuple[int, int], cols: tuple[int, int]) -> It
         for side in sides:
             if band[0] < band[1] and side[0] < side[1]:
                 yield fragment.part(band, side)
-
-
-def stack_of(regions: Sequence[Region]) -> Region | None:
-    """The one region that they are, if each but the first lies right below the one before."""
-    if not regions:
-        return None
-    first = regions[0]
-    buffer, rank, cols, bottom = first.buffer, first.rank, first.cols, first.rows[0]
-    for region in regions:
-        top, end = region.rows
-        if top != bottom or region.cols != cols or region.rank != rank or region.buffer != buffer:
-            return None
-        bottom = end
-    return Region(buffer, rank, (first.rows[0], bottom), cols)
 
 
 def value_of(fragments: list[Fragment], region: Region) -> Value | None:

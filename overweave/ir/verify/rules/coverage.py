@@ -13,7 +13,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.schedule import (
     Apply,
     Clear,
@@ -30,12 +29,12 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.verify.engines.scales import mismatch
 from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
+from overweave.ir.verify.rules.collectives import Exchange
 from overweave.ir.verify.rules.contents import (
     MOST_STEPS,
     MOST_STEPS_OF_A_REGION,
     Contents,
     Fragment,
-    stack_of,
     value_of,
 )
 from overweave.ir.verify.rules.goals import check_goal, has_place_for
@@ -231,43 +230,31 @@ class Follower:
     def follow_collective(self, members: list[int]) -> None:
         """Every part reads its own sources; then every part writes its own destinations."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
-        of_sources, of_destinations = DEALT[parts[0].function]
-        sources = [
-            dealt(tuple(self.read(at, one, is_in_place(part)) for one in part.sources), of_sources, len(parts))
+        read = [
+            tuple([self.read(at, one, is_in_place(part)) for one in part.sources])
             for at, part in zip(members, parts, strict=True)
         ]
-        together: Value = ()  # what all are given
+        exchange = Exchange(parts, read)
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
-            arriving = [groups[index if of_sources else 0] for groups in sources]  # from each member, region by region
-            whole = stack_of(part.destinations) if part.function == "all_gather" else None
-            if whole is not None:
-                heights = (one.shape[0] for one in part.destinations)  # the same of all parts
-                together = together or stacked(zip(heights, chain(*arriving), strict=True), whole.shape[1])
-                if len(together) == 1:
-                    self.write(position, whole, together)
-                    continue
             if part.function in ("all_gather", "all_to_all"):
-                for values, landing in zip(
-                    arriving, dealt(part.destinations, of_destinations, len(parts)), strict=True
-                ):
-                    for value, destination in zip(values, landing, strict=True):
-                        self.write(position, destination, value)
+                for value, landing in exchange.landings(index):
+                    self.write(position, landing, value)
                 continue
-            for out, operands in zip(part.destinations, zip(*arriving, strict=True), strict=True):
+            for at, out in enumerate(part.destinations):
                 if len(members) > 2:  # the library adds one rank's part after the other
                     self.findings.added_to.add(out.buffer)
-                total = partial(self.sum, part, out, list(operands))
+                total = partial(self.sum, part, out, partial(exchange.total, index, at))
                 if is_in_place(part):
                     self.update(position, out, _replacing(total))
                 else:
                     self.write(position, out, self.attempt(position, out, total))
 
-    def sum(self, operation: Compute | Reduce | Collective, out: Region, values: list[Value]) -> Value:
+    def sum(self, operation: Compute | Reduce | Collective, out: Region, add: Callable[[], Value]) -> Value:
         """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
 
         What finishes reads the epilogue's tensors at the rows and columns of `out`, as they lie in the rank's result.
         """
-        total = summed(values)
+        total = add()
         if not operation.finishes or out.is_empty:
             return total
         goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, out)), None)
@@ -332,7 +319,9 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         for addend, value in zip(compute.addends, values, strict=True):
             follower.note_operand(addend, value)
         values.insert(compute.place, result)
-        result = follower.attempt(position, compute.out[0], lambda: follower.sum(compute, compute.out[0], values))
+        result = follower.attempt(
+            position, compute.out[0], lambda: follower.sum(compute, compute.out[0], partial(summed, values))
+        )
     top = 0
     for out in compute.out:
         rows = out.shape[0]
@@ -357,7 +346,7 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
         if len(known) > 1:
             for operand, value in zip(reduce.operands, known, strict=True):
                 follower.note_operand(operand, value)
-        return follower.sum(reduce, out, known)
+        return follower.sum(reduce, out, partial(summed, known))
 
     if None in values:
         follower.update(position, out, total)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from overweave.ir.blocks import DEALT, dealt
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
@@ -32,6 +34,7 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.verify.engines.scales import check_shapes
 from overweave.ir.verify.rules.blocks import check_blocks, check_stretch
+from overweave.ir.verify.rules.collectives import fold
 from overweave.ir.verify.verdict import Findings
 
 MOST_RANKS = 1024
@@ -40,23 +43,24 @@ MOST_REGIONS = 1 << 21
 MOST_BOUNDARIES = 1 << 20  # of kernels: an operation for each queue that its own is after
 
 
-def check_form(schedule: Schedule, findings: Findings) -> None:
-    """Adds a refusal for everything that later passes could stumble over."""
+def check_form(schedule: Schedule, findings: Findings) -> Schedule:
+    """Adds a refusal for everything that later passes could stumble over. Returns the schedule with its collectives
+    folded (`collectives.py`), which these passes follow."""
     if not 1 <= schedule.world_size <= MOST_RANKS or len(schedule.operations) > MOST_OPERATIONS:
         size = f"{len(schedule.operations)} operations on {schedule.world_size} ranks"
         findings.add("too_large", None, f"{size}; up to {MOST_OPERATIONS} on 1 to {MOST_RANKS} ranks are proven")
-        return
+        return schedule
     _check_names(schedule, findings)
     behind = {queue.name: len(queue.after) for queue in schedule.queues}
     if sum(behind.get(operation.queue, 0) for operation in schedule.operations) > MOST_BOUNDARIES:
         findings.add("too_large", None, f"operations stand behind queues more than {MOST_BOUNDARIES} times")
-        return
+        return schedule
     for buffer in schedule.buffers:
         if not (0 <= buffer.rows <= LIMIT and 0 <= buffer.cols <= LIMIT):
             findings.add("bounds", None, f"buffer {buffer.name} is [{buffer.rows}, {buffer.cols}]")
     check_blocks(schedule, findings)
     if findings.refusals:
-        return
+        return schedule
     for pad in schedule.pads:
         if not 1 <= pad.size <= LIMIT:
             findings.add("bounds", None, f"pad {pad.name} has {pad.size} signals")
@@ -65,8 +69,7 @@ def check_form(schedule: Schedule, findings: Findings) -> None:
             findings.add("bounds", None, f"credit from rank {credit.giver} to {credit.taker} of {schedule.world_size}")
     form = _Form(schedule, findings)
     form.check_given_and_goal()
-    for operation in schedule.operations:
-        form.check_operation(operation)
+    return replace(schedule, operations=tuple([form.checked(operation) for operation in schedule.operations]))
 
 
 def _check_names(schedule: Schedule, findings: Findings) -> None:
@@ -112,10 +115,17 @@ class _Form:
                 self.findings.add("contribution_order", adders[0], said, goal.region)
             if self.check_region(None, goal.region) and self.buffers[goal.region.buffer].home != OUTPUT:
                 self.findings.add("form", None, "only an output can be a goal", goal.region)
-            if any(not 0 <= lo <= hi for lo, hi in goal.terms):
+            if [term for term in goal.terms if not 0 <= term[0] <= term[1]]:
                 self.findings.add("form", None, f"terms {terms_shown(goal.terms)} are not ranges", goal.region)
 
-    def check_operation(self, operation: Operation) -> None:
+    def checked(self, operation: Operation) -> Operation:
+        """The operation, folded if it is a collective, which its checks need not look at share by share either."""
+        if type(operation) is Collective and _check_sides(self, operation):
+            operation = fold(operation, self.buffers)
+        self._check(operation)
+        return operation
+
+    def _check(self, operation: Operation) -> None:
         if not 0 <= operation.rank < self.world_size:
             self.findings.add("bounds", operation, f"the group has {self.world_size} ranks")
             return
@@ -308,19 +318,24 @@ def _check_collective(form: _Form, part: Collective) -> None:
     form.all_on(part, (*part.sources, *part.destinations), "its part")
     if part.finishes and part.function not in ("reduce_scatter", "all_reduce"):
         form.findings.add("form", part, f"finishes sums, but an {part.function} makes none")
-    members = len(part.ranks)
-    if part.rank not in part.ranks or len(set(part.ranks)) != members:
+    if part.rank not in part.ranks or len(set(part.ranks)) != len(part.ranks):
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")
-    lengths = [members if is_dealt else 1 for is_dealt in DEALT[part.function]]
+    for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
+        for group in dealt(side, is_dealt, len(part.ranks)) if len(side) > 1 else ():
+            check_stretch(form.buffers, part, group, form.findings)
+
+
+def _check_sides(form: _Form, part: Collective) -> bool:
+    """Whether a collective has as many sources and destinations as its members make."""
+    lengths = [len(part.ranks) if is_dealt else 1 for is_dealt in DEALT[part.function]]
     counts = len(part.sources), len(part.destinations)
     each = counts[0] // lengths[0]
-    if not each or counts != (each * lengths[0], each * lengths[1]):
-        found = f"{counts[0]} sources and {counts[1]} destinations"
-        form.findings.add("form", part, f"{found}; a {part.function} of {members} has {lengths[0]} and {lengths[1]}")
-        return
-    for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
-        for group in dealt(side, is_dealt, members):
-            check_stretch(form.buffers, part, group, form.findings)
+    if each and counts == (each * lengths[0], each * lengths[1]):
+        return True
+    found = f"{counts[0]} sources and {counts[1]} destinations"
+    said = f"{found}; a {part.function} of {len(part.ranks)} has {lengths[0]} and {lengths[1]}"
+    form.findings.add("form", part, said)
+    return False
 
 
 def terms_shown(terms: tuple[Range, ...]) -> str:

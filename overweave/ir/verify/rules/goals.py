@@ -11,7 +11,7 @@ from overweave.ir.verify.verdict import Findings
 
 def check_goal(goal: Goal, value: Value, findings: Findings) -> None:
     """Adds a refusal for every part of the goal's region that holds something else. Empty ranges contribute nothing."""
-    terms = tuple(term for term in goal.terms if term[0] < term[1])
+    terms = tuple([term for term in goal.terms if term[0] < term[1]])
     if goal.unordered:
         terms, value = tuple(sorted(terms)), in_any_order(value)
     nothing = bool(goal.terms) and not terms

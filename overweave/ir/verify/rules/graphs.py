@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from overweave.ir.blocks import DEALT, dealt
+from overweave.ir.blocks import DEALT
 from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
 from overweave.ir.verify.rules.blocks import check_pair
+from overweave.ir.verify.rules.collectives import share_of
 from overweave.ir.verify.verdict import Findings
 
 Key = int  # a signal of one rank, numbered through all pads
@@ -143,16 +144,12 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
         return
     buffers = {buffer.name: buffer for buffer in graph.schedule.buffers}
     of_sources, of_destinations = DEALT[some.function]
-    sources = {rank: dealt(part.sources, of_sources, len(parts)) for rank, part in parts.items()}
-    destinations = {rank: dealt(part.destinations, of_destinations, len(parts)) for rank, part in parts.items()}
     order = {rank: at for at, rank in enumerate(some.ranks)}
-    is_dealt = of_sources or of_destinations
+    is_told_apart = any(len(side) > 1 for part in parts.values() for side in (part.sources, part.destinations))
     for rank, part in parts.items():
-        mine = order[rank]
-        for at, peer in enumerate(some.ranks):
-            if not is_dealt and some.rank not in (rank, peer):
-                continue  # what fits the same part's ends fits each other
-            source = sources[peer][mine if of_sources else 0]
-            destination = destinations[rank][at if of_destinations else 0]
+        # Shares of one region are alike: what fits the same part's ends fits each other.
+        for peer in some.ranks if is_told_apart or some.rank == rank else (some.rank,):
+            source = share_of(parts[peer].sources, of_sources, len(parts), order[rank])
+            destination = share_of(part.destinations, of_destinations, len(parts), order[peer])
             check_pair(buffers, part, (source, destination), findings)
     positions.sort(key=lambda position: order[graph.operations[position].rank])
