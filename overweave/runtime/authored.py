@@ -23,7 +23,7 @@ class AuthoredKernel:
 
     function: the jitted kernel. places: parameter -> (tensor, buffer that holds it for the kernel), of exchanged
     tensors. chosen: the parameter whose own shard the kernel reads from the caller; what arrives has a parameter too.
-    away: what tiles store at peers.
+    away: what tiles store at peers. shapes: parameter -> tensor and dimension of the call whose extent it is.
     is_persistent: programs take tiles until none is left, else each takes one. options: of the launch.
     """
 
@@ -34,6 +34,7 @@ class AuthoredKernel:
     away: Operand | None
     is_persistent: bool
     options: Mapping[str, int]
+    shapes: Mapping[str, tuple[str, int]]
 
     def arguments(self, given: Mapping[str, Any], buffer: Callable[[str], torch.Tensor | None]) -> dict[str, Any]:
         """The author's arguments, with the workspace in place of what is exchanged.
@@ -42,10 +43,15 @@ class AuthoredKernel:
         """
         placed = {name: buffer(place[1]) for name, place in self.places.items()}
         arrived = {f"overweave_{self.chosen}": placed.pop(self.chosen)} if self.chosen else {}
-        return arrived | {
-            name: value if (matrix := placed.get(name)) is None else _in_place_of(value, matrix)
-            for name, value in given.items()
-        }
+        extents = {name: shape_of(given[tensor])[at] for name, (tensor, at) in self.shapes.items()}
+        return (
+            arrived
+            | extents
+            | {
+                name: value if (matrix := placed.get(name)) is None else _in_place_of(value, matrix)
+                for name, value in given.items()
+            }
+        )
 
 
 def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -125,6 +131,13 @@ def tensor_of(value: Any) -> torch.Tensor | None:
         return value
     base = getattr(value, "base", None) if hasattr(value, "block_shape") else None  # an array of numpy has a base too
     return base if isinstance(base, torch.Tensor) else None
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The extents of a tensor, or of what a descriptor describes."""
+    tensor = tensor_of(value)
+    assert tensor is not None
+    return tuple(tensor.shape) if value is tensor else tuple(value.shape)
 
 
 def _in_place_of(value: Any, matrix: torch.Tensor) -> Any:

@@ -48,7 +48,9 @@ def call(path: str) -> float:
     own, c = a.chunk(RANKS)[group.rank].contiguous(), torch.full((M, N), torch.nan)
     space, plan = fused.kernel.space(NUMBERS), fused.plan(NUMBERS, RANKS, "float32", group.rank)
     places = places_of(plan, space, SCHEDULE)
-    kernel = AuthoredKernel(written(path), space, places, chosen="a_ptr", away=None, is_persistent=False, options={})
+    kernel = AuthoredKernel(
+        written(path), space, places, chosen="a_ptr", away=None, is_persistent=False, options={}, shapes={}
+    )
     given = {"a_ptr": own, "b_ptr": b, "c_ptr": c, **NUMBERS}
     AuthoredRun.bind(plan, group, kernel, given)(given, {"A": own}, {})
     return float((c - a @ b).abs().max())

@@ -8,15 +8,18 @@ its parts around the same loop, with one wait for each part.
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 from msgspec import Struct
 
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.emit.module import fused_module
 from overweave.compiler.frontend.author import Statement
-from overweave.compiler.frontend.expressions import Polynomial
+from overweave.compiler.frontend.expressions import SHAPE
 from overweave.compiler.frontend.language import is_value
 from overweave.compiler.frontend.names import accesses_in, used_names
+from overweave.compiler.frontend.polynomials import Polynomial
 from overweave.ir.plan import DataPath
 
 LANG = "overweave_lang"
@@ -82,14 +85,14 @@ class _Tile:
 
     def statements(self) -> list[cst.CSTNode]:
         kernel, made = self.kernel, list[cst.CSTNode]()
-        lo, hi = kernel.dispatch or (-1, -1)
+        regions = (*((kernel.dispatch,) if kernel.dispatch else ()), *kernel.again)
         for index, statement in enumerate(kernel.body):
             begun = self._claimed() if kernel.loop is None and index == kernel.first else []
-            begun += self._blocks() if index == lo else []
+            begun += self._blocks(regions.index(region)) if (region := _begun(regions, index)) else []
             made += _led(begun, statement) if begun else []
             if index == self.wait_at:
                 made += self._waited()
-            if (kernel.loop is None and index == kernel.first) or lo <= index < hi:
+            if (kernel.loop is None and index == kernel.first) or any(lo <= index < hi for lo, hi in regions):
                 continue
             made += self._rewritten(index, statement)
             if index == self.announced_at:
@@ -120,15 +123,21 @@ class _Tile:
         return [_parse(f"{own} = {LANG}.chosen_side({row}, {own}, {arrived}, {' * '.join(extents)})")]
 
     def _numbered(self) -> cst.CSTNode:
-        return _parse(f"{self.number} = {LANG}.tile_number(overweave_table, overweave_row)")
+        """The author's statement with the table's number in the place of the program's."""
+        numbered = _parse(f"{self.number} = {LANG}.tile_number(overweave_table, overweave_row)")
+        if not self.kernel.number:
+            return numbered
+        asked = self.kernel.body[self.kernel.first]
+        assert isinstance(asked, cst.SimpleStatementLine)
+        return asked.with_changes(leading_lines=()).visit(_Numbering(self.kernel))  # type: ignore[return-value]
 
-    def _blocks(self) -> list[cst.CSTNode]:
+    def _blocks(self, region: int) -> list[cst.CSTNode]:
         """The tile's block along each axis, from its number: row-major over the grid."""
-        counts = [f"{LANG}.blocks({axis.extent}, {axis.block})" for axis in self.kernel.grid]
+        counts = [f"{LANG}.blocks({text_of(axis.extent)}, {text_of(axis.block)})" for axis in self.kernel.grid]
         number, made = self.number, list[cst.CSTNode]()
         if number in self.kernel.blocks.values():  # the author's number becomes a block: keep it for the others
             number = "overweave_tile"
-            made.append(_parse(f"{number} = {self.number}"))
+            made += [_parse(f"{number} = {self.number}")] if region == 0 else []
         for place, axis in enumerate(self.kernel.grid):
             text = number + "".join(f" // {count}" for count in reversed(counts[place + 1 :]))
             text += f" % {counts[place]}" if place else ""
@@ -196,7 +205,26 @@ def parameters_of(kernel: Kernel, weaving: Weaving) -> tuple[str, ...]:
         *PARAMETERS,
         *(CARRYING if weaving.carries else ()),
         *((PLACES,) if weaving.away else ()),
+        *shapes_of(kernel),
     )
+
+
+def shapes_of(kernel: Kernel) -> dict[str, tuple[str, int]]:
+    """Parameter that the fused kernel takes -> the tensor of the call and the dimension whose extent it is."""
+    said = [number for axis in kernel.axes for number in (axis.extent, axis.block)]
+    said += [dim for access in kernel.loads for dim in access.directive.dims]
+    names = sorted({name for one in said for name in one.names})
+    found = {name: match for name in names if (match := SHAPE.fullmatch(name))}
+    return {_shape_name(match): (match[1], int(match[2])) for match in found.values()}
+
+
+def _shape_name(match: re.Match[str]) -> str:
+    return f"overweave_{match[1]}_shape_{match[2]}"
+
+
+def text_of(said: Polynomial) -> str:
+    """What a directive says, as the fused kernel reckons it."""
+    return SHAPE.sub(_shape_name, str(said))
 
 
 def _parameter(kernel: Kernel, tensor: str | None) -> str | None:
@@ -233,7 +261,7 @@ def stores_in_bulk(kernel: Kernel) -> bool:
 
 
 def _factor(extent: Polynomial) -> str:
-    return str(extent) if len(extent.terms) == 1 else f"({extent})"
+    return text_of(extent) if len(extent.terms) == 1 else f"({text_of(extent)})"
 
 
 def _waited(row: str) -> str:
@@ -249,6 +277,23 @@ def _bounded(end: str, bound: cst.Arg) -> cst.CSTNode:
     assert isinstance(assigned.value, cst.Call)
     call = assigned.value.with_changes(args=(*assigned.value.args[:2], cst.Arg(bound.value)))
     return line.with_changes(body=(assigned.with_changes(value=call),))
+
+
+def _begun(regions: tuple[tuple[int, int], ...], index: int) -> tuple[int, int] | None:
+    """The dispatch region that begins with a statement."""
+    return next((region for region in regions if region[0] == index), None)
+
+
+class _Numbering(cst.CSTTransformer):
+    """A tile's number from the table, where the author asks for the program's."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.language = kernel.source.language
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        numbered = f"{LANG}.tile_number(overweave_table, overweave_row)"
+        return cst.parse_expression(numbered) if self.language.word(original_node) == "program_id" else updated_node
 
 
 class _Storing(cst.CSTTransformer):

@@ -17,9 +17,10 @@ from overweave.compiler.frontend.directives import (
     StreamDirective,
     TileIdDirective,
 )
-from overweave.compiler.frontend.expressions import ExpressionError, Polynomial
+from overweave.compiler.frontend.expressions import SHAPE, ExpressionError, affine_in, can_be_positive
 from overweave.compiler.frontend.language import Language
-from overweave.compiler.frontend.names import assigned_names, called
+from overweave.compiler.frontend.names import assigned_names, called, calls_in
+from overweave.compiler.frontend.polynomials import Polynomial
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 
 
@@ -44,7 +45,8 @@ class Kernel(Struct, frozen=True, kw_only=True):
 
     loop: index of the loop over tiles; None for one tile per program. body: the statements of a tile. number: the
     variable that holds the tile's number, if the author has one. first: index of the statement that a program's number
-    comes from. dispatch: the statements `[lo, hi)` of the body that turn it into blocks. blocks: axis -> variable.
+    comes from. dispatch: the statements `[lo, hi)` of the body that turn it into blocks; again: others that do so once
+    more. regions: the lines of their directives. blocks: axis -> variable.
     """
 
     source: Source
@@ -53,6 +55,8 @@ class Kernel(Struct, frozen=True, kw_only=True):
     number: str | None
     first: int
     dispatch: tuple[int, int] | None
+    again: tuple[tuple[int, int], ...]
+    regions: tuple[tuple[int, int], ...]
     blocks: Mapping[str, str]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
@@ -103,7 +107,7 @@ def _dim(place: Place, said: Polynomial, axes: tuple[Axis, ...], numbers: Mappin
 
 def _affine(place: Place, said: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
     try:
-        return said.affine_in(axes)
+        return affine_in(said, axes)
     except ExpressionError as error:
         raise place.error(
             str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
@@ -114,7 +118,10 @@ def _value(place: Place, said: Polynomial, numbers: Mapping[str, int], least: in
     missing = sorted(said.names - numbers.keys())
     if missing:
         raise place.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
-    value = said.value(numbers)
+    try:
+        value = said.value(numbers)
+    except ZeroDivisionError:
+        raise place.error(f"{said} divides by zero", "Pass another number") from None
     if not least <= value < 2**31:
         raise place.error(f"{said} is {value}", f"It must be at least {least} and fit 31 bits")
     return value
@@ -125,7 +132,8 @@ def read_kernel(source: Source) -> Kernel:
     axes = _axes(source)
     loop, number, first = _tile(source)
     path = () if loop is None else (loop,)
-    dispatch, blocks = _dispatch(source, path, axes, number)
+    (dispatch, *again), blocks = _dispatch(source, path, axes, number)
+    lines = [mark.directive.place.line for mark in source.of_kind(DispatchDirective)]
     marks = source.of_kind(AccessDirective)
     accesses = [Access(mark.directive, mark.statement, _index(mark, path)) for mark in marks]
     return Kernel(
@@ -135,6 +143,8 @@ def read_kernel(source: Source) -> Kernel:
         number=number,
         first=first,
         dispatch=dispatch,
+        again=tuple(one for one in again if one),
+        regions=tuple(zip(lines[::2], lines[1::2], strict=True)),
         blocks=blocks,
         loads=tuple(access for access in accesses if not access.directive.is_store),
         stores=tuple(access for access in accesses if access.directive.is_store),
@@ -158,7 +168,11 @@ def _axes(source: Source) -> tuple[AxisDirective, ...]:
 
 def check_names(place: Place, said: Polynomial, source: Source, others: frozenset[str] = frozenset()) -> None:
     """Raises DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
-    unknown = sorted(said.names - set(source.parameters) - others)
+    if not can_be_positive(said):
+        raise place.error(f"{said} is never more than 0", "Write a number of elements")
+    shapes = {name: SHAPE.fullmatch(name) for name in said.names}
+    names = {match[1] if match else name for name, match in shapes.items()}
+    unknown = sorted(names - set(source.parameters) - others)
     if unknown:
         known = ", ".join(sorted({*source.parameters, *others}))
         raise place.error(f"{unknown[0]} is unknown", f"Use parameters of the kernel or axes: {known[:160]}")
@@ -194,7 +208,9 @@ def _program_variable(place: Place, statement: Statement, language: Language) ->
     parts = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
     part = parts[0] if len(parts) == 1 else None
     if isinstance(part, cst.Assign) and len(part.targets) == 1 and isinstance(part.targets[0].target, cst.Name):
-        if isinstance(part.value, cst.Call) and language.word(part.value) == "program_id":
+        calls = calls_in(part.value)
+        words = [language.word(call) or language.method(call) for call in calls]
+        if sorted(words) in (["program_id"], ["program_id", "to"], ["cast", "program_id"]) and calls[0] is part.value:
             return part.targets[0].target.value
     raise place.error(
         "no `pid = tl.program_id(0)` follows it", "Put it above that statement, or above the loop over tiles"
@@ -203,37 +219,52 @@ def _program_variable(place: Place, statement: Statement, language: Language) ->
 
 def _dispatch(
     source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, ...], number: str | None
-) -> tuple[tuple[int, int] | None, dict[str, str]]:
+) -> tuple[list[tuple[int, int] | None], dict[str, str]]:
+    """The regions that turn a number into blocks, the same in each, and the variable of every axis' block."""
     marks = source.of_kind(DispatchDirective)
     maps = source.of_kind(PidMapDirective)
     grid = [axis.name for axis in axes if not axis.is_streamed]
     if not marks and not maps and len(grid) == 1 and number is not None:
-        return None, {grid[0]: number}
+        return [None], {grid[0]: number}
     turns = [mark.directive.begins for mark in marks]
-    if turns != [True, False] or len(maps) != 1:
+    if turns != [True, False] * len(maps) or not maps:
         places = [*(mark.directive.place for mark in marks), *(mark.directive.place for mark in maps)]
         place = places[0] if places else source.place()
         found = f"{turns.count(True)} `dispatch begin`, {turns.count(False)} `dispatch end`, {len(maps)} `pid_map`"
         raise place.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
-    begin, end = marks
-    directive = maps[0].directive
-    for mark in (begin, end):
+    blocks = dict(maps[0].directive.variables)
+    regions = [
+        _region(source, path, (begin, end), named)
+        for begin, end, named in zip(marks[::2], marks[1::2], maps, strict=True)
+    ]
+    for named in maps:
+        if dict(named.directive.variables) != blocks or set(blocks) != set(grid):
+            found = f"it maps {', '.join(f'{axis}={name}' for axis, name in named.directive.variables)}"
+            cure = f"Map every axis, {', '.join(grid)}, to the same variables in every region"
+            raise named.directive.place.error(found, cure)
+    return [*regions], blocks
+
+
+def _region(
+    source: Source,
+    path: tuple[int, ...],
+    ends: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
+    named: Marked[PidMapDirective],
+) -> tuple[int, int]:
+    for mark in ends:
         if mark.path[:-1] != path:
             raise mark.directive.place.error("it is not in the body of the tile", "Put it beside the tile id")
-    lo, hi = begin.path[-1], end.path[-1]
-    if maps[0].path[: len(path)] != path or not lo <= maps[0].path[len(path)] < hi:
-        raise directive.place.error(
+    lo, hi = (mark.path[-1] for mark in ends)
+    if named.path[: len(path)] != path or not lo <= named.path[len(path)] < hi:
+        raise named.directive.place.error(
             "it is outside of the dispatch region", "Put it between `dispatch begin` and `dispatch end`"
         )
-    blocks = dict(directive.variables)
-    if set(blocks) != set(grid):
-        raise directive.place.error(f"it maps {', '.join(blocks)}", f"Map every axis: {', '.join(grid)}")
-    statements = _body(source, path)[lo:hi]
-    for axis, variable in blocks.items():
-        if variable not in assigned_names(statements):
+    made = assigned_names(_body(source, path)[lo:hi])
+    for axis, variable in named.directive.variables:
+        if variable not in made:
             found = f"{variable}, the block of {axis}, is not assigned in the dispatch region"
-            raise directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
-    return (lo, hi), blocks
+            raise named.directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
+    return lo, hi
 
 
 def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, ...]) -> tuple[Stream, ...]:

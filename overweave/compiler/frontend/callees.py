@@ -59,14 +59,6 @@ class Callees:
                 given = origins.of(*(arg.value for arg in call.args))
                 yield from (Touch(one, None, call, dotted(call.func)) for one in sorted(given))
 
-    def asks_number(self, call: cst.Call, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a call asks for the program's number, itself or by a function of the file."""
-        name = self.named(call)
-        if not name or name in seen:
-            return self._language.asks_number(call)
-        inner = calls_in(self._functions[name].body)
-        return any(self.asks_number(one, seen | {name}) for one in inner)
-
     def named(self, call: cst.Call) -> str:
         """The function of the file that is called, if it is one."""
         name = dotted(call.func)

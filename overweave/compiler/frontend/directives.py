@@ -18,17 +18,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from difflib import SequenceMatcher
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.expressions import IDENTIFIER, ExpressionError, Polynomial, parse_expression
+from overweave.compiler.frontend.expressions import IDENTIFIER, ExpressionError, parse_expression
+from overweave.compiler.frontend.polynomials import Polynomial
 from overweave.errors import DirectiveError
 
 MARK = "@overweave."
 RESERVED = "overweave"
 LONGEST_NAME, MOST_CHARACTERS = 24, 1000
+LIKE = 0.8  # how much of a word is `overweave` where it is meant: two letters lost, swapped or changed
 _COMMENT = re.compile(r"#\s*@overweave\.([A-Za-z_]*)(?:\s+(.*))?", re.ASCII)
 _UNMARKED = re.compile(r"[#\s@]*overweave\s*\.\s*(axis|tile_id|dispatch|pid_map|load|store|stream)\b", re.ASCII)
+_MARKED = re.compile(r"#[\s#]*@\s*(\w+)", re.ASCII)
 _ACCESS = re.compile(r"([A-Za-z_]\w*)\s*=\s*([A-Za-z_]\w*)\s*\[(.*)\]", re.ASCII)
 _AXIS = re.compile(r"([A-Za-z_]\w*)\s*(?:=\s*(.*?))?(?:\s+block\s*=\s*(.*?))?(\s+streamed)?", re.ASCII)
 FORM = "; docs/directives.md shows the form"
@@ -98,7 +102,10 @@ Directive = AxisDirective | TileIdDirective | DispatchDirective | PidMapDirectiv
 
 def is_directive(comment: str) -> bool:
     """Whether a comment is meant for us, be it that its mark is spoiled. Prose about us is not."""
-    return MARK in comment or _UNMARKED.match(comment) is not None
+    if MARK in comment or _UNMARKED.match(comment):
+        return True
+    marked = _MARKED.match(comment)
+    return marked is not None and SequenceMatcher(None, marked[1].lower(), RESERVED).ratio() >= LIKE
 
 
 def parse_directive(comment: str, file: str, line: int) -> Directive:
@@ -182,7 +189,7 @@ def _expression(place: Place, text: str) -> Polynomial:
     try:
         return parse_expression(text)
     except ExpressionError as error:
-        cure = "Use names, whole numbers, +, -, * and parentheses"
+        cure = "Use names, whole numbers, +, -, *, //, cdiv(a, b), tensor.shape[0] and parentheses"
         raise place.error(f"{text.strip()[:40]!r} is no integer expression: {error}", cure) from None
 
 

@@ -1,4 +1,4 @@
-"""Integer expressions of directives: names, numbers, `+`, `-`, `*` and parentheses, and nothing else.
+"""Integer expressions of directives: names, numbers, `+`, `-`, `*`, `//`, `cdiv(a, b)`, `tensor.shape[0]`, parentheses.
 
 What a comment says is parsed here, never evaluated by Python: a `Polynomial` is data, and the text that reaches
 generated code is written anew from it.
@@ -7,60 +7,46 @@ generated code is written anew from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from math import prod
+from collections.abc import Iterable
 
-from msgspec import Struct
+from overweave.compiler.frontend.polynomials import Polynomial, Quotient, TooLarge, number, one, quotient
 
 MOST_CHARACTERS, MOST_TOKENS, MOST_TERMS = 200, 60, 16
 LARGEST = 2**31 - 1
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}", re.ASCII)
-_TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]{0,39})|([0-9]{1,10})|([-+*()]))", re.ASCII)
-
-Monomial = tuple[str, ...]  # names, sorted; empty: the constant
+SHAPE = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,39})\.shape\[([0-7])\]", re.ASCII)
+ROUNDED_UP = "cdiv"
+_TOKEN = re.compile(
+    r"\s*([A-Za-z_][A-Za-z0-9_]{0,39}(?:\.shape\[[0-7]\])?|[0-9]{1,10}|//|[-+*(),])", re.ASCII
+)  # fmt: skip
 
 
 class ExpressionError(Exception):
     """A text that is no integer expression. The message says why."""
 
 
-class Polynomial(Struct, frozen=True):
-    """A sum of products of names. terms: (names, coefficient), sorted, no coefficient zero."""
+def affine_in(said: Polynomial, axes: Iterable[str]) -> tuple[str | None, int, int]:
+    """(axis, scale, shift) of `scale * axis + shift` over one of the axes, or (None, 0, 0) if none is named.
 
-    terms: tuple[tuple[Monomial, int], ...]
+    Raises ExpressionError for anything else over an axis.
+    """
+    used = sorted(said.names & set(axes))
+    if not used:
+        return None, 0, 0
+    scale = shift = 0
+    for atoms, factor in said.terms:
+        if atoms == (used[0],):
+            scale = factor
+        elif not atoms:
+            shift = factor
+        else:
+            raise ExpressionError(f"{said} is not affine in one axis with constant numbers")
+    return used[0], scale, shift
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(name for monomial, _ in self.terms for name in monomial)
 
-    def value(self, bindings: Mapping[str, int]) -> int:
-        """Its value. Raises KeyError for a name that is not bound."""
-        return sum(factor * prod(bindings[name] for name in names) for names, factor in self.terms)
-
-    def __str__(self) -> str:
-        """Python text, written from the terms."""
-        if not self.terms:
-            return "0"
-        text = " + ".join(_product(names, factor) for names, factor in self.terms)
-        return text.replace("+ -", "- ")
-
-    def affine_in(self, axes: Iterable[str]) -> tuple[str | None, int, int]:
-        """(axis, scale, shift) of `scale * axis + shift` over one of the axes, or (None, 0, 0) if none is named.
-
-        Raises ExpressionError for anything else over an axis.
-        """
-        used = sorted(self.names & set(axes))
-        if not used:
-            return None, 0, 0
-        scale = shift = 0
-        for names, factor in self.terms:
-            if names == (used[0],):
-                scale = factor
-            elif not names:
-                shift = factor
-            else:
-                raise ExpressionError(f"{self} is not affine in one axis with constant numbers")
-        return used[0], scale, shift
+def can_be_positive(said: Polynomial) -> bool:
+    """Whether names that are numbers of at least 1 can make it more than 0."""
+    return any(factor > 0 for _, factor in said.terms)
 
 
 def parse_expression(text: str) -> Polynomial:
@@ -68,7 +54,10 @@ def parse_expression(text: str) -> Polynomial:
     if len(text) > MOST_CHARACTERS:
         raise ExpressionError(f"{len(text)} characters, more than {MOST_CHARACTERS}")
     tokens = _tokens(text)
-    made, rest = _sum(tokens)
+    try:
+        made, rest = _sum(tokens)
+    except TooLarge:
+        raise ExpressionError("it is too large") from None
     if rest:
         raise ExpressionError(f"cannot read {rest[0]!r} there")
     return made
@@ -81,7 +70,7 @@ def _tokens(text: str) -> list[str]:
         match = _TOKEN.match(text, at)
         if match is None or len(tokens) >= MOST_TOKENS:
             raise ExpressionError(f"cannot read {text[at:].strip()[:20]!r}")
-        tokens.append(match[0].strip())
+        tokens.append(match[1])
         at = match.end()
     return tokens
 
@@ -89,22 +78,20 @@ def _tokens(text: str) -> list[str]:
 def _sum(tokens: list[str]) -> tuple[Polynomial, list[str]]:
     negative = tokens[:1] == ["-"]
     total, rest = _term(tokens[1:] if negative else tokens)
-    total = _scaled(total, -1) if negative else total
+    total = _small(number(0) - total) if negative else total
     while rest[:1] in (["+"], ["-"]):
-        sign = 1 if rest[0] == "+" else -1
+        sign = rest[0]
         part, rest = _term(rest[1:])
-        total = _made([*total.terms, *_scaled(part, sign).terms])
+        total = _small(total + part if sign == "+" else total - part)
     return total, rest
 
 
 def _term(tokens: list[str]) -> tuple[Polynomial, list[str]]:
     total, rest = _factor(tokens)
-    while rest[:1] == ["*"]:
+    while rest[:1] in (["*"], ["//"]):
+        sign = rest[0]
         part, rest = _factor(rest[1:])
-        products = [
-            (tuple(sorted((*left, *right))), one * other) for left, one in total.terms for right, other in part.terms
-        ]
-        total = _made(products)
+        total = _small(total * part) if sign == "*" else _divided(total, part)
     return total, rest
 
 
@@ -114,33 +101,33 @@ def _factor(tokens: list[str]) -> tuple[Polynomial, list[str]]:
     first, rest = tokens[0], tokens[1:]
     if first == "(":
         inner, rest = _sum(rest)
-        if rest[:1] != [")"]:
-            raise ExpressionError("a parenthesis is not closed")
-        return inner, rest[1:]
+        return inner, _after(rest, ")")
+    if first == ROUNDED_UP and rest[:1] == ["("]:
+        over, rest = _sum(rest[1:])
+        by, rest = _sum(_after(rest, ","))
+        return _divided(over + by - number(1), by), _after(rest, ")")
     if first.isdecimal():
-        return _made([((), int(first))]), rest
-    if IDENTIFIER.fullmatch(first):
-        return _made([((first,), 1)]), rest
+        return _small(number(int(first))), rest
+    if IDENTIFIER.fullmatch(first) or SHAPE.fullmatch(first):
+        return one(first), rest
     raise ExpressionError(f"cannot read {first!r} there")
 
 
-def _made(parts: Iterable[tuple[Monomial, int]]) -> Polynomial:
-    terms: dict[Monomial, int] = {}
-    for names, factor in parts:
-        terms[names] = terms.get(names, 0) + factor
-    if len(terms) > MOST_TERMS or any(abs(factor) > LARGEST for factor in terms.values()):
-        raise ExpressionError("it is too large")
-    return Polynomial(
-        tuple(sorted((item for item in terms.items() if item[1]), key=lambda item: (-len(item[0]), item[0])))
-    )
+def _after(tokens: list[str], wanted: str) -> list[str]:
+    if tokens[:1] != [wanted]:
+        raise ExpressionError("a parenthesis is not closed" if wanted == ")" else f"{wanted!r} is missing")
+    return tokens[1:]
 
 
-def _scaled(one: Polynomial, by: int) -> Polynomial:
-    return _made((names, factor * by) for names, factor in one.terms)
+def _divided(over: Polynomial, by: Polynomial) -> Polynomial:
+    if not can_be_positive(by):
+        raise ExpressionError(f"it divides by {by}")
+    return _small(quotient(over, by))
 
 
-def _product(names: Monomial, factor: int) -> str:
-    text = " * ".join(names)
-    if not names:
-        return str(factor)
-    return text if factor == 1 else f"-{text}" if factor == -1 else f"{factor} * {text}"
+def _small(made: Polynomial) -> Polynomial:
+    inside = [inner for atom in made.atoms if isinstance(atom, Quotient) for inner in (atom.over, atom.by)]
+    for each in (made, *inside):
+        if len(each.terms) > MOST_TERMS or any(abs(factor) > LARGEST for _, factor in each.terms):
+            raise ExpressionError("it is too large")
+    return made

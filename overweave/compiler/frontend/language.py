@@ -7,14 +7,13 @@ import load`: all of them are the same word here. Names that are imported as som
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Literal
 
 import libcst as cst
 from msgspec import Struct
 
 LANGUAGE = "triton.language"
 CUSTOMARY = "tl"  # meant for the language even where a file does not say so itself
-NUMBERING: Final = ("program_id", "num_programs")
 ATOMIC = "atomic_"
 
 Kind = Literal["load", "store", "atomic"]
@@ -64,10 +63,6 @@ class Language(Struct, frozen=True):
     def is_access(self, call: cst.Call, kind: str) -> bool:
         """Whether a call is `tl.load(pointer)` or `descriptor.load(...)`, or a store: what a directive can speak of."""
         return kind in (self.word(call), self.method(call))
-
-    def asks_number(self, call: cst.Call) -> bool:
-        """Whether a call asks which program this is, or how many there are."""
-        return self.word(call) in NUMBERING
 
 
 def dotted(node: cst.CSTNode) -> str:

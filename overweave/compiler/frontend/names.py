@@ -8,7 +8,6 @@ import libcst as cst
 
 from overweave.compiler.frontend.language import Language
 
-PROGRAM = "program_id()"  # where a variable comes from that is made from a program's number; no name can be so called
 Assignment = tuple[str, cst.BaseExpression | None]
 DESCRIBING = ("dtype", "type", "shape", "block_shape", "strides")  # of a tensor, and not where it lies
 
@@ -121,20 +120,10 @@ def accesses_in(node: cst.CSTNode, kind: str, language: Language) -> list[cst.Ca
 
 
 class Origins:
-    """From which parameters each variable is made, whatever the path; what is loaded has no origin, nor has a dtype.
+    """From which parameters each variable is made, whatever the path; what is loaded has no origin, nor has a dtype."""
 
-    What is made from a program's number comes from PROGRAM, too. asks: the calls that ask for it, if others do than the
-    language's own.
-    """
-
-    def __init__(
-        self,
-        found: Iterable[Assignment],
-        parameters: Iterable[str],
-        language: Language,
-        asks: Callable[[cst.Call], bool] | None = None,
-    ) -> None:
-        self._language, self._asks = language, asks or language.asks_number
+    def __init__(self, found: Iterable[Assignment], parameters: Iterable[str], language: Language) -> None:
+        self._language = language
         self._known = {name: frozenset((name,)) for name in parameters}
         pairs = [(name, self._used(value)) for name, value in found if value is not None]
         changed = True
@@ -150,13 +139,10 @@ class Origins:
         return frozenset().union(*(self._all(self._used(node)) for node in nodes))
 
     def _used(self, node: cst.CSTNode) -> set[str]:
-        names = used_names(node, self._hides)
-        return names | {PROGRAM} if any(map(self._asks, calls_in(node))) else names
+        return used_names(node, self._hides)
 
     def _all(self, names: Iterable[str]) -> frozenset[str]:
-        return frozenset().union(
-            *(self._known.get(one, frozenset((one,)) if one == PROGRAM else frozenset()) for one in names)
-        )
+        return frozenset().union(*(self._known.get(one, frozenset()) for one in names))
 
     def _hides(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.Call):

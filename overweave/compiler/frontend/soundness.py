@@ -9,14 +9,13 @@ import libcst.matchers as m
 
 from overweave.compiler.emit.kernel import Access, Kernel, check_names
 from overweave.compiler.emit.module import jit_decorators
-from overweave.compiler.emit.places import check_places
 from overweave.compiler.frontend.author import Source
 from overweave.compiler.frontend.callees import Callees, Touch
+from overweave.compiler.frontend.carried import check_carried
 from overweave.compiler.frontend.directives import RESERVED, AccessDirective
-from overweave.compiler.frontend.expressions import ExpressionError, parse_expression
+from overweave.compiler.frontend.expressions import ExpressionError, affine_in, parse_expression
 from overweave.compiler.frontend.language import dotted
 from overweave.compiler.frontend.names import (
-    PROGRAM,
     Origins,
     accesses_in,
     assigned_names,
@@ -24,7 +23,7 @@ from overweave.compiler.frontend.names import (
     calls_in,
     used_names,
 )
-from overweave.compiler.frontend.turns import counted_on
+from overweave.compiler.frontend.rectangles import check_places
 
 KEPT = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words that leave a number what it is
 OF_POINTERS = ("mask", "boundary_check", "cache_modifier", "eviction_policy")  # what no descriptor's store is given
@@ -44,11 +43,10 @@ def check_kernel(kernel: Kernel) -> None:
     _check_twins((*kernel.loads, *kernel.stores))
     _check_touches(kernel, callees, origins)
     _check_dispatch(kernel)
-    _check_program_ids(kernel, callees)
     _check_extents(kernel)
     _check_jumps(kernel)
     _check_stream(kernel)
-    check_places(kernel, callees)
+    check_places(kernel)
 
 
 def check_exchanged(kernel: Kernel, read: Iterable[str], written: Iterable[str]) -> None:
@@ -98,7 +96,7 @@ def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
     for dim in said.dims:
         check_names(said.place, dim, source, frozenset(axes))
         try:
-            axis, _, _ = dim.affine_in(axes)
+            axis, _, _ = affine_in(dim, axes)
         except ExpressionError as error:
             cure = "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
             raise said.place.error(str(error), cure) from None
@@ -125,7 +123,7 @@ def _check_call(kernel: Kernel, access: Access, origins: Origins) -> None:
     (call,) = calls
     made = origins.of(language.place(call))
     if said.parameter not in made:
-        listed = ", ".join(sorted(made - {PROGRAM})) or "no parameter"
+        listed = ", ".join(sorted(made)) or "no parameter"
         raise said.place.error(
             f"the {kind} below it is not made from {said.parameter}, but from {listed}", "Name its parameter"
         )
@@ -209,20 +207,6 @@ def _check_dispatch(kernel: Kernel) -> None:
         raise kernel.source.place().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
 
 
-def _check_program_ids(kernel: Kernel, callees: Callees) -> None:
-    if kernel.loop is not None:
-        return
-    lo, hi = kernel.dispatch or (0, 0)
-    for index, statement in enumerate(kernel.body):
-        if index == kernel.first or lo <= index < hi:
-            continue
-        for call in calls_in(statement):
-            if callees.asks_number(call):
-                by = f" by {callees.named(call)}" if callees.named(call) else ""
-                found = f"a program's number is used outside of the tile id and the dispatch region{by}"
-                raise kernel.source.place().error(found, "Move it between `dispatch begin` and `dispatch end`")
-
-
 def _check_extents(kernel: Kernel) -> None:
     """The numbers that directives name are the caller's wherever they are used."""
     said = [one for axis in kernel.axes for one in (axis.extent, axis.block)]
@@ -276,8 +260,4 @@ def _check_stream(kernel: Kernel) -> None:
         if not is_block:
             found = f"its loop goes in steps of {step}, not of {axes[stream.directive.axis].block}"
             raise place.error(found, "Let the step be the block of the axis")
-        counted = counted_on(stream.loop, kernel.source.function, kernel.source.language)
-        if counted is not None:
-            found = f"{counted} goes on from turn to turn, and parts are walked in the order in which they arrive"
-            variable = kernel.source.module.code_for_node(stream.loop.target)
-            raise place.error(found, f"Make it from {variable} in every turn")
+        check_carried(kernel, stream)

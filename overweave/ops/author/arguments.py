@@ -6,15 +6,27 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from overweave.compiler.frontend.author import Source
+from overweave.compiler.frontend.expressions import SHAPE
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
 from overweave.ir.footprint import Operand
 from overweave.ops.call.arguments import DTYPES, check_plain
-from overweave.runtime.authored import tensor_of
+from overweave.runtime.authored import shape_of, tensor_of
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments
 MOST_RANKS = 1024
 POWERS_OF_TWO = ("num_warps",)
+
+
+def numbers_of(given: Mapping[str, Any]) -> dict[str, int]:
+    """The whole numbers of a call, and the extents of its tensors as directives name them."""
+    numbers = {name: value for name, value in given.items() if type(value) is int}
+    for name, value in given.items():
+        if tensor_of(value) is not None:
+            numbers |= {f"{name}.shape[{at}]": extent for at, extent in enumerate(shape_of(value))}
+            blocks = enumerate(getattr(value, "block_shape", ()))
+            numbers |= {f"{name}.block_shape[{at}]": extent for at, extent in blocks}
+    return numbers
 
 
 def check_asked(kernel: str, asked: Collection[str]) -> None:
@@ -65,7 +77,8 @@ def check_on_paper(source: Source, numbers: object, world_size: object, dtype: D
     for name, value in numbers.items():
         if type(value) is not int:
             raise InputError(f"plan {kernel}: {name[:40]}", f"got {type(value).__name__}", "Pass an int")
-        if name not in known:
+        shape = SHAPE.fullmatch(name)
+        if (shape[1] if shape else name) not in known:
             cure = f"Name its parameters: {', '.join(source.parameters)}"
             raise InputError(f"plan {kernel}: {name[:40]}", "it has no such parameter", cure)
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:

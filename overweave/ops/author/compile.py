@@ -15,10 +15,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from overweave.compiler.emit.emit import Weaving, can_choose, can_store_away, emit
+from overweave.compiler.emit.emit import Weaving, can_choose, can_store_away, emit, shapes_of
 from overweave.compiler.emit.fuse import kernel_of, weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.compiler.emit.kernel import Kernel
+from overweave.compiler.frontend.rectangles import check_places
 from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.dtype import Dtype
@@ -234,7 +235,8 @@ class _Call:
         try:
             asked_arguments.check_options(fused.kernel.source.name, options)
             asked_arguments.check_memory(fused.kernel.source.name, given)
-            numbers = {name: value for name, value in given.items() if type(value) is int}
+            numbers = asked_arguments.numbers_of(given)
+            check_places(fused.kernel, numbers | {name: value for name, value in given.items() if _is_constant(value)})
             space = fused.kernel.space(numbers)
             wanted = fused.wanted
             self.operands = _exchanged(space, wanted)
@@ -255,7 +257,8 @@ class _Call:
         chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
         away = next((store for store in space.stores if store.tensor == weaving.away), None)
         launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}
-        kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, launch)
+        persistent, shapes = fused.kernel.loop is not None, shapes_of(fused.kernel)
+        kernel = AuthoredKernel(function, space, places, chosen, away, persistent, launch, shapes)
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
         try:
@@ -394,6 +397,10 @@ def _signature_of(value: Any) -> Any:
         tensor.data_ptr() % 16 == 0,
         *described,
     )
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool | float)
 
 
 def _device(given: Mapping[str, Any]) -> torch.device:

@@ -16,7 +16,7 @@ from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
-from overweave.ops.author.arguments import LAUNCH_OPTIONS, check_asked, check_on_paper, check_options
+from overweave.ops.author.arguments import LAUNCH_OPTIONS, check_asked, check_on_paper, check_options, numbers_of
 from overweave.ops.author.compile import OPTIONS, Fused, by_name, where_of
 from overweave.ops.call.arguments import DTYPES
 from overweave.ops.call.devices import current
@@ -219,7 +219,7 @@ class _Call:
             asked = f"call {auto.kernel.source.name} with {', '.join(twice)}"
             raise InputError(asked, "it is chosen from configs", "Leave it out, or compile without configs")
         self._given = given
-        numbers = {name: value for name, value in given.items() if type(value) is int}
+        numbers = numbers_of(given)
         self._numbers = {name: value for name, value in numbers.items() if name not in dict(auto.configs[0])}
         asked = f"call {auto.kernel.source.name}"
         exchanged = next((tensor for tensor in map(tensor_of, self._stored(auto.asked)) if tensor is not None), None)

@@ -33,9 +33,11 @@ def persistent(body_of: str = SCALE) -> str:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ((STORE, f"    pid_m = pid // tl.cdiv(N, BLOCK_N)\n{STORE}"), "pid_m is made again from the tile's number"),
-        ((STORE, f"    at = at + (pid // N) * N\n{STORE}"), "its place is made from pid"),
-        (("tl.load(x_ptr + at)", "tl.load(x_ptr + at, mask=rows[:, None] < pid)"), "its place is made from pid"),
+        ((STORE, f"    at += pid // tl.cdiv(N, BLOCK_N)\n{STORE}"), "is made from a program's number"),
+        ((STORE, f"    at = at + (pid // N) * N\n{STORE}"), "is made from a program's number"),
+        (("tl.load(x_ptr + at)", "tl.load(x_ptr + at, mask=rows[:, None] < pid)"), "is made from a program's number"),
+        (("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid)"), "is made from a program's number"),
+        ((STORE, f"    tl.store(z_ptr + pid, 1.0)\n{STORE}"), "kernel.py:27: tl.store(z_ptr + pid, 1.0): its place"),
         (
             ("    # @overweave.dispatch end\n", "    tl.store(z_ptr, 1.0)\n    # @overweave.dispatch end\n"),
             "region stores",
@@ -70,27 +72,32 @@ def test_a_place_that_no_block_tells_is_refused(tmp_path: Path, change: tuple[st
 
 def test_numbers_that_stay_what_they_are_are_welcome(tmp_path: Path):
     fused(tmp_path, SCALE, GATHER, ("    rows = ", "    N = tl.multiple_of(N, 8)\n    rows = "))
-    fused(tmp_path, SCALE, GATHER, (STORE, f"    tl.store(z_ptr + pid, 1.0)\n    pid_m = pid_m * BLOCK_M\n{STORE}"))
-    fused(tmp_path, SCALE, GATHER, ("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid)"))
+    fused(tmp_path, SCALE, GATHER, (STORE, f"    tl.store(z_ptr + pid_m, 1.0)\n    pid_m = pid_m * BLOCK_M\n{STORE}"))
+    fused(tmp_path, SCALE, GATHER, ("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid_n)"))
+    fused(tmp_path, SCALE, GATHER, ("tl.program_id(0)", "tl.program_id(0).to(tl.int64)"))
 
 
-def test_a_loop_over_tiles_counts_by_its_own_number_alone(tmp_path: Path):
-    """As the Triton tutorial's persistent matmul does not: it reckons the blocks of the store from a second number."""
+def test_a_loop_over_tiles_may_number_them_again(tmp_path: Path):
+    """As the Triton tutorial's persistent matmul does: it reckons the blocks of the store from a second number."""
     text = persistent()
     fused(tmp_path, text, GATHER)
-    again = "        other += 4\n        pid_m = other // tl.cdiv(N, BLOCK_N)\n        at = at + pid_m * BLOCK_M\n"
-    said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"{again}    {STORE}"))
-    assert "pid_m is made again from the tile's number" in said
-    asked = ("    return x\n", "    return x * tl.num_programs(0)\n")
-    said = refusal(tmp_path, text, GATHER, asked, (f"    {STORE}", f"        at = at + helper(1)\n    {STORE}"))
-    assert "its place is made from a program's number" in said
-    said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"        at = at + other\n    {STORE}"))
-    assert "its place is made from a program's number" in said
+    again = "        other += 4\n        pid_m = other // tl.cdiv(N, BLOCK_N)\n"
+    again += "        pid_n = other % tl.cdiv(N, BLOCK_N)\n"
+    place = "        rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)\n        at = rows[:, None] * N + cols[None, :]\n"
+    said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"{again}{place}    {STORE}"))
+    assert "is made from a program's number" in said
+    begin = "        # @overweave.dispatch begin\n        # @overweave.pid_map M=pid_m N=pid_n\n"
+    framed = f"{begin}{again}        # @overweave.dispatch end\n"
+    source = fused(tmp_path, text, GATHER, (f"    {STORE}", f"{framed}{place}    {STORE}")).source()
+    assert source.count("pid_n = pid % overweave_lang.blocks(N, BLOCK_N)") == 2
+    other = framed.replace("other += 4", "other += 5")
+    said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"{other}{place}    {STORE}"))
+    assert "the blocks are not those of the first region" in said
 
 
 def test_a_pointer_that_is_made_before_the_tile_is_known_reads_one_place(tmp_path: Path):
     early = (
-        ("    # @overweave.tile_id\n", "    base = x_ptr + 8\n    # @overweave.tile_id\n"),
+        ("    # @overweave.tile_id\n", "    base = x_ptr + 0\n    # @overweave.tile_id\n"),
         ("tl.load(x_ptr", "tl.load(base"),
     )
     assert fused(tmp_path, SCALE, GATHER).chosen == "X"
@@ -122,13 +129,28 @@ def test_no_directive_goes_unread(tmp_path: Path, change: tuple[str, str]):
     assert "@overweave." in refusal(tmp_path, SCALE, GATHER, change)
 
 
-@pytest.mark.parametrize("comment", ["# overweave claims tiles. So it goes.", "# see overweave.compile", "# overweave"])
+@pytest.mark.parametrize(
+    "comment",
+    ["# overweave claims tiles. So it goes.", "# see overweave.compile", "# overweave", "# @param x", "# @over here"],
+)
 def test_prose_is_no_directive(comment: str):
     assert not is_directive(comment)
 
 
 @pytest.mark.parametrize(
-    "comment", ["# overweave.axis M", "#@overweave.Axis", "#  @ overweave.load A", "# x @overweave."]
+    "comment",
+    [
+        "# overweave.axis M",
+        "#@overweave.Axis",
+        "#  @ overweave.load A",
+        "# x @overweave.",
+        "# @overweve.load A=a_ptr[M, K]",
+        "# @overweave load A=a_ptr[M, K]",
+        "# @Overweave.load A=a_ptr[M, K]",
+        "# @OVERWEAVE.axis M block=1",
+        "# @overwaeve.tile_id",
+        "# @overweaver.stream S",
+    ],
 )
 def test_what_is_nearly_a_directive_is_one(comment: str):
     assert is_directive(comment)

@@ -41,12 +41,6 @@ def test_what_counts_on_the_order_of_turns_is_refused(tmp_path: Path, changes: l
             )
         ],
         [("        here = ", "        place = start * 2\n        place += 1\n        here = ")],
-        [
-            (
-                "        here = ",
-                "        if start > 0:\n            place = 1\n        else:\n            place = 2\n        here = ",
-            )
-        ],
     ],
 )
 def test_what_does_not_is_welcome(tmp_path: Path, changes: list[tuple[str, str]]):
