@@ -23,7 +23,8 @@ from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
 from overweave.compiler.emit.kernel import Kernel  # noqa: E402
 from overweave.errors import InputError, PeerError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
-from overweave.ops.author.compile import Fused, compile, where_of  # noqa: E402
+from overweave.ops.author.arguments import where_of  # noqa: E402
+from overweave.ops.author.compile import Fused, compile  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.processes import run_ranks  # noqa: E402
 

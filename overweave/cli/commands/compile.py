@@ -11,8 +11,8 @@ from overweave.cli.destination import write_file
 from overweave.cli.limits import limited
 from overweave.cli.of_kernel import schedules_of
 from overweave.errors import InputError
+from overweave.ops.author.arguments import where_of
 from overweave.ops.author.compile import compile as fuse
-from overweave.ops.author.compile import where_of
 
 
 def compile(

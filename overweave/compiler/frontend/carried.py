@@ -62,7 +62,8 @@ class _Loop:
                 is_even = self.kinds.get(kind.by) == Kind("max", kind.by)
             if is_even or (name not in self.behind and name not in self.read) or kind == STEADY:
                 continue
-            raise self.refused(kind.of if kind.how == "other" and kind.of else name)
+            is_clear = kind.how == "other" and self.kinds.get(kind.of, STEADY).how not in ("max", "scaled")
+            raise self.refused(kind.of if is_clear and kind.of else name)
 
     def refused(self, name: str) -> Exception:
         found = f"{name} goes on from turn to turn, and parts are walked in the order in which they arrive"

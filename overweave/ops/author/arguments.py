@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from overweave.compiler.frontend.author import Source
@@ -18,15 +20,41 @@ MOST_RANKS = 1024
 POWERS_OF_TWO = ("num_warps",)
 
 
+def where_of(kernel: Any) -> tuple[Path, str, int | None]:
+    """File, name and line of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
+    if isinstance(kernel, str):
+        path, colon, name = kernel.rpartition(":")
+        if not colon or not name.isidentifier():
+            raise InputError(f"compile {kernel[:80]!r}", "it names no kernel", "Write FILE.py:NAME")
+        return Path(path), name, None
+    function = kernel
+    while hasattr(function, "fn"):
+        function = function.fn
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
+    if file is None or not Path(file).is_file():
+        found = f"{type(kernel).__name__} has no source file"
+        raise InputError("compile a kernel", found, "Pass a @triton.jit function that stands in a file")
+    if function.__qualname__ != function.__name__:
+        found = f"{function.__qualname__} stands inside another function, or a class"
+        raise InputError("compile a kernel", found, "Define it at the top level of its file")
+    return Path(file), str(function.__name__), int(function.__code__.co_firstlineno)
+
+
 def numbers_of(given: Mapping[str, Any]) -> dict[str, int]:
     """The whole numbers of a call, and the extents of its tensors as directives name them."""
     numbers = {name: value for name, value in given.items() if type(value) is int}
     for name, value in given.items():
         if tensor_of(value) is not None:
             numbers |= {f"{name}.shape[{at}]": extent for at, extent in enumerate(shape_of(value))}
-            blocks = enumerate(getattr(value, "block_shape", ()))
-            numbers |= {f"{name}.block_shape[{at}]": extent for at, extent in blocks}
     return numbers
+
+
+def constants_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a call that is no tensor, and what is the same of its tensors wherever they lie."""
+    constants = {name: value for name, value in given.items() if tensor_of(value) is None}
+    described = ((name, enumerate(getattr(value, "block_shape", ()))) for name, value in given.items())
+    blocks = {f"{name}.block_shape[{at}]": size for name, sizes in described for at, size in sizes}
+    return constants | numbers_of(given) | blocks
 
 
 def check_asked(kernel: str, asked: Collection[str]) -> None:

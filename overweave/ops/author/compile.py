@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,6 +29,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.group import LIVING, Group
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.author import arguments as asked_arguments
+from overweave.ops.author.arguments import where_of
 from overweave.ops.call.arguments import DTYPES
 from overweave.ops.call.devices import is_away, run_on
 from overweave.ops.call.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
@@ -236,7 +235,7 @@ class _Call:
             asked_arguments.check_options(fused.kernel.source.name, options)
             asked_arguments.check_memory(fused.kernel.source.name, given)
             numbers = asked_arguments.numbers_of(given)
-            check_places(fused.kernel, numbers | {name: value for name, value in given.items() if _is_constant(value)})
+            check_places(fused.kernel, fused.kernel.source.default_numbers | asked_arguments.constants_of(given))
             space = fused.kernel.space(numbers)
             wanted = fused.wanted
             self.operands = _exchanged(space, wanted)
@@ -284,26 +283,6 @@ def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str
     sizes = " ".join(f"{axis.name}={axis.extent}/{axis.block}" for axis in space.axes)
     digest = blake2b(msgspec.json.encode(plan.schedule) + text.encode(), digest_size=6).hexdigest()
     return f"compiled {space.kernel} {words} {sizes} {plan.realization.dtype} #{digest}".encode()
-
-
-def where_of(kernel: Any) -> tuple[Path, str, int | None]:
-    """File, name and line of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
-    if isinstance(kernel, str):
-        path, colon, name = kernel.rpartition(":")
-        if not colon or not name.isidentifier():
-            raise InputError(f"compile {kernel[:80]!r}", "it names no kernel", "Write FILE.py:NAME")
-        return Path(path), name, None
-    function = kernel
-    while hasattr(function, "fn"):
-        function = function.fn
-    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
-    if file is None or not Path(file).is_file():
-        found = f"{type(kernel).__name__} has no source file"
-        raise InputError("compile a kernel", found, "Pass a @triton.jit function that stands in a file")
-    if function.__qualname__ != function.__name__:
-        found = f"{function.__qualname__} stands inside another function, or a class"
-        raise InputError("compile a kernel", found, "Define it at the top level of its file")
-    return Path(file), str(function.__name__), int(function.__code__.co_firstlineno)
 
 
 def by_name(
@@ -397,10 +376,6 @@ def _signature_of(value: Any) -> Any:
         tensor.data_ptr() % 16 == 0,
         *described,
     )
-
-
-def _is_constant(value: Any) -> bool:
-    return value is None or isinstance(value, str | bool | float)
 
 
 def _device(given: Mapping[str, Any]) -> torch.device:

@@ -16,8 +16,15 @@ from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.memory.group import Group
-from overweave.ops.author.arguments import LAUNCH_OPTIONS, check_asked, check_on_paper, check_options, numbers_of
-from overweave.ops.author.compile import OPTIONS, Fused, by_name, where_of
+from overweave.ops.author.arguments import (
+    LAUNCH_OPTIONS,
+    check_asked,
+    check_on_paper,
+    check_options,
+    numbers_of,
+    where_of,
+)
+from overweave.ops.author.compile import OPTIONS, Fused, by_name
 from overweave.ops.call.arguments import DTYPES
 from overweave.ops.call.devices import current
 from overweave.ops.call.dispatch import GroupLike, group_of, refuse

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from overweave.errors import InputError
-from overweave.ops.author.compile import compile, where_of
+from overweave.ops.author.arguments import where_of
+from overweave.ops.author.compile import compile
 from tests.compiler.annotated import SCALE
 
 NESTED = """

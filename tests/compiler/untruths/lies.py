@@ -1,0 +1,167 @@
+"""Kernels that tell untruths: a true one, what is changed in it, the line that is blamed, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tests.compiler.annotated import SCALE, STREAMED
+from tests.source_tree import ROOT
+
+KERNELS = ROOT / "examples" / "kernels"
+MATMUL, NORM, PERSISTENT, ATTENTION = (
+    (KERNELS / f"{name}.py").read_text() for name in ("matmul", "norm", "persistent", "attention")
+)
+Change = tuple[str, str]
+
+
+class Lie(NamedTuple):
+    """blamed: in the line that the error names. call: the numbers with which it is found out; None when it is read."""
+
+    text: str
+    changes: tuple[Change, ...]
+    blamed: str
+    found: str
+    call: Mapping[str, int] | None = None
+
+
+def lies(text: str, *told: tuple[str, str, str, str]) -> list[Lie]:
+    """Lies of one change each: what stands there, what takes its place, the line, what is said."""
+    return [Lie(text, ((old, new),), blamed, found) for old, new, blamed, found in told]
+
+
+ROWS = "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)\n"
+COLS = "    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)\n"
+LOAD, STORE = "load X=x_ptr[M, N]", "store Y=y_ptr[M, N]"
+STORED = "tl.store(y_ptr + at, x)"
+BEHIND = "    # @overweave.store Y=y_ptr[M, N]\n"
+
+PLACES = lies(
+    SCALE,
+    ("axis M block=BLOCK_M", "axis M block=2 * BLOCK_M", LOAD, "the blocks of M are 16 apart"),
+    ("axis N block=BLOCK_N", "axis N block=BLOCK_N // 2", LOAD, "the blocks of N are 32"),
+    (ROWS, ROWS[:-1] + " + 1\n", LOAD, "elements 1 to 16 of a block of 16"),
+    (ROWS, ROWS[:-1] + " - 1\n", LOAD, "elements -1 to 14 of a block of 16"),
+    (ROWS, "    rows = (pid_m + 1) * BLOCK_M + tl.arange(0, BLOCK_M)\n", LOAD, "elements 16 and more"),
+    (ROWS, "    rows = M - 1 - (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))\n", LOAD, "the blocks of M are -16 apart"),
+    (ROWS, "    rows = pid_m * BLOCK_M + BLOCK_M - 1 - tl.arange(0, BLOCK_M)\n", STORE, "not every one of"),
+    (ROWS, "    rows = (tl.cdiv(M, BLOCK_M) - 1 - pid_m) * BLOCK_M + tl.arange(0, BLOCK_M)\n", LOAD, "-16 apart"),
+    (ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M) * 2\n", LOAD, "elements 0 to 30"),
+    (ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M // 2) * 2\n", STORE, "not every one of 0 to 14"),
+    (ROWS, f"{ROWS}    rows = rows * 2\n", LOAD, "the blocks of M are 32 apart"),
+    (ROWS, f"{ROWS}    rows = tl.where(rows > 5, rows, 0)\n", LOAD, "is not made from pid_m"),
+    (ROWS, f"{ROWS}    rows = tl.where(rows < 64, rows, 0)\n", LOAD, "pid_m stands inside of"),
+    (ROWS, f"{ROWS}    rows = rows % 64\n", LOAD, "elements what"),
+    (ROWS, f"{ROWS}    rows = tl.load(z_ptr + rows)\n", LOAD, "is not made from pid_m"),
+    (ROWS, f"{ROWS}    rows += tl.load(z_ptr + rows)\n", LOAD, "what what is loaded says"),
+    (ROWS, f"    pid_m = pid_m + 1\n{ROWS}", LOAD, "elements 16 and more"),
+    (ROWS, f"    pid_m = pid_m // 2\n{ROWS}", LOAD, "pid_m stands inside of"),
+    (ROWS, f"    pid_m = pid_m ^ 1\n{ROWS}", LOAD, "pid_m stands inside of"),
+    (ROWS, f"    if pid_n > 2:\n        pid_m = pid_m + 1\n{ROWS}", LOAD, "is not made from pid_m"),
+    (LOAD, "load X=x_ptr[N, M]", "load X=x_ptr[N, M]", "the blocks of N are"),
+    ("pid_map M=pid_m N=pid_n", "pid_map M=pid_n N=pid_m", LOAD, "the blocks of M are 32 elements apart"),
+    ("rows[:, None] * N + cols", "rows[:, None] * N + N + cols", LOAD, "elements 1 to 16"),
+    ("rows[:, None] * N + cols", "rows[:, None] * N + 1 + cols", LOAD, "elements 1 to 32 of a block of 32"),
+    ("rows[:, None] * N", "rows[:, None] * (N + 1)", LOAD, "apart in its place"),
+    (COLS, "    cols = (pid_n + 1) * BLOCK_N + tl.arange(0, BLOCK_N)\n", LOAD, "along N it reaches elements 32"),
+    (COLS, "    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N // 2)\n", STORE, "a tile stores [0:16], [0:16]"),
+    ("tl.load(x_ptr + at)", "tl.load(helper(x_ptr) + at + helper(N))", LOAD, "elements 1 to 16"),
+)
+CONDITIONS = lies(
+    SCALE,
+    (STORED, "tl.store(y_ptr + at, x, mask=rows[:, None] % 2 == 0)", STORE, "is told by a condition"),
+    (STORED, "tl.store(y_ptr + at, x, mask=(rows[:, None] < M - 1) & (cols[None, :] < N))", STORE, "not the end of"),
+    (STORED, "tl.store(y_ptr + at, x, mask=x > 0)", STORE, "is told by"),
+    (STORED, "tl.store(y_ptr + at, x, mask=tl.load(z_ptr + rows)[:, None] > 0)", STORE, "is told by"),
+    (f"{BEHIND}    {STORED}", f"    if pid_m > 0:\n    {BEHIND}        {STORED}", STORE, "not the end of"),
+    (f"{BEHIND}    {STORED}", f"    if tl.sum(x) > 0:\n    {BEHIND}        {STORED}", STORE, "is told by"),
+)
+NUMBERS = lies(
+    SCALE,
+    (BEHIND, f"    tl.store(z_ptr + pid, 1.0)\n{BEHIND}", "tl.store(z_ptr + pid, 1.0)", "a program's number"),
+    (BEHIND, f"    aux = pid * 2\n    tl.store(z_ptr, aux)\n{BEHIND}", "tl.store(z_ptr, aux)", "a program's number"),
+    (BEHIND, f"    x *= tl.rand(7, pid)\n{BEHIND}", STORE, "a program's number"),
+    (BEHIND, f"    x *= tl.load(z_ptr + pid)\n{BEHIND}", "x *= tl.load(z_ptr + pid)", "a program's number"),
+    (BEHIND, f"    if pid == 0:\n        tl.store(z_ptr, 1.0)\n{BEHIND}", "tl.store(z_ptr, 1.0)", "a program's number"),
+    (BEHIND, f"    tl.atomic_add(z_ptr + tl.program_id(0), 1.0)\n{BEHIND}", "tl.atomic_add", "a program's number"),
+)
+TOTAL, STREAM = "        total += tl.sum(tl.dot(q, k), 1)\n", "stream S"
+STREAMS = lies(
+    STREAMED,
+    (TOTAL, "        total = total * 0.5 + tl.sum(tl.dot(q, k), 1)\n", STREAM, "total goes on from turn to turn"),
+    (TOTAL, "        total = tl.sum(tl.dot(q, k), 1)\n", STREAM, "total goes on from turn to turn"),
+    (
+        TOTAL,
+        f"        if start == 0:\n            total = tl.sum(tl.dot(q, k), 1)\n        else:\n    {TOTAL}",
+        STREAM,
+        "is asked in a condition",
+    ),
+    (TOTAL, f"        if start > 0:\n    {TOTAL}", STREAM, "is asked in a condition"),
+    (
+        TOTAL,
+        "        s = tl.sum(tl.dot(q, k), 1)\n        total = tl.where(start == 0, s, total + s)\n",
+        STREAM,
+        "total",
+    ),
+    (TOTAL, "        total += tl.sum(tl.dot(q, k), 1) * turns\n", STREAM, "turns goes on"),
+    (TOTAL, f"{TOTAL}        tl.store(q_ptr + start, total)\n", STREAM, "total goes on"),
+    (TOTAL, "        total = tl.maximum(total * 0.9, tl.sum(tl.dot(q, k), 1))\n", STREAM, "total goes on"),
+    (TOTAL, f"{TOTAL}        total = tl.sqrt(total)\n", STREAM, "total goes on"),
+)
+SOFTMAX = lies(
+    ATTENTION,
+    ("total = total * shrink + tl", "total = total + tl", STREAM, "total goes on"),
+    ("values, mixed * shrink[:, None])", "values, mixed)", STREAM, "mixed goes on"),
+    ("tl.exp(scores - above[:, None])", "tl.exp(scores - peak[:, None])", STREAM, "goes on"),
+    ("shrink = tl.exp(peak - above)", "shrink = tl.exp(above - peak)", STREAM, "goes on"),
+    ("        peak = above\n", "        peak = tl.max(scores, 1)\n", STREAM, "goes on"),
+    ("        places = start +", "        places = start + BLOCK_S +", "load K=k[S, H, D]", "along S it reaches"),
+    ("(places[:, None] * H + head) * D", "(places[:, None] * H + head + 1) * D", "load V=v[S, H, D]", "along H"),
+)
+DIRECTIVES = lies(
+    SCALE,
+    (f"@overweave.{LOAD}", f"@overweve.{LOAD}", "@overweve", "no directive has this form"),
+    (f"@overweave.{LOAD}", f"@overweave {LOAD}", "@overweave load", "no directive has this form"),
+    (f"@overweave.{LOAD}", f"@Overweave.{LOAD}", "@Overweave", "no directive has this form"),
+    (LOAD, "load X=x_ptr[M, 0]", "x_ptr[M, 0]", "never more than 0"),
+    (LOAD, "load X=x_ptr[M, N - 2 * N]", "x_ptr[M, N - 2 * N]", "never more than 0"),
+)
+DESCRIPTORS = lies(
+    PERSISTENT,
+    ("c_desc.store([offs_am, offs_bn]", "c_desc.store([offs_bn, offs_am]", "store C=", "blocks of M"),
+    ("a_desc.load([offs_am, depth])", "a_desc.load([offs_am + K, depth])", "load A=", "along M"),
+    ("a_desc.load([offs_am, depth])", "a_desc.load([tile_id, depth])", "load A=", "a program's number"),
+)
+NUMBERED = {"M": 96, "N": 80, "K": 64, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 4}
+STRIDED = NUMBERED | {
+    "stride_am": 64,
+    "stride_ak": 1,
+    "stride_bk": 80,
+    "stride_bn": 1,
+    "stride_cm": 80,
+    "stride_cn": 1,
+}
+SIZED = {"M": 96, "N": 80, "BLOCK_M": 16, "BLOCK_N": 32}
+CALLS = [
+    Lie(MATMUL, (), "load A=", "the blocks of M are 32 apart", STRIDED | {"stride_am": 128}),
+    Lie(MATMUL, (), "load A=", "apart in its place", STRIDED | {"stride_am": 1, "stride_ak": 96}),
+    Lie(MATMUL, (), "store C=", "apart in its place", STRIDED | {"stride_cm": 1, "stride_cn": 96}),
+    Lie(SCALE, ((ROWS, "    rows = pid_m * 32 + tl.arange(0, 32)\n"),), LOAD, "the blocks of M are 32 apart", SIZED),
+    Lie(SCALE, ((ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, 8)\n"),), STORE, "a tile stores [0:8]", SIZED),
+    Lie(
+        SCALE,
+        (("N, BLOCK_M", "N, FIRST, BLOCK_M"), (ROWS, ROWS[:-1] + " + FIRST\n")),
+        LOAD,
+        "along M it reaches elements 3 to 18",
+        SIZED | {"FIRST": 3},
+    ),
+    Lie(NORM, (), "store OUT=", "a tile stores [0:1], [0:32]", {"ROWS": 9, "COLS": 40, "BLOCK": 32}),
+    Lie(
+        PERSISTENT,
+        (),
+        "load A=",
+        "elements 0 to 31 of a block of 16",
+        NUMBERED | {f"{name}_desc.block_shape[{at}]": size for name in "abc" for at, size in ((0, 32), (1, 16))},
+    ),
+]
+ALL = [*PLACES, *CONDITIONS, *NUMBERS, *STREAMS, *SOFTMAX, *DIRECTIVES, *DESCRIPTORS, *CALLS]
