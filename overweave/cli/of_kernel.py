@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overweave.compiler.frontend.expressions import SHAPE
 from overweave.errors import InputError
 
 
@@ -21,7 +22,7 @@ def numbers_of(text: str) -> dict[str, int]:
     for word in text.split(",") if text.strip() else ():
         name, _, value = (part.strip() for part in word.partition("="))
         is_number = value.isascii() and value.isdecimal() and len(value) < 11
-        if not name.isidentifier() or name in numbers or not is_number:
+        if not (name.isidentifier() or SHAPE.fullmatch(name)) or name in numbers or not is_number:
             asked, found = f"numbers {text[:60]!r}", f"{word[:40]!r} is none, or twice"
             raise InputError(asked, found, "Write NAME=NUMBER,NAME=NUMBER")
         numbers[name] = int(value)

@@ -13,6 +13,7 @@ What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
     functions are made anew by every process    made once, before it forks
     operands are asked what they are            those that need no conversion are taken as they are
     scalars break with numpy 2.4                converted through `.item()`
+    a fraction that is passed stays Python's    is an fp32 scalar, which has `.to`
     only `tl.constexpr` is a constant           whatever the language is called: `T.constexpr`, too
 
 It cannot show missing barriers, fences or scopes: that is the lint's work (compiler/). A process that interprets cannot
@@ -248,15 +249,20 @@ def _run_programs_as_threads() -> None:
     triton_interpreter.GridExecutor.__call__ = _launch
 
 
+def _scalar(value: Any) -> Any:
+    """An argument of a launch as the kernel finds it."""
+    if isinstance(value, float):
+        return tl.tensor(_Handle(np.array([value], np.float32), tl.float32), tl.float32)
+    return triton_interpreter._implicit_cvt(value)
+
+
 def _launch(self: Any, *arguments: Any, **options: Any) -> None:
     """All programs of the grid at once; returns when all have ended. CPU tensors only."""
     names = inspect.getfullargspec(self.fn).args
     options = {name: option for name, option in options.items() if name in names}
     bound = inspect.getcallargs(self.fn, *arguments, **options)
     constants = {name for name, said in self.fn.__annotations__.items() if _CONSTANT.search(str(said))}
-    bound = {
-        name: value if name in constants else triton_interpreter._implicit_cvt(value) for name, value in bound.items()
-    }
+    bound = {name: value if name in constants else _scalar(value) for name, value in bound.items()}
     grid = self.grid(bound) if callable(self.grid) else self.grid
     grid = (*grid, 1, 1)[:3]
     errors: list[BaseException] = []

@@ -10,19 +10,32 @@ import typer
 from overweave.cli.destination import write_file
 from overweave.cli.limits import limited
 from overweave.cli.of_kernel import schedules_of
+from overweave.compiler.emit.fuse import kernel_of
 from overweave.errors import InputError
 from overweave.ops.author.arguments import where_of
 from overweave.ops.author.compile import compile as fuse
+from overweave.ops.author.trial import arguments_of, check_footprint
 
 
 def compile(
     kernel: Annotated[str, typer.Argument(metavar="FILE.py:KERNEL", help="An annotated @triton.jit function.")],
     schedule: Annotated[
-        list[str], typer.Option(help="`all_gather.push pieces=2`, or `TENSOR:SCHEDULE`, once for each tensor.")
-    ],
+        list[str] | None, typer.Option(help="`all_gather.push pieces=2`, or `TENSOR:SCHEDULE`, once for each tensor.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write it; else it is printed.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Try the directives instead: needs --shape.")] = False,
+    shape: Annotated[
+        str, typer.Option(help="`M=4096,BLOCK_M=128,eps=1e-5`, and `a_desc=128x64`, the block of a descriptor.")
+    ] = "",
 ) -> None:
     """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
+    if check:
+        with limited(where_of(kernel)[0]):
+            read = kernel_of(*where_of(kernel))
+        typer.echo(f"{read.source.name}: directives {check_footprint(read, arguments_of(read, shape), anew=True)}")
+        return
+    if not schedule:
+        raise InputError("compile a kernel", "no schedule", "Name one by --schedule, or pass --check --shape ...")
     with limited(where_of(kernel)[0]):
         text = fuse(kernel, schedules_of(schedule)).source()
     if out is not None and out.resolve() == where_of(kernel)[0].resolve():

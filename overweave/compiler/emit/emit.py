@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.emit.module import fused_module
-from overweave.compiler.frontend.author import Statement
+from overweave.compiler.frontend.author import Statement, is_constant
 from overweave.compiler.frontend.expressions import SHAPE
 from overweave.compiler.frontend.language import is_value
 from overweave.compiler.frontend.names import accesses_in, used_names
@@ -373,18 +373,10 @@ def _persistent(kernel: Kernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:
 def _with_protocol(params: cst.Parameters, added: tuple[str, ...]) -> cst.Parameters:
     """The protocol's parameters stand before the first constant, or the first that has a default."""
     listed = list(params.params)
-    at = next((i for i, one in enumerate(listed) if one.default or _is_constant(one)), len(listed))
+    at = next((i for i, one in enumerate(listed) if one.default or is_constant(one)), len(listed))
     style = listed[0].comma if listed and isinstance(listed[0].comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
     listed[at:at] = [cst.Param(cst.Name(name), comma=style) for name in added]
     return params.with_changes(params=listed)
-
-
-def _is_constant(param: cst.Param) -> bool:
-    annotation = param.annotation.annotation if param.annotation else None
-    return (
-        isinstance(annotation, cst.Attribute | cst.Name)
-        and (annotation.attr.value if isinstance(annotation, cst.Attribute) else annotation.value) == "constexpr"
-    )
 
 
 def _led(made: list[cst.CSTNode], by: Statement) -> list[cst.CSTNode]:

@@ -62,6 +62,11 @@ class Source(Struct, frozen=True):
         numbers = ((one.name.value, one.default) for one in listed(self.function))
         return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
 
+    @property
+    def constants(self) -> frozenset[str]:
+        """The parameters that are constants of the compiled kernel."""
+        return frozenset(one.name.value for one in listed(self.function) if is_constant(one))
+
     def of_kind(self, kind: type[Kind]) -> list[Marked[Kind]]:
         return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
@@ -74,6 +79,15 @@ def listed(function: cst.FunctionDef) -> tuple[cst.Param, ...]:
     """The parameters of a function, in their order."""
     params = function.params
     return (*params.posonly_params, *params.params, *params.kwonly_params)
+
+
+def is_constant(param: cst.Param) -> bool:
+    """Whether a parameter is a `constexpr`, whatever the language is called."""
+    annotation = param.annotation.annotation if param.annotation else None
+    return (
+        isinstance(annotation, cst.Attribute | cst.Name)
+        and (annotation.attr.value if isinstance(annotation, cst.Attribute) else annotation.value) == "constexpr"
+    )
 
 
 def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:

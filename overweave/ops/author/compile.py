@@ -30,6 +30,7 @@ from overweave.memory.group import LIVING, Group
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.author.arguments import where_of
+from overweave.ops.author.trial import NOT_CHECKED, check_footprint
 from overweave.ops.call.arguments import DTYPES
 from overweave.ops.call.devices import is_away, run_on
 from overweave.ops.call.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
@@ -54,13 +55,15 @@ MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound 
 Schedules = Asked | Mapping[str, Asked]
 
 
-def compile(kernel: Any, schedule: Schedules) -> Fused:
+def compile(kernel: Any, schedule: Schedules, *, check: bool | None = None) -> Fused:
     """Fuses an annotated Triton kernel with the communication of its tensors.
 
     kernel: a `@triton.jit` function whose file holds directives (docs/directives.md), or `"FILE.py:NAME"`.
     schedule: how tensors are exchanged, `{"A": "all_gather.push pieces=2", "C": "reduce_scatter.ring"}`; one schedule
     alone means the first tensor that is read, or written. A tensor is exchanged along its first dimension. In place of
     a name, a `Gather` lists the moves of a tensor's chunks by hand, a `Reduction` or `AllToAll` those of others.
+    check: whether the first call of a kernel on a machine tries its directives: it is interpreted on a smaller problem,
+    in a process of its own, for at most 10 s, and every address is held against them; by default on CPUs alone.
 
     Returns a callable with the kernel's own parameters, and `group`.
     A call takes Triton's options of a launch by name, and `tile_group`: how many blocks of rows run together, column by
@@ -71,14 +74,18 @@ def compile(kernel: Any, schedule: Schedules) -> Fused:
     Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
     SOURCE: AutoOverlap, sections 4 and 5.
     """
-    return Fused(kernel_of(*where_of(kernel)), schedule)
+    return Fused(kernel_of(*where_of(kernel)), schedule, check)
 
 
 class Fused:
-    """A kernel with its schedule. A call plans, proves, writes and binds once for each combination of numbers."""
+    """A kernel with its schedule. A call plans, proves, writes and binds once for each combination of numbers.
 
-    def __init__(self, kernel: Kernel, schedule: Schedules) -> None:
-        self.kernel = kernel
+    checked: whether its directives were tried, `checked` or `not checked` with the reason.
+    """
+
+    def __init__(self, kernel: Kernel, schedule: Schedules, check: bool | None = None) -> None:
+        self.kernel, self._check = kernel, check
+        self.checked = f"{NOT_CHECKED}: no call has asked for it"
         loads = [load.directive.tensor for load in kernel.loads]
         self.wanted = wanted_of(loads, [store.directive.tensor for store in kernel.stores], schedule)
         asked_arguments.check_asked(kernel.source.name, self.wanted)
@@ -194,6 +201,11 @@ class Fused:
             raise InputError(f"store {found[0]} at peers", reason, "Use mover=copy_engine")
         return found[0] if found else None
 
+    def try_directives(self, given: Mapping[str, Any]) -> None:
+        """Holds what the kernel touches against its directives, if that is asked for. Raises DirectiveError."""
+        if self._check if self._check is not None else _device(given).type == "cpu":
+            self.checked = check_footprint(self.kernel, given)
+
     def source(self) -> str:
         """The text of the fused kernel's module, as `weaving` says. It imports and runs by itself."""
         return emit(self.kernel, self.weaving())
@@ -236,6 +248,7 @@ class _Call:
             asked_arguments.check_memory(fused.kernel.source.name, given)
             numbers = asked_arguments.numbers_of(given)
             check_places(fused.kernel, fused.kernel.source.default_numbers | asked_arguments.constants_of(given))
+            fused.try_directives(given)
             space = fused.kernel.space(numbers)
             wanted = fused.wanted
             self.operands = _exchanged(space, wanted)
