@@ -161,8 +161,7 @@ class _Loop:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         values = [*node.args, *(word.value for word in node.keywords)]
         kinds = [self.kind(one) for one in values]
-        is_method = isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name)
-        if isinstance(node.func, ast.Attribute) and (is_method or getattr(node.func.value, "id", "") in self.kinds):
+        if isinstance(node.func, ast.Attribute) and self._is_value(node.func.value):
             kinds.insert(0, self.kind(node.func.value))
         first = kinds[0] if kinds else STEADY
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
@@ -185,6 +184,12 @@ class _Loop:
         if name in ADDING and first.how == "weight" and all(kind in FREE for kind in kinds[1:]):
             return first
         return _mixed(kinds)
+
+    def _is_value(self, node: ast.expr) -> bool:
+        """Whether what stands before a dot is a value, and no module."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return not isinstance(node, ast.Name) or node.id in self.kinds
 
     def _dot(self, node: ast.Call, kinds: list[Kind]) -> Kind:
         named = [self.kind(word.value) for word in node.keywords if word.arg == "acc"]

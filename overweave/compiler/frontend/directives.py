@@ -33,6 +33,7 @@ LIKE = 0.8  # how much of a word is `overweave` where it is meant: two letters l
 _COMMENT = re.compile(r"#\s*@overweave\.([A-Za-z_]*)(?:\s+(.*))?", re.ASCII)
 _UNMARKED = re.compile(r"[#\s@]*overweave\s*\.\s*(axis|tile_id|dispatch|pid_map|load|store|stream)\b", re.ASCII)
 _MARKED = re.compile(r"#[\s#]*@\s*(\w+)", re.ASCII)
+_BETWEEN = re.compile(r",(?![^()]*\))", re.ASCII)  # dimensions: a comma in no parentheses
 _ACCESS = re.compile(r"([A-Za-z_]\w*)\s*=\s*([A-Za-z_]\w*)\s*\[(.*)\]", re.ASCII)
 _AXIS = re.compile(r"([A-Za-z_]\w*)\s*(?:=\s*(.*?))?(?:\s+block\s*=\s*(.*?))?(\s+streamed)?", re.ASCII)
 FORM = "; docs/directives.md shows the form"
@@ -170,7 +171,7 @@ def _access(place: Place, rest: str, is_store: bool) -> AccessDirective:
     match = _ACCESS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
-    dims = tuple(_expression(place, dim) for dim in match[3].split(","))
+    dims = tuple(_expression(place, dim) for dim in _BETWEEN.split(match[3]))
     return AccessDirective(place, is_store, _name(place, match[1]), match[2], dims)
 
 

@@ -1,0 +1,529 @@
+"""Twelve kernels in the form of public ones, annotated: directives are comments, and no line is changed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+HEAD = "import triton\nimport triton.language as tl\n\n\n"
+
+
+class Form(NamedTuple):
+    """name: of the kernel. call: its numbers, and the shapes of its tensors."""
+
+    name: str
+    text: str
+    call: dict[str, Any]
+
+
+ADD = Form(
+    "add_kernel",
+    """@triton.jit
+def add_kernel(x_ptr, y_ptr, output_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    # @overweave.axis N=n_elements block=BLOCK_SIZE
+    # @overweave.tile_id
+    pid = tl.program_id(axis=0)
+    block_start = pid * BLOCK_SIZE
+    offsets = block_start + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    # @overweave.load X=x_ptr[N]
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.load(y_ptr + offsets, mask=mask)
+    # @overweave.store O=output_ptr[N]
+    tl.store(output_ptr + offsets, x + y, mask=mask)
+""",
+    {"n_elements": 200, "BLOCK_SIZE": 64, "x_ptr": (200,), "y_ptr": (200,), "output_ptr": (200,)},
+)
+SOFTMAX = Form(
+    "softmax_kernel",
+    """@triton.jit
+def softmax_kernel(output_ptr, input_ptr, input_row_stride, output_row_stride, n_rows, n_cols,
+                   BLOCK_SIZE: tl.constexpr, num_stages: tl.constexpr):
+    # @overweave.axis ROWS=n_rows block=1
+    row_start = tl.program_id(0)
+    row_step = tl.num_programs(0)
+    # @overweave.tile_id persistent
+    for row_idx in tl.range(row_start, n_rows, row_step, num_stages=num_stages):
+        row_start_ptr = input_ptr + row_idx * input_row_stride
+        col_offsets = tl.arange(0, BLOCK_SIZE)
+        input_ptrs = row_start_ptr + col_offsets
+        mask = col_offsets < n_cols
+        # @overweave.load X=input_ptr[ROWS, n_cols]
+        row = tl.load(input_ptrs, mask=mask, other=-float("inf"))
+        row_minus_max = row - tl.max(row, axis=0)
+        numerator = tl.exp(row_minus_max)
+        denominator = tl.sum(numerator, axis=0)
+        softmax_output = numerator / denominator
+        output_row_start_ptr = output_ptr + row_idx * output_row_stride
+        output_ptrs = output_row_start_ptr + col_offsets
+        # @overweave.store Y=output_ptr[ROWS, n_cols]
+        tl.store(output_ptrs, softmax_output, mask=mask)
+""",
+    {
+        "output_ptr": (9, 40),
+        "input_ptr": (9, 40),
+        "input_row_stride": 40,
+        "output_row_stride": 40,
+        "n_rows": 9,
+        "n_cols": 40,
+        "BLOCK_SIZE": 64,
+        "num_stages": 2,
+    },
+)
+MATMUL = Form(
+    "matmul_kernel",
+    """@triton.jit
+def leaky_relu(x):
+    return tl.where(x >= 0, x, 0.01 * x)
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+                  BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
+                  GROUP_SIZE_M: tl.constexpr, ACTIVATION: tl.constexpr):
+    # @overweave.axis M block=BLOCK_SIZE_M
+    # @overweave.axis N block=BLOCK_SIZE_N
+    # @overweave.tile_id
+    pid = tl.program_id(axis=0)
+    # @overweave.dispatch begin
+    num_pid_m = tl.cdiv(M, BLOCK_SIZE_M)
+    num_pid_n = tl.cdiv(N, BLOCK_SIZE_N)
+    num_pid_in_group = GROUP_SIZE_M * num_pid_n
+    group_id = pid // num_pid_in_group
+    first_pid_m = group_id * GROUP_SIZE_M
+    group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)
+    # @overweave.pid_map M=pid_m N=pid_n
+    pid_m = first_pid_m + ((pid % num_pid_in_group) % group_size_m)
+    pid_n = (pid % num_pid_in_group) // group_size_m
+    # @overweave.dispatch end
+    tl.assume(pid_m >= 0)
+    tl.assume(stride_am > 0)
+    offs_am = (pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
+    offs_bn = (pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    offs_k = tl.arange(0, BLOCK_SIZE_K)
+    a_ptrs = a_ptr + (offs_am[:, None] * stride_am + offs_k[None, :] * stride_ak)
+    b_ptrs = b_ptr + (offs_k[:, None] * stride_bk + offs_bn[None, :] * stride_bn)
+    accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
+    for k in range(0, tl.cdiv(K, BLOCK_SIZE_K)):
+        # @overweave.load A=a_ptr[M, K]
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k * BLOCK_SIZE_K, other=0.0)
+        # @overweave.load B=b_ptr[K, N]
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=0.0)
+        accumulator = tl.dot(a, b, accumulator)
+        a_ptrs += BLOCK_SIZE_K * stride_ak
+        b_ptrs += BLOCK_SIZE_K * stride_bk
+    if ACTIVATION == "leaky_relu":
+        accumulator = leaky_relu(accumulator)
+    c = accumulator.to(tl.float16)
+    offs_cm = pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+    offs_cn = pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    c_ptrs = c_ptr + stride_cm * offs_cm[:, None] + stride_cn * offs_cn[None, :]
+    c_mask = (offs_cm[:, None] < M) & (offs_cn[None, :] < N)
+    # @overweave.store C=c_ptr[M, N]
+    tl.store(c_ptrs, c, mask=c_mask)
+""",
+    {
+        "M": 40,
+        "N": 56,
+        "K": 48,
+        "stride_am": 48,
+        "stride_ak": 1,
+        "stride_bk": 56,
+        "stride_bn": 1,
+        "stride_cm": 56,
+        "stride_cn": 1,
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 16,
+        "BLOCK_SIZE_K": 16,
+        "GROUP_SIZE_M": 8,
+        "ACTIVATION": "leaky_relu",
+        "a_ptr": (40, 48),
+        "b_ptr": (48, 56),
+        "c_ptr": (40, 56),
+    },
+)
+PERSISTENT = Form(
+    "matmul_kernel_persistent",
+    """@triton.jit
+def _compute_pid(tile_id, num_pid_in_group, num_pid_m, GROUP_SIZE_M, NUM_SMS: tl.constexpr):
+    group_id = tile_id // num_pid_in_group
+    first_pid_m = group_id * GROUP_SIZE_M
+    group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)
+    pid_m = first_pid_m + (tile_id % group_size_m)
+    pid_n = (tile_id % num_pid_in_group) // group_size_m
+    return pid_m, pid_n
+
+
+@triton.jit
+def matmul_kernel_persistent(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
+                             stride_cn, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr,
+                             BLOCK_SIZE_K: tl.constexpr, GROUP_SIZE_M: tl.constexpr, NUM_SMS: tl.constexpr):
+    # @overweave.axis M block=BLOCK_SIZE_M
+    # @overweave.axis N block=BLOCK_SIZE_N
+    start_pid = tl.program_id(axis=0)
+    num_pid_m = tl.cdiv(M, BLOCK_SIZE_M)
+    num_pid_n = tl.cdiv(N, BLOCK_SIZE_N)
+    k_tiles = tl.cdiv(K, BLOCK_SIZE_K)
+    num_tiles = num_pid_m * num_pid_n
+    tile_id_c = start_pid - NUM_SMS
+    offs_k_for_mask = tl.arange(0, BLOCK_SIZE_K)
+    num_pid_in_group = GROUP_SIZE_M * num_pid_n
+    # @overweave.tile_id persistent
+    for tile_id in tl.range(start_pid, num_tiles, NUM_SMS, flatten=True):
+        # @overweave.dispatch begin
+        # @overweave.pid_map M=pid_m N=pid_n
+        pid_m, pid_n = _compute_pid(tile_id, num_pid_in_group, num_pid_m, GROUP_SIZE_M, NUM_SMS)
+        # @overweave.dispatch end
+        start_m = pid_m * BLOCK_SIZE_M
+        start_n = pid_n * BLOCK_SIZE_N
+        offs_am = start_m + tl.arange(0, BLOCK_SIZE_M)
+        offs_bn = start_n + tl.arange(0, BLOCK_SIZE_N)
+        offs_am = tl.where(offs_am < M, offs_am, 0)
+        offs_bn = tl.where(offs_bn < N, offs_bn, 0)
+        offs_am = tl.max_contiguous(tl.multiple_of(offs_am, BLOCK_SIZE_M), BLOCK_SIZE_M)
+        offs_bn = tl.max_contiguous(tl.multiple_of(offs_bn, BLOCK_SIZE_N), BLOCK_SIZE_N)
+        accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
+        for ki in range(k_tiles):
+            offs_k = ki * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
+            a_ptrs = a_ptr + (offs_am[:, None] * stride_am + offs_k[None, :] * stride_ak)
+            b_ptrs = b_ptr + (offs_k[:, None] * stride_bk + offs_bn[None, :] * stride_bn)
+            # @overweave.load A=a_ptr[M, K]
+            a = tl.load(a_ptrs, mask=offs_k_for_mask[None, :] < K - ki * BLOCK_SIZE_K, other=0.0)
+            # @overweave.load B=b_ptr[K, N]
+            b = tl.load(b_ptrs, mask=offs_k_for_mask[:, None] < K - ki * BLOCK_SIZE_K, other=0.0)
+            accumulator = tl.dot(a, b, accumulator)
+        # @overweave.dispatch begin
+        tile_id_c += NUM_SMS
+        # @overweave.pid_map M=pid_m N=pid_n
+        pid_m, pid_n = _compute_pid(tile_id_c, num_pid_in_group, num_pid_m, GROUP_SIZE_M, NUM_SMS)
+        # @overweave.dispatch end
+        offs_cm = pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+        offs_cn = pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+        c_ptrs = c_ptr + stride_cm * offs_cm[:, None] + stride_cn * offs_cn[None, :]
+        c_mask = (offs_cm[:, None] < M) & (offs_cn[None, :] < N)
+        # @overweave.store C=c_ptr[M, N]
+        tl.store(c_ptrs, accumulator.to(tl.float16), mask=c_mask)
+""",
+    {**{name: value for name, value in MATMUL.call.items() if name != "ACTIVATION"}, "NUM_SMS": 4},
+)
+LAYER_NORM = Form(
+    "layer_norm_fwd_fused",
+    """@triton.jit
+def layer_norm_fwd_fused(X, Y, W, B, Mean, Rstd, stride, N, eps, BLOCK_SIZE: tl.constexpr):
+    # @overweave.axis M=Y.shape[0] block=1
+    # @overweave.tile_id
+    row = tl.program_id(0)
+    Y += row * stride
+    X += row * stride
+    _mean = tl.zeros([BLOCK_SIZE], dtype=tl.float32)
+    for off in range(0, N, BLOCK_SIZE):
+        cols = off + tl.arange(0, BLOCK_SIZE)
+        # @overweave.load X=X[M, N]
+        a = tl.load(X + cols, mask=cols < N, other=0.0).to(tl.float32)
+        _mean += a
+    mean = tl.sum(_mean, axis=0) / N
+    _var = tl.zeros([BLOCK_SIZE], dtype=tl.float32)
+    for off in range(0, N, BLOCK_SIZE):
+        cols = off + tl.arange(0, BLOCK_SIZE)
+        # @overweave.load X=X[M, N]
+        x = tl.load(X + cols, mask=cols < N, other=0.0).to(tl.float32)
+        x = tl.where(cols < N, x - mean, 0.0)
+        _var += x * x
+    rstd = 1 / tl.sqrt(tl.sum(_var, axis=0) / N + eps)
+    # @overweave.store MEAN=Mean[M]
+    tl.store(Mean + row, mean)
+    # @overweave.store RSTD=Rstd[M]
+    tl.store(Rstd + row, rstd)
+    for off in range(0, N, BLOCK_SIZE):
+        cols = off + tl.arange(0, BLOCK_SIZE)
+        mask = cols < N
+        w = tl.load(W + cols, mask=mask)
+        b = tl.load(B + cols, mask=mask)
+        # @overweave.load X=X[M, N]
+        x = tl.load(X + cols, mask=mask, other=0.0).to(tl.float32)
+        # @overweave.store Y=Y[M, N]
+        tl.store(Y + cols, (x - mean) * rstd * w + b, mask=mask)
+""",
+    {
+        "X": (10, 40),
+        "Y": (10, 40),
+        "W": (40,),
+        "B": (40,),
+        "Mean": (10,),
+        "Rstd": (10,),
+        "stride": 40,
+        "N": 40,
+        "eps": 1e-5,
+        "BLOCK_SIZE": 16,
+    },
+)
+RMS_NORM = Form(
+    "rms_norm_forward_kernel",
+    """@triton.jit
+def rms_norm_forward_kernel(Y_ptr, Y_row_stride, X_ptr, X_row_stride, W_ptr, RSTD_ptr, n_cols, eps, offset,
+                            BLOCK_SIZE: tl.constexpr):
+    # @overweave.axis ROWS=Y_ptr.shape[0] block=1
+    # @overweave.tile_id
+    row_idx = tl.program_id(0).to(tl.int64)
+    col_offsets = tl.arange(0, BLOCK_SIZE)
+    mask = col_offsets < n_cols
+    y_base = Y_ptr + row_idx * Y_row_stride
+    x_base = X_ptr + row_idx * X_row_stride
+    # @overweave.load X=X_ptr[ROWS, n_cols]
+    X_row = tl.load(x_base + col_offsets, mask=mask, other=0)
+    W_row = tl.load(W_ptr + col_offsets, mask=mask, other=0)
+    X_row = X_row.to(tl.float32)
+    mean_square = tl.sum(X_row * X_row, axis=0) / n_cols
+    rstd = tl.rsqrt(mean_square + eps.to(tl.float32))
+    # @overweave.store RSTD=RSTD_ptr[ROWS]
+    tl.store(RSTD_ptr + row_idx, rstd)
+    # @overweave.store Y=Y_ptr[ROWS, n_cols]
+    tl.store(y_base + col_offsets, X_row * rstd * (offset + W_row), mask=mask)
+""",
+    {
+        "Y_ptr": (9, 40),
+        "Y_row_stride": 40,
+        "X_ptr": (9, 40),
+        "X_row_stride": 40,
+        "W_ptr": (40,),
+        "RSTD_ptr": (9,),
+        "n_cols": 40,
+        "eps": 1e-6,
+        "offset": 0.0,
+        "BLOCK_SIZE": 64,
+    },
+)
+SWIGLU = Form(
+    "swiglu_forward_kernel",
+    """@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def swiglu_forward_kernel(a_ptr, b_ptr, c_ptr, stride, n_cols: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    # @overweave.axis ROWS=c_ptr.shape[0] block=1
+    # @overweave.tile_id
+    program_id = tl.program_id(0).to(tl.int64)
+    a_ptr += program_id * stride
+    b_ptr += program_id * stride
+    c_ptr += program_id * stride
+    col_offsets = tl.arange(0, BLOCK_SIZE)
+    mask = col_offsets < n_cols
+    # @overweave.load A=a_ptr[ROWS, n_cols]
+    a_row = tl.load(a_ptr + col_offsets, mask=mask, other=0).to(tl.float32)
+    b_row = tl.load(b_ptr + col_offsets, mask=mask, other=0)
+    c_row = silu(a_row).cast(b_row.dtype) * b_row
+    # @overweave.store C=c_ptr[ROWS, n_cols]
+    tl.store(c_ptr + col_offsets, c_row, mask=mask)
+""",
+    {"a_ptr": (9, 40), "b_ptr": (9, 40), "c_ptr": (9, 40), "stride": 40, "n_cols": 40, "BLOCK_SIZE": 64},
+)
+FP8 = Form(
+    "fp8_gemm_kernel",
+    """@triton.jit
+def fp8_gemm_kernel(a_ptr, b_ptr, c_ptr, a_s_ptr, b_s_ptr, M, N: tl.constexpr, K: tl.constexpr,
+                    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr):
+    # @overweave.axis M block=BLOCK_SIZE_M
+    # @overweave.axis N block=BLOCK_SIZE_N
+    # @overweave.dispatch begin
+    # @overweave.pid_map M=pid_m N=pid_n
+    pid_m = tl.program_id(axis=0)
+    pid_n = tl.program_id(axis=1)
+    # @overweave.dispatch end
+    k = tl.cdiv(K, BLOCK_SIZE_K)
+    offs_m = (pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
+    offs_n = (pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    offs_k = tl.arange(0, BLOCK_SIZE_K)
+    a_ptrs = a_ptr + offs_m[:, None] * K + offs_k[None, :]
+    b_ptrs = b_ptr + offs_n[None, :] * K + offs_k[:, None]
+    a_s_ptrs = a_s_ptr + offs_m * k
+    b_s_ptrs = b_s_ptr + (offs_n // BLOCK_SIZE_K) * k
+    accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
+    for i in range(k):
+        # @overweave.load A=a_ptr[M, K]
+        a = tl.load(a_ptrs, mask=offs_k[None, :] < K - i * BLOCK_SIZE_K, other=0.0)
+        b = tl.load(b_ptrs, mask=offs_k[:, None] < K - i * BLOCK_SIZE_K, other=0.0)
+        # @overweave.load A_S=a_s_ptr[M, cdiv(K, BLOCK_SIZE_K)]
+        a_s = tl.load(a_s_ptrs)
+        b_s = tl.load(b_s_ptrs)
+        accumulator += tl.dot(a, b) * a_s[:, None] * b_s[None, :]
+        a_ptrs += BLOCK_SIZE_K
+        b_ptrs += BLOCK_SIZE_K
+        a_s_ptrs += 1
+        b_s_ptrs += 1
+    c = accumulator.to(c_ptr.dtype.element_ty)
+    offs_m = pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+    offs_n = pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    c_ptrs = c_ptr + offs_m[:, None] * N + offs_n[None, :]
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    # @overweave.store C=c_ptr[M, N]
+    tl.store(c_ptrs, c, mask=mask)
+""",
+    {
+        "M": 40,
+        "N": 64,
+        "K": 80,
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 32,
+        "BLOCK_SIZE_K": 32,
+        "a_ptr": (40, 80),
+        "b_ptr": (64, 80),
+        "c_ptr": (40, 64),
+        "a_s_ptr": (40, 3),
+        "b_s_ptr": (2, 3),
+    },
+)
+ATTENTION = Form(
+    "attn_fwd",
+    """@triton.jit
+def attn_fwd(Q, K, V, Out, sm_scale, H, N_CTX, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    # @overweave.axis N_CTX block=BLOCK_M
+    # @overweave.axis S=N_CTX block=BLOCK_N streamed
+    # @overweave.axis H block=1
+    # @overweave.dispatch begin
+    # @overweave.pid_map N_CTX=start_m H=off_h
+    start_m = tl.program_id(0)
+    off_h = tl.program_id(1)
+    # @overweave.dispatch end
+    offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, HEAD_DIM)
+    m_i = tl.zeros([BLOCK_M], dtype=tl.float32) - float("inf")
+    l_i = tl.zeros([BLOCK_M], dtype=tl.float32) + 1.0
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    qk_scale = sm_scale * 1.44269504
+    # @overweave.load Q=Q[N_CTX, H, HEAD_DIM]
+    q = tl.load(Q + (offs_m[:, None] * H + off_h) * HEAD_DIM + offs_d[None, :], mask=offs_m[:, None] < N_CTX, other=0.0)
+    # @overweave.stream S
+    for start_n in range(0, N_CTX, BLOCK_N):
+        start_n = tl.multiple_of(start_n, BLOCK_N)
+        rows = (start_n + offs_n)[:, None]
+        # @overweave.load K=K[S, H, HEAD_DIM]
+        k = tl.load(K + (rows * H + off_h) * HEAD_DIM + offs_d[None, :], mask=rows < N_CTX, other=0.0)
+        qk = tl.dot(q, k.T)
+        qk = tl.where((start_n + offs_n)[None, :] < N_CTX, qk, -1.0e6)
+        m_ij = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
+        qk = qk * qk_scale - m_ij[:, None]
+        p = tl.math.exp2(qk)
+        alpha = tl.math.exp2(m_i - m_ij)
+        l_ij = tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        # @overweave.load V=V[S, H, HEAD_DIM]
+        v = tl.load(V + (rows * H + off_h) * HEAD_DIM + offs_d[None, :], mask=rows < N_CTX, other=0.0)
+        p = p.to(v.dtype)
+        acc = tl.dot(p, v, acc)
+        l_i = l_i * alpha + l_ij
+        m_i = m_ij
+    acc = acc / l_i[:, None]
+    place = Out + (offs_m[:, None] * H + off_h) * HEAD_DIM + offs_d[None, :]
+    # @overweave.store O=Out[N_CTX, H, HEAD_DIM]
+    tl.store(place, acc.to(Out.type.element_ty), mask=offs_m[:, None] < N_CTX)
+""",
+    {
+        "Q": (80, 2, 16),
+        "K": (80, 2, 16),
+        "V": (80, 2, 16),
+        "Out": (80, 2, 16),
+        "sm_scale": 0.25,
+        "H": 2,
+        "N_CTX": 80,
+        "HEAD_DIM": 16,
+        "BLOCK_M": 32,
+        "BLOCK_N": 16,
+    },
+)
+ROPE = Form(
+    "rope_kernel",
+    """@triton.jit
+def rope_kernel(x_ptr, cos_ptr, sin_ptr, y_ptr, T, H, D: tl.constexpr, BLOCK_H: tl.constexpr):
+    # @overweave.axis T block=1
+    # @overweave.tile_id
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.arange(0, BLOCK_H)
+    half = tl.arange(0, D // 2)
+    cos = tl.load(cos_ptr + token * (D // 2) + half)[None, :]
+    sin = tl.load(sin_ptr + token * (D // 2) + half)[None, :]
+    first = token * H * D + heads[:, None] * D + half[None, :]
+    second = first + D // 2
+    mask = heads[:, None] < H
+    # @overweave.load X=x_ptr[T, H, D]
+    left = tl.load(x_ptr + first, mask=mask, other=0.0)
+    # @overweave.load X=x_ptr[T, H, D]
+    right = tl.load(x_ptr + second, mask=mask, other=0.0)
+    # @overweave.store Y=y_ptr[T, H, D]
+    tl.store(y_ptr + first, left * cos - right * sin, mask=mask)
+    # @overweave.store Y=y_ptr[T, H, D]
+    tl.store(y_ptr + second, right * cos + left * sin, mask=mask)
+""",
+    {
+        "x_ptr": (9, 3, 16),
+        "cos_ptr": (9, 8),
+        "sin_ptr": (9, 8),
+        "y_ptr": (9, 3, 16),
+        "T": 9,
+        "H": 3,
+        "D": 16,
+        "BLOCK_H": 4,
+    },
+)
+DROPOUT = Form(
+    "seeded_dropout",
+    """@triton.jit
+def seeded_dropout(x_ptr, output_ptr, n_elements, p, seed, BLOCK_SIZE: tl.constexpr):
+    # @overweave.axis N=n_elements block=BLOCK_SIZE
+    # @overweave.tile_id
+    pid = tl.program_id(axis=0)
+    block_start = pid * BLOCK_SIZE
+    offsets = block_start + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    # @overweave.load X=x_ptr[N]
+    x = tl.load(x_ptr + offsets, mask=mask)
+    random = tl.rand(seed, offsets)
+    x_keep = random > p
+    output = tl.where(x_keep, x / (1 - p), 0.0)
+    # @overweave.store O=output_ptr[N]
+    tl.store(output_ptr + offsets, output, mask=mask)
+""",
+    {"x_ptr": (200,), "output_ptr": (200,), "n_elements": 200, "p": 0.5, "seed": 3, "BLOCK_SIZE": 64},
+)
+CROSS_ENTROPY = Form(
+    "cross_entropy_kernel",
+    """@triton.jit
+def cross_entropy_kernel(X_ptr, X_stride, Y_ptr, loss_ptr, n_cols, BLOCK_SIZE: tl.constexpr):
+    # @overweave.axis ROWS=loss_ptr.shape[0] block=1
+    # @overweave.tile_id
+    program_id = tl.program_id(0).to(tl.int64)
+    y = tl.load(Y_ptr + program_id)
+    X_ptr += program_id * X_stride
+    m = float("-inf")
+    d = 0.0
+    # @overweave.load X=X_ptr[ROWS, n_cols]
+    ori_X_y = tl.load(X_ptr + y).cast(tl.float32)
+    for i in range(0, n_cols, BLOCK_SIZE):
+        X_offsets = i + tl.arange(0, BLOCK_SIZE)
+        # @overweave.load X=X_ptr[ROWS, n_cols]
+        X_block = tl.load(X_ptr + X_offsets, mask=X_offsets < n_cols, other=float("-inf")).cast(tl.float32)
+        block_max = tl.max(X_block)
+        m_new = tl.maximum(m, block_max)
+        d = d * tl.exp(m - m_new) + tl.sum(tl.exp(X_block - m_new))
+        m = m_new
+    lse = m + tl.log(d)
+    # @overweave.store LOSS=loss_ptr[ROWS]
+    tl.store(loss_ptr + program_id, lse - ori_X_y)
+""",
+    {"X_ptr": (9, 40), "X_stride": 40, "Y_ptr": (9,), "loss_ptr": (9,), "n_cols": 40, "BLOCK_SIZE": 16},
+)
+FORMS = (
+    ADD,
+    SOFTMAX,
+    MATMUL,
+    PERSISTENT,
+    LAYER_NORM,
+    RMS_NORM,
+    SWIGLU,
+    FP8,
+    ATTENTION,
+    ROPE,
+    DROPOUT,
+    CROSS_ENTROPY,
+)
