@@ -184,7 +184,12 @@ class AutoFused:
         told = _quickest_first(judged)
         lines = (f"  {'->' if one.candidate == taken else '  '} {one.line(width)}" for one in told)
         return "\n".join(
-            [str(taken), f"  source: {SOURCES['model']}; the library's way unless another is well ahead", *lines]
+            [
+                str(taken),
+                f"  source: {SOURCES['model']}; the library's way unless another is well ahead",
+                f"  directives: read and proven of every place; {self.fused(taken).checked}",
+                *lines,
+            ]
         )
 
     def _judged(
