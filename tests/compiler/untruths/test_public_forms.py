@@ -15,7 +15,8 @@ from overweave.ops.author import trial
 from overweave.ops.author.arguments import constants_of
 from overweave.ops.author.trial import CHECKED, check_footprint
 from tests.clock import slowness
-from tests.compiler.untruths.public_forms import FORMS, HEAD, Form
+from tests.compiler.untruths.public_forms import FORMS
+from tests.compiler.untruths.public_rows import HEAD, Form
 
 
 def read(folder: Path, form: Form) -> Kernel:
