@@ -1,4 +1,4 @@
-"""What a set of samples says: plain arithmetic on lists, no ranks, no devices.
+"""What a set of samples says, beyond what the standard library knows: plain arithmetic on lists.
 
 Samples of several methods are taken in rounds, so that whatever changes slowly (clocks, heat, neighbours) meets all
 methods of a round alike. Ratios are therefore formed within rounds, and the interval of their median comes from order
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import geometric_mean, median, quantiles
 
 from msgspec import Struct
 
 from overweave.errors import InputError
 
+__all__ = ["Ratio", "geometric_mean", "interval_rank", "median", "p90", "paired_ratio"]
 CONFIDENCE = 0.95
 
 
@@ -25,32 +27,9 @@ class Ratio(Struct, frozen=True):
     high: float
 
 
-def quantile(values: Sequence[float], fraction: float) -> float:
-    """The value below which `fraction` of the samples lie, interpolated between neighbours."""
-    if not values:
-        raise InputError("quantile", "there are no samples", "Take at least one round")
-    ordered = sorted(values)
-    position = fraction * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle sample, or the mean of the two in the middle."""
-    return quantile(values, 0.5)
-
-
 def p90(values: Sequence[float]) -> float:
-    """What nine samples in ten do not exceed."""
-    return quantile(values, 0.9)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The mean for ratios: twice as fast here and twice as slow there is 1."""
-    if not values or min(values) <= 0:
-        raise InputError("geometric_mean", "needs positive values", "Leave out rows that were not measured")
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
+    """What nine samples in ten do not exceed, interpolated between neighbours."""
+    return quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
