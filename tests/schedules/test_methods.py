@@ -30,7 +30,7 @@ EXCHANGES, ROWS = {"scatter", "two_shot"}, {"sequential", "per_shard"}
 OTHER_WORDS = {
     "overweave.compiler.frontend.language": {"scatter"},
     "overweave.ir.plan": EXCHANGES,
-    "overweave.ir.verify.engines.packed_shards": EXCHANGES,
+    "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.packed_layout": EXCHANGES,
     "overweave.runtime.interpreted.packed": EXCHANGES,
     "overweave.runtime.gpu.kernels.kernels": EXCHANGES,
