@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -29,11 +29,14 @@ ISSUE: Literal["issue"] = "issue"
 
 MAIN, COPIES, TILES, SUMS, PACKED = "main", "copies", "tiles", "sums", "packed"  # queues
 SCALES = "scales"  # a queue, and the buffer that it fills
-TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
+PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
 X, W, Y = "x", "w", "y"  # the caller's buffers
 # Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
 PARTIAL, SLOTS, RUNNING, TOTAL, GATHERED = "partial", "slots", "running", "total", "gathered"
-ARRIVED, COMPUTED, SUMMED = "arrived", "computed", "summed"  # pads
+# Pads: it has been brought here; the own tiles have written it; another own step has; a peer's step is complete.
+ARRIVED, COMPUTED, SUMMED, TOLD = "arrived", "computed", "summed", "told"
+KERNELS = (SUMS, PUSHES, PACKED)  # queues: what one launch runs, in no order
+SUMMING = ("reduce_scatter", "all_reduce")  # collectives
 A, B = FACTORS  # the tensors of the global matmul
 
 Order = Literal["ring", "all_peers"]
@@ -54,8 +57,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles. addends, place, late_waits, scales, copies: as in Compute. places: where an author's tiles store it, in place
-    of `region`.
+    tiles. places: where tiles store what they write, if not in `region` alone. addends, place, late_waits, scales: as
+    in Compute.
     """
 
     name: str
@@ -69,19 +72,25 @@ class Chunk(Struct, frozen=True, kw_only=True):
     late_waits: tuple[Wait, ...] = ()
     places: tuple[Region, ...] = ()
     scales: tuple[Region, ...] = ()
-    copies: tuple[Region, ...] = ()
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """A template's result. `steps` stand in launch order. reuse: as in Schedule."""
+    """What moves, and what tiles have to do with it. `steps` stand in launch order.
+
+    tiles_read: whether tiles read the regions of Chunks; else they write them. behind: what must also be written before
+    a step begins, which does not read it, by the step's name. pads: of signals that are numbered; none: they are
+    derived from what steps read and write (schedules/signals.py). reuse: as in Schedule.
+    """
 
     world_size: int
     buffers: tuple[Buffer, ...]
-    pads: tuple[SignalPad, ...]
     queues: tuple[Queue, ...]
     given: tuple[Given, ...]
     goal: tuple[Goal, ...]
     steps: tuple[Operation | Chunk, ...]
+    tiles_read: bool = False
+    behind: Mapping[str, tuple[Region, ...]] = {}
+    pads: tuple[SignalPad, ...] = ()
     reuse: Literal["credits", "echoes"] = CREDITS
 
 
@@ -227,6 +236,27 @@ def gathered_by_library(split: Split, own: Region, whole: Buffer, label: str = "
     )
 
 
+def queues_of(
+    steps: Iterable[Operation | Chunk], *, sums_behind: bool = False, pushes_behind: bool = False
+) -> tuple[Queue, ...]:
+    """The queues of the steps, but for the tiles' own. Work of the caller's stream runs in launch order, kernels too.
+
+    sums_behind: a kernel that sums is launched behind the tiles; behind a kernel that pushes it always is, as sums that
+    wait for peers must not hold the SMs of that. pushes_behind: a kernel that pushes is launched behind the tiles.
+    """
+    listed = [step for step in steps if not isinstance(step, Chunk) and step.queue != TILES]
+    names = dict.fromkeys(step.queue for step in listed)
+    # The library's sums hold SMs that kernels may need.
+    is_last = any(isinstance(step, Collective) and step.function in SUMMING for step in listed)
+    after = {
+        MAIN: (TILES, SUMS, PUSHES) if is_last else (TILES,),
+        SUMS: (MAIN, TILES, PUSHES) if sums_behind or PUSHES in names else (),
+        PUSHES: (MAIN, TILES) if pushes_behind else (),
+        PACKED: (MAIN,),
+    }
+    return tuple(Queue(name, ISSUE if name in KERNELS else COMPLETE, after=after.get(name, ())) for name in names)
+
+
 def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple[Buffer, ...]:
     """The buffers that some step names: a group of one moves nothing and needs no workspace."""
     named = {part.buffer for step in steps for part in _regions(step)}
@@ -235,5 +265,5 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
     if isinstance(step, Chunk):
-        return (step.region, *step.addends, *step.places, *step.scales, *step.copies)
+        return (step.region, *step.addends, *step.places, *step.scales)
     return (*step.reads, *step.writes)

@@ -20,6 +20,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.schedules.communication import Chunk, Communication, region
+from overweave.schedules.signals import with_signals
 from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
 from overweave.schedules.weave.assemble_schedule import counted, credits
 from overweave.schedules.weave.fewest_waits import not_twice
@@ -80,8 +81,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
             notifies=chunk.notifies,
             a=(region(self.a, rank, rows) if self.a else chunk.region,),
             b=Region(self.b.name, rank, (0, self.b.rows), (0, self.b.cols)),
-            out=(region(self.out, rank, rows) if self.out else chunk.region,),
-            copies=chunk.copies,
+            out=(region(self.out, rank, rows) if self.out else (*chunk.places, chunk.region)[0],),
+            copies=chunk.places[1:],
             addends=chunk.addends,
             place=chunk.place,
             late_waits=chunk.late_waits,
@@ -98,6 +99,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
     a signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
     if peers touch the workspace at all, unless echoes do the same.
     """
+    communication = with_signals(communication)
     steps: Iterable[Operation | Chunk] = communication.steps
     if kernel.queue.order == "issue":
         steps = _gathered_into_one_launch(communication.steps)

@@ -20,12 +20,9 @@ from overweave.ir.schedule import (
     Buffer,
     Copy,
     Given,
-    Notify,
     Operation,
     Put,
     Queue,
-    SignalPad,
-    Wait,
 )
 from overweave.ir.tensors import scale_of
 from overweave.schedules.communication import (
@@ -41,8 +38,6 @@ from overweave.schedules.communication import (
     region,
     used,
 )
-
-SCALED = "scaled"
 
 
 def of_partials(communication: Communication, rows: int, firsts: tuple[int, ...]) -> Communication:
@@ -65,12 +60,11 @@ def of_partials(communication: Communication, rows: int, firsts: tuple[int, ...]
 
 
 class _Scales(Struct, frozen=True):
-    """own: `[S, 1]`, the caller's. all: `[m, 1]`, in global place. holders: how many ranks, the first, have rows."""
+    """own: `[S, 1]`, the caller's. all: `[m, 1]`, in global place."""
 
     split: Split
     own: Buffer
     all: Buffer
-    holders: int
 
     def peers(self, rank: int) -> list[int]:
         """Whom a rank puts its scales to, in its rotation."""
@@ -82,7 +76,7 @@ def with_row_scales(communication: Communication, split: Split, engine: Engine) 
     ranks, rows = range(split.world_size), split.rows
     own = Buffer(SCALE_X, split.shard_size, 1, "input", SCALE_DTYPE)
     everyone = Buffer(SCALES, rows, 1, "local" if engine == LIBRARY else "symmetric", SCALE_DTYPE)
-    scales = _Scales(split, own, everyone, sum(not is_empty(split.shard(rank)) for rank in ranks))
+    scales = _Scales(split, own, everyone)
     homes = {buffer.name: buffer.home for buffer in communication.buffers}
     steps: list[Operation | Chunk] = []
     for rank, of_rank in groupby(communication.steps, lambda step: step.rank):
@@ -93,7 +87,6 @@ def with_row_scales(communication: Communication, split: Split, engine: Engine) 
     return replace(
         communication,
         buffers=communication.buffers + used((own, everyone), steps),
-        pads=communication.pads + ((SignalPad(SCALED, split.world_size),) if is_put else ()),
         queues=communication.queues + ((Queue(SCALES, COMPLETE),) if is_put else ()),
         given=communication.given + tuple(_given(scales, rank) for rank in ranks if not is_empty(split.shard(rank))),
         steps=tuple(steps),
@@ -111,21 +104,10 @@ def _spans_all(scales: _Scales, step: Operation | Chunk) -> bool:
 
 
 def _scaled(scales: _Scales, chunk: Chunk, homes: Mapping[str, str]) -> Chunk:
-    """A chunk with the scales of its rows, and its waits for those that peers put."""
+    """A chunk with the scales of its rows."""
     if homes[chunk.region.buffer] == INPUT:
         return replace(chunk, scales=(region(scales.own, chunk.rank, chunk.region.rows),))
-    waits: tuple[Wait, ...] = ()
-    if scales.all.home == "symmetric":
-        lo, hi = _owners(scales, chunk)
-        ranges = (lo, min(hi, chunk.rank)), (max(lo, chunk.rank + 1), hi)
-        waits = tuple(Wait(SCALED, signals, 1) for signals in ranges if not is_empty(signals))
-    return replace(chunk, waits=chunk.waits + waits, scales=(region(scales.all, chunk.rank, chunk.rows),))
-
-
-def _owners(scales: _Scales, chunk: Chunk) -> tuple[int, int]:
-    """The ranks whose rows a chunk has, as a range."""
-    size = scales.split.shard_size
-    return chunk.rows[0] // size, min(-(-chunk.rows[1] // size), scales.holders)
+    return replace(chunk, scales=(region(scales.all, chunk.rank, chunk.rows),))
 
 
 def _moves(scales: _Scales, rank: int, engine: Engine, keeps_own: bool) -> Iterator[Operation]:
@@ -145,7 +127,6 @@ def _moves(scales: _Scales, rank: int, engine: Engine, keeps_own: bool) -> Itera
             name=f"push_scales.{rank}-{peer}",
             rank=rank,
             queue=SCALES,
-            notifies=(Notify(SCALED, peer, rank),),
             sources=(source,),
             destinations=(region(scales.all, peer, (lo, hi)),),
         )

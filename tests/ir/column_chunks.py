@@ -24,8 +24,8 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.shards import shard_rows
 from overweave.ir.tensors import finished
-from overweave.schedules.communication import Chunk
-from overweave.schedules.moves.derived_signals import with_signals
+from overweave.schedules.communication import Chunk, Communication
+from overweave.schedules.signals import with_signals
 from overweave.schedules.weave.assemble_schedule import credits
 
 
@@ -140,17 +140,21 @@ def _plan(
     goal: tuple[Goal, ...],
 ) -> Plan:
     queues = tuple(Queue(name, "complete") for name in dict.fromkeys(step.queue for step in steps))
-    operations, pads = with_signals(steps, queues)
+    made = with_signals(
+        Communication(
+            world_size=problem.world_size, buffers=buffers, queues=queues, given=given, goal=goal, steps=tuple(steps)
+        )
+    )
     schedule = Schedule(
         name="column_chunks",
         world_size=problem.world_size,
         buffers=buffers,
-        pads=pads,
+        pads=made.pads,
         queues=queues,
-        credits=credits(problem.world_size, buffers, pads),
+        credits=credits(problem.world_size, buffers, made.pads),
         given=given,
         goal=goal,
-        operations=tuple(one for one in operations if not isinstance(one, Chunk)),
+        operations=tuple(one for one in made.steps if not isinstance(one, Chunk)),
     )
     engines = tuple(Assignment(one.name, COPY_ENGINE if "copies" in one.name else LIBRARY) for one in queues)
     return Plan(

@@ -20,7 +20,7 @@ from overweave.memory.lower import (
 )
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.moves.back_ends import PUSHES
+from overweave.schedules.communication import PUSHES
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, total, whole
 from tests.ir.verify.engines.test_addends import add
 

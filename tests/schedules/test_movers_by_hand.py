@@ -11,7 +11,8 @@ from overweave.errors import InputError, OverweaveError, ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.moves.back_ends import MOVERS, PUSHES
+from overweave.schedules.communication import PUSHES
+from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.moves.moves import settled
 from overweave.schedules.weave.author_plan import author_plan
 from tests.schedules.weave.test_weave import BLOCK, matmul

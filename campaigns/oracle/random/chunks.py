@@ -10,9 +10,9 @@ from overweave.ir.shards import piece_rows, shard_rows
 from overweave.ir.tensors import product
 from overweave.schedules.communication import A, B, W, Y
 from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.moves.gather import chunked_gather
 from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_of
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Get, Move, Put
+from overweave.schedules.moves.transfers import transferred
 
 DEPTH, WIDTH = 16, 8  # columns of what is gathered, and of the product
 
@@ -37,7 +37,7 @@ def chunked(rng: Random, ranks: int, pieces: int) -> Schedule:
             for rank in members
         ),
     )
-    return compose("chunked", chunked_gather(gather, rows, DEPTH, rng.random() < 0.3), kernel)
+    return compose("chunked", transferred(gather, rows, DEPTH, returns_gathered=rng.random() < 0.3), kernel)
 
 
 def by_template(rng: Random, shape: tuple[int, int, int]) -> Gather:

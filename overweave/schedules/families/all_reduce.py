@@ -52,9 +52,8 @@ from overweave.schedules.families.packed.two_shot import two_shot_packed, two_sh
 from overweave.schedules.families.reduced import Reduced, Summing
 from overweave.schedules.families.ring_stored import ring_stored
 from overweave.schedules.families.two_shot import two_shot, two_shot_queues
-from overweave.schedules.moves.derived_signals import Behind, with_signals
 
-Steps = Iterator[Operation | Chunk | Behind]
+Steps = Iterator[Operation | Chunk]
 
 
 def all_reduce(split: Split, cols: int, how: ReduceWay, held: tuple[Range, ...], summing: Summing) -> Communication:
@@ -78,18 +77,16 @@ def all_reduce(split: Split, cols: int, how: ReduceWay, held: tuple[Range, ...],
     is_alone = split.world_size == 1
     listed = [step for rank in ranks for step in (_alone if is_alone else how.steps)(reduced, rank)] if rows else []
     queues = () if is_alone else how.queues(reduced)
-    if how.pads is None:
-        steps, pads = with_signals(listed, queues)
-    else:
-        steps, pads = tuple(step for step in listed if not isinstance(step, Behind)), how.pads(split)
+    steps, pads = tuple(listed), how.pads(split) if how.pads else ()
     return Communication(
         world_size=split.world_size,
         buffers=used((reduced.partial, reduced.slots, reduced.total, reduced.y), steps),
-        pads=() if is_alone or not rows else pads,
+        pads=() if is_alone else pads,
         queues=queues,
         given=(),
         goal=tuple(goal for rank in ranks if rows for goal in _goals(reduced, rank, held, how)),
         steps=steps,
+        behind=reduced.behind,
         reuse=CREDITS if how.pads is None or is_alone else ECHOES,
     )
 

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Operation, Put, Queue
-from overweave.schedules.communication import ISSUE, SUMS, TILES, Chunk, Communication
-from overweave.schedules.moves.back_ends import PUSHES
+from overweave.schedules.communication import ISSUE, PUSHES, SUMS, TILES, Chunk, Communication
 
 BEHIND = (TILES, PUSHES)
 

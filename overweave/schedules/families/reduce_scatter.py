@@ -33,7 +33,6 @@ from overweave.schedules.communication import (
     PARTIAL,
     SLOTS,
     SUMS,
-    TELLERS,
     TILES,
     A,
     B,
@@ -50,7 +49,6 @@ from overweave.schedules.families.scatter_adds import remote_add
 from overweave.schedules.families.scatter_pulls import scatter_pull
 from overweave.schedules.families.scatter_rings import fused_ring, ring_stored
 from overweave.schedules.families.scattered import Scatter
-from overweave.schedules.moves.derived_signals import with_signals
 
 
 def reduce_scatter(
@@ -88,8 +86,6 @@ def reduce_scatter(
         )
     queues = () if is_alone else how.queues(scatter)
     pads = () if is_alone else how.pads(split)
-    if how.reuse == CREDITS:
-        steps, pads = with_signals(steps, queues)
     return Communication(
         world_size=split.world_size,
         buffers=used((scatter.partial, scatter.slots, scatter.y), steps),
@@ -236,7 +232,7 @@ COLLECTIVE = ScatterWay(_collective, lambda scatter: (_MAIN,))
 SCATTER = ScatterWay(_scatter, _copied)
 FUSED_RING = ScatterWay(fused_ring, lambda scatter: scatter.split.copy_queues(), "round")
 REMOTE_ADD = ScatterWay(remote_add, _adding, "unordered")
-PULL = ScatterWay(scatter_pull, lambda scatter: (Queue(TELLERS, COMPLETE), _beside(scatter)), home="symmetric")
+PULL = ScatterWay(scatter_pull, lambda scatter: (_beside(scatter),), home="symmetric")
 PACKED_SCATTER = ScatterWay(
     scatter_packed, lambda scatter: (Queue(PACKED, ISSUE, after=(MAIN,)),), reuse=ECHOES, pads=scatter_packed_pads
 )

@@ -30,6 +30,7 @@ class Reduced(Struct, frozen=True):
     total: Buffer
     y: Buffer
     summing: Summing
+    behind: dict[str, tuple[Region, ...]] = {}
 
     @property
     def size(self) -> int:

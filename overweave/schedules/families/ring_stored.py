@@ -30,7 +30,5 @@ def ring_stored(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
 def _everywhere(reduced: Reduced, rank: int, piece: int) -> Stored:
     """The sum of an own piece at every rank, in the same place of the workspace, or, here, of `y`."""
     rows = reduced.split.piece(rank, piece)
-    return Stored(
-        region(reduced.total if reduced.summing.is_normed else reduced.y, rank, rows),
-        tuple(region(reduced.total, peer, rows) for peer in reduced.split.peers(rank)),
-    )
+    here = region(reduced.total if reduced.summing.is_normed else reduced.y, rank, rows)
+    return Stored(here, tuple(region(reduced.total, peer, rows) for peer in reduced.split.peers(rank)))

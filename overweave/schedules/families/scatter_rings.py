@@ -66,7 +66,7 @@ def stored_round(split: Split, slots: Buffer, rank: int, wholes: Callable[[int],
             rank=rank,
             rows=rows,
             region=stored.region,
-            copies=stored.copies,
+            places=(stored.region, *stored.copies) if stored.copies else (),
             addends=addends,
             place=len(addends),
         )

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from overweave.ir.schedule import Operation, Put, Queue, Reduce
 from overweave.schedules.communication import ISSUE, SUMS, Chunk, is_empty, region
 from overweave.schedules.families.reduced import Reduced
-from overweave.schedules.moves.derived_signals import Behind
 
 SHARED = "shared"  # pad of packed messages: a summed piece of a peer is here
 
 
-def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk | Behind]:
+def two_shot(reduced: Reduced, rank: int) -> Iterator[Operation | Chunk]:
     """The peers' parts, piece by piece; then the own ones, to which the peers' parts meanwhile travel.
 
     All first shots stand before the second ones: a sum needs every peer's first shot of its piece.
@@ -112,12 +111,14 @@ def _shared(reduced: Reduced, rank: int, piece: int) -> Iterator[Put]:
         )
 
 
-def _received(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce | Behind:
+def _received(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:
     """A peer's sum, from where it was put. A rank without a shard waits for its own part of that sum too, so that its
     moves are not launched before its tiles run.
     """
     move, own = move_of(reduced, rank, owner, piece), region(reduced.partial, rank, reduced.split.piece(owner, piece))
-    return Behind(move, (own,)) if is_empty(reduced.split.shard(rank)) else move
+    if is_empty(reduced.split.shard(rank)):
+        reduced.behind[move.name] = (own,)
+    return move
 
 
 def move_of(reduced: Reduced, rank: int, owner: int, piece: int) -> Reduce:

@@ -9,16 +9,15 @@ from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
-from overweave.schedules.communication import Communication
+from overweave.schedules.communication import PUSHES, Communication
 from overweave.schedules.families.behind_tiles import in_parts
 from overweave.schedules.families.packed.gather import gather_packed
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.record import Case, Margin, Method, Work
 from overweave.schedules.moves import gather_templates
-from overweave.schedules.moves.back_ends import PUSHES
-from overweave.schedules.moves.gather import chunked_gather
 from overweave.schedules.moves.gather_templates import Template, gather_of
 from overweave.schedules.moves.mesh import mesh_of
+from overweave.schedules.moves.transfers import transferred
 
 # A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
 # come back, and 212 us if not (benchmarks/results/host_cost.h200x2.2026-11-23.txt), which the GPU mostly needs itself.
@@ -35,7 +34,8 @@ def by_moves(written: Template) -> Callable[[Work], Communication]:
 def _moved(written: Template, work: Work) -> Communication:
     split, k = work.split, work.problem.k
     gather = gather_of(written, mesh_of(split, k, work.settings))
-    return in_parts(chunked_gather(gather, split.rows, k, work.problem.returns_gathered), {PUSHES: split.tile_rows})
+    made = transferred(gather, split.rows, k, returns_gathered=work.problem.returns_gathered)
+    return in_parts(made, {PUSHES: split.tile_rows})
 
 
 def _packed(work: Work) -> Communication:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.schedules.communication import Mover, Order, Rotation
-from overweave.schedules.moves.moves import Chunk, Collective, Gather, Get, Move, Put
+from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Move, Put
 
 Axis = Literal["inner", "outer"]
 COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
@@ -114,6 +114,21 @@ def gather_of(written: Template, mesh: Mesh) -> Gather:
     return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
 
 
+def all_to_all_of(sends: bool, by_library: bool, mesh: Mesh) -> AllToAll:
+    """The moves of an all-to-all: every rank serves one peer after the other, or the library carries all."""
+    moves: tuple[Put | Collective, ...]
+    if by_library:
+        moves = tuple(move for move in at_once(mesh) if isinstance(move, Collective))
+    else:
+        served = (turn if sends else (turn[1], turn[0], turn[2]) for turn in mesh.turns())
+        moves = tuple(
+            Put(rank, peer, chunk, mesh.lane(rank, peer), mover=mesh.mover)
+            for rank, peer, piece in served
+            for chunk in mesh.piece(peer, piece)
+        )
+    return AllToAll(mesh.world_size, moves, sends, mesh.copy_programs)
+
+
 def at_once(mesh: Mesh) -> Iterator[Move]:
     """The library's, of whole shards."""
     if mesh.world_size > 1 and mesh.rows:
@@ -125,6 +140,13 @@ def push(mesh: Mesh) -> Iterator[Move]:
     for rank, owner, piece in mesh.turns():
         for chunk in mesh.piece(owner, piece):
             yield Put(owner, rank, chunk, mesh.lane(rank, owner))
+
+
+def push_to_all(mesh: Mesh) -> Iterator[Move]:
+    """Owners push straight to every peer, one piece to all of them before the next."""
+    for rank, owner, piece in replace(mesh, order="all_peers").turns():
+        for chunk in mesh.piece(owner, piece):
+            yield Put(owner, rank, chunk)
 
 
 def pull(mesh: Mesh) -> Iterator[Move]:

@@ -10,6 +10,7 @@ SOURCE: AutoOverlap 5.1: chunks, P2P as push or pull, collectives, dependences a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Final, Literal, get_args
@@ -101,7 +102,32 @@ Move = Put | Get | Collective
 Step = Put | Get | Sum | Collective  # of a Reduction
 
 
-class Gather(Struct, frozen=True):
+class _Moves(Struct, frozen=True):
+    """What lists of moves have in common."""
+
+    world_size: int
+    moves: tuple[Step, ...]
+
+    def of_rank(self, rank: int) -> Iterator[int]:
+        """Positions of a rank's moves."""
+        return (at for at, move in enumerate(self.moves) if isinstance(move, Collective) or move.rank == rank)
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """(rank, index) -> position in `moves`."""
+        known: dict[tuple[int, int], int] = {}
+        counts: Counter[int] = Counter()
+        for at, move in enumerate(self.moves):
+            for rank in range(self.world_size) if isinstance(move, Collective) else (move.rank,):
+                known[rank, counts[rank]] = at
+                counts[rank] += 1
+        return known
+
+    def _text(self, what: str) -> str:
+        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
+        return f"{what}_by_hand moves={len(self.moves)} #{digest}"
+
+
+class Gather(_Moves, frozen=True):
     """Moves after which every rank of `world_size` has all of a tensor. They stand in the order of their launch, and
     tiles run in that order too: what the last move that they need brings comes last.
 
@@ -111,7 +137,6 @@ class Gather(Struct, frozen=True):
     raises ScheduleError for moves that leave a gap, and for a mover that cannot carry one.
     """
 
-    world_size: int
     moves: tuple[Move, ...]
     copy_programs: int = 16
     ranges: int = 1
@@ -123,18 +148,10 @@ class Gather(Struct, frozen=True):
             raise InputError(f"ranges={str(self.ranges)[:40]}", "no such number", f"Give 1 to {MOST_RANGES}")
 
     def __str__(self) -> str:
-        return f"gather_by_hand moves={len(self.moves)} #{_digest(self)}"
-
-    def of_rank(self, rank: int) -> Iterator[int]:
-        """Positions of a rank's moves."""
-        return (at for at, move in enumerate(self.moves) if isinstance(move, Collective) or move.rank == rank)
-
-    def places(self) -> dict[tuple[int, int], int]:
-        """(rank, index) -> position in `moves`."""
-        return _places(self.world_size, self.moves)
+        return self._text("gather")
 
 
-class Reduction(Struct, frozen=True):
+class Reduction(_Moves, frozen=True):
     """Moves and sums after which every rank of `world_size` has its shard of the sum of all ranks' tensors, or, with
     `everywhere`, all of that sum, the same bits on each.
 
@@ -145,8 +162,6 @@ class Reduction(Struct, frozen=True):
     `compile` raises ScheduleError where something is added twice, left out, or added differently on different ranks.
     """
 
-    world_size: int
-    moves: tuple[Step, ...]
     everywhere: bool = False
     copy_programs: int = 16
 
@@ -155,14 +170,10 @@ class Reduction(Struct, frozen=True):
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
-        return f"reduction_by_hand moves={len(self.moves)} #{_digest(self)}"
-
-    def places(self) -> dict[tuple[int, int], int]:
-        """(rank, index) -> position in `moves`."""
-        return _places(self.world_size, self.moves)
+        return self._text("reduction")
 
 
-class AllToAll(Struct, frozen=True):
+class AllToAll(_Moves, frozen=True):
     """Moves after which block s of every rank p is what was block p of rank s. Blocks are equal numbers of rows.
 
     A chunk names rows of its peer's block, as their sender has them; they land in the sender's block there. sends: of a
@@ -171,7 +182,6 @@ class AllToAll(Struct, frozen=True):
     ScheduleError where something is left out or twice.
     """
 
-    world_size: int
     moves: tuple[Put | Collective, ...]
     sends: bool = False
     copy_programs: int = 16
@@ -181,24 +191,10 @@ class AllToAll(Struct, frozen=True):
         _check_programs(self.copy_programs)
 
     def __str__(self) -> str:
-        return f"all_to_all_by_hand moves={len(self.moves)} #{_digest(self)}"
-
-    def places(self) -> dict[tuple[int, int], int]:
-        """(rank, index) -> position in `moves`."""
-        return _places(self.world_size, self.moves)
+        return self._text("all_to_all")
 
 
 Written = Gather | Reduction | AllToAll
-
-
-def _places(world_size: int, moves: Iterable[Move | Step]) -> dict[tuple[int, int], int]:
-    known: dict[tuple[int, int], int] = {}
-    counts: dict[int, int] = {}
-    for at, move in enumerate(moves):
-        for rank in range(world_size) if isinstance(move, Collective) else (move.rank,):
-            index = counts.get(rank, 0)
-            known[rank, index], counts[rank] = at, index + 1
-    return known
 
 
 def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type, ...]) -> None:
@@ -259,10 +255,6 @@ def earlier(places: Mapping[tuple[int, int], int], at: int, named: tuple[int, in
         found = "there is no such move" if place is None else "that move stands later"
         raise ScheduleError(f"move {at} after move {named[1]} of rank {named[0]}", found, "Name an earlier move")
     return place
-
-
-def _digest(written: object) -> str:
-    return blake2b(repr(written).encode(), digest_size=4).hexdigest()
 
 
 class Box(Struct, frozen=True):
@@ -334,4 +326,4 @@ class Held(Struct):
         missing = whole.area - self.own_area(whole) - sum(box.area for _, box in self.arrived)
         if missing:
             found = f"rank {self.rank} lacks {missing} of {whole.area} elements at the end"
-            raise ScheduleError(f"gather {whole}", found, "Every rank must get all of the tensor")
+            raise ScheduleError(f"bring {whole} to all ranks", found, "Bring every element once")

@@ -16,7 +16,8 @@ from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
 from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, is_empty
-from overweave.schedules.moves.moves import MOST_LANES, Box, Chunk, Collective, Get, Put, Reduction, Sum
+from overweave.schedules.moves.back_ends import check_ends
+from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum
 
 OWN = -1  # stands for the rank's tiles among the moves that bring something
 
@@ -180,17 +181,15 @@ class _Tracker:
         return self.provenance
 
     def _check(self, at: int, move: Put | Get | Sum) -> None:
-        ranks = range(self.size)
         asked = f"move {at} of a reduction of {self.whole} on {self.size} ranks"
-        peer = move.rank if isinstance(move, Sum) else move.peer
-        if move.rank not in ranks or peer not in ranks or (not isinstance(move, Sum) and move.rank == peer):
-            raise ScheduleError(asked, f"it is one of ranks {move.rank} and {peer}", "Name two ranks of the group")
+        if not isinstance(move, Sum):
+            check_ends(asked, move, self.size)
+        elif move.rank not in range(self.size):
+            raise ScheduleError(asked, f"it is one of rank {move.rank}", "Name a rank of the group")
         box = self._box(move.chunk)
         if box.common(self.whole) != box or not box.area:
             found = f"chunk {move.chunk} is empty, or not inside the tensor"
             raise ScheduleError(asked, found, "Name rows and columns of it")
-        if not isinstance(move, Sum) and not 0 <= move.lane < MOST_LANES:
-            raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {MOST_LANES - 1}")
 
     def _check_together(self, at: int, move: Collective) -> None:
         asked = f"move {at} of a reduction of {self.whole} on {self.size} ranks"

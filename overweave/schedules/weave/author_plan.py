@@ -32,8 +32,7 @@ from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.rules.applied import slices_of, source_of
 from overweave.ir.words import COPY_WORD_BYTES
-from overweave.schedules.communication import COMPLETE, COPIES, SUMS, TILES
-from overweave.schedules.moves.back_ends import PUSHES
+from overweave.schedules.communication import COMPLETE, COPIES, PUSHES, SUMS, TILES
 from overweave.schedules.tiles.order import copy_rows, tile_order
 from overweave.schedules.weave.exchange import exchange
 from overweave.schedules.weave.transports import Asked, path_of_slices

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
@@ -23,6 +22,7 @@ from overweave.schedules.catalog.with_mover import by_hand_config, copy_config
 from overweave.schedules.communication import (
     CARRYING_TILES,
     MAIN,
+    PUSHES,
     SUMS,
     TILES,
     A,
@@ -38,14 +38,13 @@ from overweave.schedules.families.beside_tiles import slice_rows
 from overweave.schedules.families.reduce_scatter import ScatterWay, reduce_scatter
 from overweave.schedules.families.reduced import Summing
 from overweave.schedules.families.stored_at_peers import stored_at_peers
-from overweave.schedules.moves.all_to_all import chunked_all_to_all
-from overweave.schedules.moves.back_ends import PUSHES
-from overweave.schedules.moves.gather import chunked_gather
 from overweave.schedules.moves.mesh import mesh_of
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Written, movers_in
-from overweave.schedules.moves.reduction import KERNEL_COLS, chunked_reduction
+from overweave.schedules.moves.moves import Gather, Reduction, Written, movers_in
+from overweave.schedules.moves.placed_sums import KERNEL_COLS, with_placed_sums
+from overweave.schedules.moves.reduction import chunked_reduction
+from overweave.schedules.moves.transfers import transferred
+from overweave.schedules.signals import with_signals
 from overweave.schedules.weave.renamed import renamed
-from overweave.schedules.weave.spread import spread
 from overweave.schedules.weave.transports import (
     GATHER,
     SPREAD,
@@ -94,15 +93,17 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     Raises InputError for an unknown transport, option or tensor, ScheduleError for moves that do not gather it.
     """
     transport = transport_of(words)
-    if not isinstance(words, str):
-        return _by_hand(_operand(space, tensor, transport), words, space.tile_count, world_size)
-    name, *pairs = words.split()
     operand = _operand(space, tensor, transport)
+    if not isinstance(words, str):
+        _check_by_hand(operand, words, world_size)
+        return _written(operand, words, transport, space.tile_count)
+    name, *pairs = words.split()
     settings = settle(name, transport.options, options_of(name, pairs))
     check_mover(name, settings.mover)
     axis = operand.dims[0].axis
+    is_spread = transport.side == SPREAD and not transport.is_traded
     split = Split(
-        rows=operand.rows,
+        rows=operand.rows * (world_size if is_spread else 1),
         world_size=world_size,
         order=settings.order,
         pieces=settings.pieces,
@@ -112,7 +113,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     if transport.written and not isinstance(transport.written, ScatterWay | ReduceWay):
         moves = transport.written(mesh_of(split, operand.cols, settings))
         return _written(operand, moves, transport, space.tile_count)
-    made = _communication(split, operand, transport, settings)
+    made = _summed(split, operand, transport, settings)
     if settings.mover in CARRYING_TILES:
         made = stored_at_peers(made)
     elif settings.mover != "copy_engine":
@@ -120,7 +121,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     return Exchange(
         operand=operand,
         transport=transport,
-        communication=made,
+        communication=_named(made, operand),
         copy=copy_config(settings),
     )
 
@@ -133,49 +134,42 @@ def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int,
     return max(1, MOVED_TILE // max(1, operand.cols))
 
 
-def _by_hand(operand: Operand, written: Written, tiles: int, world_size: int) -> Exchange:
+def _check_by_hand(operand: Operand, written: Written, world_size: int) -> None:
     if written.world_size != world_size:
         found, asked = f"the group has {world_size} ranks", f"exchange {operand.tensor} on {written.world_size} ranks"
         raise InputError(asked, found, "Write its moves for this group")
     if isinstance(written, Gather) and written.ranges > 1:
         found = f"its shards are {written.ranges} ranges of rows each, and an author's tiles read one"
         raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Gather shards of one range")
-    return _written(operand, written, transport_of(written), tiles)
 
 
 def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> Exchange:
     """tiles: of the kernel."""
-    made = _communicated(written, operand)
-    ranks = written.world_size
+    ranks, is_written = written.world_size, transport.side != GATHER
+    if isinstance(written, Reduction):
+        made = chunked_reduction(written, operand.rows, operand.cols, _held(ranks))
+    else:
+        rows = operand.rows * (ranks if transport.side == SPREAD and not transport.is_traded else 1)
+        made = transferred(written, rows, operand.cols, sends=is_written)
     slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
-    is_away = transport.side != GATHER and "tiles" in movers_in(written)
+    made = stored_at_peers(made) if is_written and "tiles" in movers_in(written) else made
+    made = with_placed_sums(made) if isinstance(written, Reduction) else made
     return Exchange(
-        operand=operand,
-        transport=transport,
-        communication=stored_at_peers(made) if is_away else made,
-        copy=by_hand_config(written),
+        operand=operand, transport=transport, communication=_named(made, operand), copy=by_hand_config(written)
     )
 
 
-def _communicated(written: Written, operand: Operand) -> Communication:
-    if isinstance(written, AllToAll):
-        name = operand.tensor
-        tensors = {received(A, rank): received(name, rank) for rank in range(written.world_size)}
-        made = chunked_all_to_all(written, operand.rows, operand.cols)
-        return renamed(made, name, {X: name, Y: name}, tensors)
-    return _gathered(written, operand) if isinstance(written, Gather) else _reduced(written, operand)
-
-
-def _gathered(gather: Gather, operand: Operand) -> Communication:
+def _named(made: Communication, operand: Operand) -> Communication:
+    """With its signals, under the tensor's own name."""
     name = operand.tensor
-    return renamed(chunked_gather(gather, operand.rows, operand.cols), name, {X: name}, {A: name})
+    tensors = {received(A, rank): received(name, rank) for rank in range(made.world_size)}
+    return renamed(with_signals(made), name, {X: name, Y: name}, {A: name, product(A, B): name} | tensors)
 
 
-def _reduced(reduction: Reduction, operand: Operand) -> Communication:
-    name, held = operand.tensor, tuple((rank, rank + 1) for rank in range(reduction.world_size))
-    made = chunked_reduction(reduction, operand.rows, operand.cols, held)
-    return renamed(made, name, {Y: name}, {product(A, B): name})
+def _held(ranks: int) -> tuple[Range, ...]:
+    """What each rank's partial holds of the sum."""
+    return tuple((rank, rank + 1) for rank in range(ranks))
 
 
 def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
@@ -190,18 +184,11 @@ def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
     raise InputError(f"exchange {tensor[:40]}", f"{space.kernel} {word} {known}", f"Name a tensor that it {word}")
 
 
-def _communication(split: Split, operand: Operand, transport: Transport, settings: Settings) -> Communication:
-    name = operand.tensor
-    if transport.side == SPREAD:
-        whole = replace(split, rows=split.world_size * split.rows)
-        made = spread(whole, operand.cols, by_library=not transport.is_woven)
-        return renamed(made, name, {Y: name}, {A: name})
-    held = tuple((rank, rank + 1) for rank in range(split.world_size))
+def _summed(split: Split, operand: Operand, transport: Transport, settings: Settings) -> Communication:
+    held = _held(split.world_size)
     if isinstance(transport.written, ReduceWay):
-        reduced = all_reduce(split, operand.cols, transport.written, held, Summing())
-        return renamed(reduced, name, {Y: name}, {product(A, B): name})
+        return all_reduce(split, operand.cols, transport.written, held, Summing())
     assert isinstance(transport.written, ScatterWay)
     by_kernel = operand.cols % KERNEL_COLS == 0
     sums, own_pieces = (SUMS, settings.own_pieces) if by_kernel else (MAIN, 1)
-    made = reduce_scatter(split, operand.cols, transport.written, held, sums, own_pieces)
-    return renamed(made, name, {Y: name}, {product(A, B): name})
+    return reduce_scatter(split, operand.cols, transport.written, held, sums, own_pieces)

@@ -30,7 +30,6 @@ from overweave.schedules.families.all_reduce import ReduceWay
 from overweave.schedules.families.reduce_scatter import ScatterWay
 from overweave.schedules.moves import gather_templates as gathers
 from overweave.schedules.moves import reduction_templates as reductions
-from overweave.schedules.moves.all_to_all import all_to_all_moves
 from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
 from overweave.schedules.moves.gather_templates import Mesh, gather_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Step, Written, movers_in
@@ -86,7 +85,7 @@ ON_MESH = {
 
 
 def _traded(sends: bool, by_library: bool, options: tuple[Option, ...] = ()) -> Transport:
-    written = partial(all_to_all_moves, sends, by_library)
+    written = partial(gathers.all_to_all_of, sends, by_library)
     return Transport(SPREAD if sends else GATHER, written, options, is_woven=not by_library, is_traded=True)
 
 
@@ -117,8 +116,8 @@ TRANSPORTS: dict[str, Transport] = {
     "all_to_all.send": _traded(True, False, (PIECES, *BY_ANY)),
     "all_to_all.receive_collective": _traded(False, True),
     "all_to_all.send_collective": _traded(True, True),
-    "spread.push": Transport(SPREAD, options=(PIECES, *BY_ANY)),
-    "spread.collective": Transport(SPREAD, is_woven=False),
+    "spread.push": Transport(SPREAD, partial(gather_of, gathers.push_to_all), (PIECES, *BY_ANY)),
+    "spread.collective": Transport(SPREAD, partial(gather_of, gathers.at_once), is_woven=False),
 }
 
 

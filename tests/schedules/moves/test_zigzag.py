@@ -20,8 +20,8 @@ from overweave.runtime.host.host import run_on_host
 from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.moves.gather import chunked_gather
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Put
+from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.weave.exchange import exchange
 from overweave.sim.simulate import total_us
 from tests.schedules.moves import zigzag
@@ -108,11 +108,11 @@ def test_no_such_number_of_ranges(ranges: object):
 
 def test_a_chunk_of_rows_that_a_rank_does_not_own_is_refused():
     with pytest.raises(ScheduleError, match="neither its own nor has it all arrived"):
-        chunked_gather(Gather(2, (Put(0, 1, Chunk((0, 8))),), ranges=2), 16, 4)  # rows 4 to 8 are rank 1's
+        transferred(Gather(2, (Put(0, 1, Chunk((0, 8))),), ranges=2), 16, 4)  # rows 4 to 8 are rank 1's
     with pytest.raises(ScheduleError, match="not one of each rank's own shard"):
-        chunked_gather(Gather(2, (Collective((Chunk((0, 8)), Chunk((8, 16)))),), ranges=2), 16, 4)
+        transferred(Gather(2, (Collective((Chunk((0, 8)), Chunk((8, 16)))),), ranges=2), 16, 4)
     with pytest.raises(ScheduleError, match="lacks 16 of 64 elements"):
-        chunked_gather(
+        transferred(
             Gather(2, (Put(0, 1, Chunk((0, 4))), Put(0, 1, Chunk((12, 16))), Put(1, 0, Chunk((4, 8)))), ranges=2), 16, 4
         )
 

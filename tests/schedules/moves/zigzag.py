@@ -13,8 +13,8 @@ from overweave.ir.shards import owned_rows
 from overweave.schedules.communication import Communication
 from overweave.schedules.methods.record import Method, Work
 from overweave.schedules.methods.registry import register
-from overweave.schedules.moves.gather import chunked_gather
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Move, Put
+from overweave.schedules.moves.transfers import transferred
 
 OPERATOR = replace(GATHERED, name="zigzag_gather_matmul", x=replace(GATHERED.x, ranges=2))
 
@@ -43,12 +43,12 @@ def collectives(rows: int, world_size: int) -> Iterator[Move]:
 
 def _by_pushes(work: Work) -> Communication:
     size, rows = work.split.world_size, work.split.rows
-    return chunked_gather(Gather(size, tuple(pushes(rows, size)), ranges=2), rows, work.problem.k)
+    return transferred(Gather(size, tuple(pushes(rows, size)), ranges=2), rows, work.problem.k)
 
 
 def _by_library(work: Work) -> Communication:
     size, rows = work.split.world_size, work.split.rows
-    return chunked_gather(Gather(size, tuple(collectives(rows, size)), ranges=2), rows, work.problem.k)
+    return transferred(Gather(size, tuple(collectives(rows, size)), ranges=2), rows, work.problem.k)
 
 
 METHODS = (

@@ -47,13 +47,13 @@ def test_a_gathers_table():
 def test_a_scatters_tables():
     both = plan("matmul_reduce_scatter.scatter", own_pieces=2)
     tiles = both.tile_order(0, "tiles").rows
-    # Signals: computed 0..3 (the peer's pieces, which come first, and own parts), arrived 4..5.
+    # Signals: computed 0..3 (own parts, which sums wait for, then the peer's pieces), arrived 4..5.
     assert sorted({tile.signal for tile in tiles}) == [0, 1, 2, 3]
     assert {tile.source for tile in tiles} == {OWN_SHARD}
     sums = both.tile_order(1, "sums").rows
     assert {tile.kind for tile in sums} == {REDUCE}
     # A part waits for the pieces it touches, and for its own tiles: two rows of two each.
-    assert {(*tile[6:9], tile.also, tile.also_count) for tile in sums} == {(2, 3, 4, 4, 1), (3, 4, 4, 5, 1)}
+    assert {(*tile[6:9], tile.also, tile.also_count) for tile in sums} == {(0, 1, 4, 4, 1), (1, 2, 4, 5, 1)}
     # The second part starts at row 32 of the shard; its tiles count from the first row of its operands.
     assert {(tile.operation, tile.row - tile.source_row) for tile in sums} == {(0, 0), (1, 32)}
     assert sum(tile.row_end - tile.row for tile in sums if tile.col == 0) == 50
@@ -126,9 +126,9 @@ def test_narrow_tiles_of_the_last_wave_come_before_the_parts_of_cut_ones():
 
 
 def test_one_own_part_is_summed_behind_the_tiles():
-    """The kernel boundary says that they are finished."""
+    """The kernel boundary says that they are finished, and the peer's last piece that its others have arrived."""
     sums = plan("matmul_reduce_scatter.scatter", own_pieces=1).tile_order(1, "sums").rows
-    assert {(*tile[6:9], tile.also) for tile in sums} == {(2, 4, 1, NO_SIGNAL)}
+    assert {(*tile[6:9], tile.also) for tile in sums} == {(2, 3, 1, NO_SIGNAL)}
 
 
 def test_the_count_is_known_without_the_tables():
