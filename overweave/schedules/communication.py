@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.ir.schedule import (
     CREDITS,
+    ECHOES,
     Buffer,
     Collective,
     Given,
     Goal,
     Notify,
     Operation,
+    Put,
     Queue,
     Range,
     Region,
@@ -78,8 +81,8 @@ class Communication(Struct, frozen=True, kw_only=True):
     """What moves, and what tiles have to do with it. `steps` stand in launch order.
 
     tiles_read: whether tiles read the regions of Chunks; else they write them. behind: what must also be written before
-    a step begins, which does not read it, by the step's name. pads: of signals that are numbered; none: they are
-    derived from what steps read and write (schedules/signals.py). reuse: as in Schedule.
+    a step begins, which does not read it, by the step's name. pads: of the signals, which are derived from what steps
+    read and write (schedules/signals.py). reuse: as in Schedule.
     """
 
     world_size: int
@@ -116,11 +119,6 @@ class Split(Struct, frozen=True, kw_only=True):
     is_one_wave: bool = False
 
     @property
-    def is_by_kernel(self) -> bool:
-        """Whether a kernel on SMs of its own carries Puts."""
-        return self.mover in COPYING_KERNELS
-
-    @property
     def shard_size(self) -> int:
         """Rows of the longest shard."""
         return -(-self.rows // self.world_size)
@@ -132,10 +130,12 @@ class Split(Struct, frozen=True, kw_only=True):
         """Rows of a piece, in the whole."""
         return piece_rows(self.shard(rank), self.pieces, self.alignment)[piece]
 
-    def steps(self) -> Iterator[tuple[int, int]]:
-        """(step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer."""
+    def steps(self, by_piece: bool = False) -> Iterator[tuple[int, int]]:
+        """(step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer. by_piece: to all peers
+        one piece before the next, in either order.
+        """
         steps, pieces = range(1, self.world_size), range(self.pieces)
-        if self.order == "ring":
+        if self.order == "ring" and not by_piece:
             return ((step, piece) for step in steps for piece in pieces)
         return ((step, piece) for piece in pieces for step in steps)
 
@@ -149,36 +149,15 @@ class Split(Struct, frozen=True, kw_only=True):
         """In ring order, the next rank first."""
         return [(rank + step) % self.world_size for step in range(1, self.world_size)]
 
-    def place(self, sender: int, receiver: int) -> int:
-        """Where a sender stands among the peers of a receiver: its own signals leave no gap."""
-        return (sender - receiver - 1) % self.world_size
-
-    def in_slot(self, owner: int, source: int, rows: Range) -> Range:
-        """Where rows of an owner's shard lie in its slots, of which each source has one as large as a shard."""
-        return shifted(rows, source * self.shard_size - self.shard(owner)[0])
-
     def copy_queue(self, step: int) -> str:
-        return COPIES if self.order == "ring" or self.mover != "copy_engine" else f"{COPIES}.{step}"
+        """The queue of the copy engine that serves the peer at a distance."""
+        return COPIES if self.order == "ring" else f"{COPIES}.{step}"
 
-    def copy_queues(self, after: tuple[str, ...] = ()) -> tuple[Queue, ...]:
-        """The queues that carry Puts. after: behind which a kernel that carries them is launched."""
-        if self.mover != "copy_engine":
-            return (Queue(COPIES, ISSUE, after=after),)
-        names = dict.fromkeys(self.copy_queue(step) for step in range(1, self.world_size))
-        return tuple(Queue(name, COMPLETE) for name in names)
-
-    def put_tiles(self, rows: int | None = None) -> int:
-        """In how many tiles Puts move that have so many rows at most; by default, pieces. The same for all of them, so
-        that their arrivals can be waited for as one range."""
-        if self.mover == "copy_engine":
-            return 1
-        if rows is None:
-            rows = max(hi - lo for lo, hi in piece_rows(self.shard(0), self.pieces, self.alignment))
-        return max(1, -(-rows // self.tile_rows))
-
-    def signal(self, rank: int, piece: int) -> int:
-        """The signal of a rank's piece in a pad that has one for each piece of each rank."""
-        return rank * self.pieces + piece
+    def put_queue(self, step: int) -> str:
+        """The queue of whoever carries what tiles write, or a rank begins with."""
+        if self.mover in COPYING_KERNELS:
+            return PUSHES
+        return TILES if self.mover in CARRYING_TILES else self.copy_queue(step)
 
 
 def region(buffer: Buffer, rank: int, rows: Range) -> Region:
@@ -210,17 +189,6 @@ def united(ascending: Iterable[Range]) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def one(pad: str, signal: int) -> tuple[Wait, ...]:
-    """Waits for one signal that is announced once."""
-    return (Wait(pad, (signal, signal + 1), 1),)
-
-
-def all_arrived(split: Split, rank: int) -> tuple[Wait, ...]:
-    """The signals of all pieces but the own ones."""
-    ranges = (0, split.signal(rank, 0)), (split.signal(rank + 1, 0), split.signal(split.world_size, 0))
-    return tuple(Wait(ARRIVED, signals, 1) for signals in ranges if not is_empty(signals))
-
-
 def gathered_by_library(split: Split, own: Region, whole: Buffer, label: str = "all_gather") -> Collective:
     """A rank's part of a library's all-gather: its own shard, and those of all ranks in `whole`."""
     ranks = tuple(range(split.world_size))
@@ -233,6 +201,33 @@ def gathered_by_library(split: Split, own: Region, whole: Buffer, label: str = "
         ranks=ranks,
         sources=(own,),
         destinations=tuple(region(whole, own.rank, split.shard(peer)) for peer in ranks),
+    )
+
+
+def communicated(
+    world_size: int,
+    steps: Sequence[Operation | Chunk],
+    callers: Sequence[Buffer],
+    *,
+    given: Iterable[Given] = (),
+    goal: Iterable[Goal] = (),
+    tiles_read: bool = False,
+    behind: Mapping[str, tuple[Region, ...]] = {},
+    sums_behind: bool = False,
+    pushes_behind: bool = False,
+) -> Communication:
+    """The steps, with the queues that they stand in and the buffers that they name beside the caller's."""
+    queues = queues_of(steps, sums_behind=sums_behind, pushes_behind=pushes_behind)
+    return Communication(
+        world_size=world_size,
+        buffers=(*callers, *_workspace(steps, {buffer.name for buffer in callers})),
+        queues=queues,
+        given=tuple(given),
+        goal=tuple(goal),
+        steps=tuple(steps),
+        tiles_read=tiles_read,
+        behind=behind,
+        reuse=ECHOES if any(queue.name == PACKED for queue in queues) else CREDITS,
     )
 
 
@@ -255,6 +250,34 @@ def queues_of(
         PACKED: (MAIN,),
     }
     return tuple(Queue(name, ISSUE if name in KERNELS else COMPLETE, after=after.get(name, ())) for name in names)
+
+
+def in_parts(made: Communication, rows_of: Mapping[str, int]) -> Communication:
+    """The same, the Puts of kernels' queues in as many parts each as the longest needs, since arrivals that count alike
+    can be waited for as one range. rows_of: the rows of a part, by queue.
+    """
+    puts = [step for step in made.steps if isinstance(step, Put) and step.queue in rows_of]
+    longest: dict[str, int] = {}
+    for put in puts:
+        longest[put.queue] = max(longest.get(put.queue, 0), *(part.shape[0] for part in put.sources))
+    parts = {queue: max(1, -(-rows // rows_of[queue])) for queue, rows in longest.items()}
+    moved = {put.name: replace(put, tiles=parts[put.queue]) for put in puts}
+    return replace(made, steps=tuple(moved.get(step.name, step) for step in made.steps)) if moved else made
+
+
+def _workspace(steps: Iterable[Operation | Chunk], callers: set[str]) -> Iterator[Buffer]:
+    """The buffers that steps name and the caller does not have. What peers touch, they must reach."""
+    sizes: dict[str, tuple[int, int]] = {}
+    reached: set[str] = set()
+    for step in steps:
+        for part in _regions(step):
+            if part.buffer not in callers:
+                rows, cols = sizes.get(part.buffer, (0, 0))
+                sizes[part.buffer] = max(rows, part.rows[1]), max(cols, part.cols[1])
+                if part.rank != step.rank:
+                    reached.add(part.buffer)
+    for name, (rows, cols) in sizes.items():
+        yield Buffer(name, rows, cols, "symmetric" if name in reached else "local")
 
 
 def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple[Buffer, ...]:

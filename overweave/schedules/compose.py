@@ -110,7 +110,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
     return Schedule(
         name=name,
         world_size=communication.world_size,
-        buffers=communication.buffers + matmul_buffers,
+        buffers=(*_named(communication.buffers, operations), *matmul_buffers),
         pads=communication.pads,
         queues=_with_known_predecessors(queues),
         credits=credits(communication.world_size, communication.buffers, communication.pads)
@@ -121,6 +121,12 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
         goal=communication.goal + kernel.goal,
         operations=counted(tuple(not_twice(operations, queues))),
     )
+
+
+def _named(buffers: Iterable[Buffer], operations: Iterable[Operation]) -> Iterator[Buffer]:
+    """Without those of the workspace that no operation touches: where tiles store at peers they need no place here."""
+    touched = {part.buffer for operation in operations for part in (*operation.reads, *operation.writes)}
+    return (buffer for buffer in buffers if buffer.name in touched or buffer.home in ("input", "output"))
 
 
 def _woven(steps: tuple[Operation | Chunk, ...], kernel: Footprint) -> Iterator[Operation]:

@@ -50,11 +50,15 @@ class Event(NamedTuple):
 
 
 def with_signals(made: Communication) -> Communication:
-    """The same with waits, notifies and pads; packed messages, which number their signals as the kernel does, as it is.
+    """The same with waits, notifies and pads; or, where steps notify already, as packed messages do, with its pads.
 
     Raises ScheduleError where other ranks than its peer wait for what a kernel carries.
     """
-    return made if made.pads else _Signals(made).communication()
+    sizes: dict[str, int] = {}
+    for notify in (notify for step in made.steps for notify in step.notifies):
+        sizes[notify.pad] = max(sizes.get(notify.pad, 0), notify.signal + 1)
+    pads = tuple(SignalPad(pad, size) for pad, size in sizes.items())
+    return replace(made, pads=pads) if pads else _Signals(made).communication()
 
 
 class _Signals:
@@ -86,15 +90,15 @@ class _Signals:
     def _in_order_of_readers(self) -> list[int]:
         """The places of all steps, in the order in which what they wait for is numbered: neighbours make one range.
 
-        Kernels come first, whose tables can tell little more than one range: tiles that read by their rows, so that one
-        that reads several parts waits for one range, too; then sums in launch order.
+        Kernels come first, whose tables can tell little more than one range: tiles, those that read by their rows, so
+        that one that reads several parts waits for one range, too; then sums in launch order.
         """
 
         def turn(at: int) -> tuple[int, Range]:
             step = self.listed[at]
-            if isinstance(step, Chunk) and self.made.tiles_read:
-                return 0, step.rows
-            return int(self.queues[at] in self.complete), (0, 0)
+            if isinstance(step, Chunk):
+                return 0, step.rows if self.made.tiles_read else (0, 0)
+            return (2 if step.queue in self.complete else 1), (0, 0)
 
         return sorted(range(len(self.listed)), key=turn)
 

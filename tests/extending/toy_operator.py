@@ -44,7 +44,7 @@ def matmul_all_gather(
     return call(OPERATOR, x_shard, w, group, {"m": m, "return_gathered": False, "plan": plan})["y"]
 
 
-def schedule(method: Method, work: Work) -> Schedule:
+def schedule(work: Work) -> Schedule:
     """The one schedule: each rank's product into a buffer of its own, or, of a group of one, into the result."""
     problem, split = work.problem, work.split
     ranks = range(problem.world_size)
@@ -71,7 +71,7 @@ def schedule(method: Method, work: Work) -> Schedule:
     given += [Given(region(w, rank, (0, problem.k)), B, 0, 0) for rank in ranks]
     whole = (0, problem.m)
     return Schedule(
-        name=method.full_name,
+        name=work.method.full_name,
         world_size=problem.world_size,
         buffers=(x, w, *((own,) if problem.world_size > 1 else ()), y),
         queues=(Queue(MAIN, COMPLETE),),

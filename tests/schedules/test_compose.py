@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from overweave.ir.plan import MatmulConfig
+from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, MatmulConfig
 from overweave.ir.schedule import Buffer, Compute, Queue
 from overweave.schedules.communication import Split
 from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.families.reduce_scatter import SCATTER, reduce_scatter
+from overweave.schedules.families.straight import STRAIGHT
+from overweave.schedules.families.summed import Summed, summed
 
 
 def woven(is_fused: bool):
-    communication = reduce_scatter(
-        Split(rows=96, world_size=2), 40, SCATTER, ((0, 8), (8, 16)), "sums" if is_fused else "main"
-    )
+    by, split = REDUCE_KERNEL if is_fused else LIBRARY, Split(rows=96, world_size=2)
+    communication = summed(STRAIGHT, Summed(split=split, cols=40, held=((0, 8), (8, 16)), by=by))
     kernel = Footprint(
         queue=Queue("tiles", "issue", after=("main",)) if is_fused else Queue("main", "complete"),
         a=Buffer("x", 96, 8, "input"),

@@ -79,8 +79,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
         settings = replace(settings, mover=method.mover)
     config = _config(problem, method, settings) if method.is_fused else None
     sums = sums_shape(problem, method, settings)
-    work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem))
-    schedule = _builder(problem.record)(method, work)
+    work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
+    schedule = _builder(problem.record)(work)
     realization = realized(schedule, problem, method, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -158,7 +158,7 @@ def _queue(config: MatmulConfig | None) -> Queue:
     return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
 
 
-Builder = Callable[[Method, Work], Schedule]
+Builder = Callable[[Work], Schedule]
 _BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
@@ -169,7 +169,7 @@ def _builder(record: Operator) -> Builder:
     return _gather_then_matmul if record.gathers else _matmul_then_sum
 
 
-def _gather_then_matmul(method: Method, work: Work) -> Schedule:
+def _gather_then_matmul(work: Work) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
@@ -178,9 +178,9 @@ def _gather_then_matmul(method: Method, work: Work) -> Schedule:
     outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
-    communication = _written(method, work)
+    communication = _written(work)
     if problem.epilogue.scaling == "rows":
-        communication = with_row_scales(communication, work.split, method.moves[0])
+        communication = with_row_scales(communication, work.split, work.method.moves[0])
     kernel = Footprint(
         queue=_queue(config),
         a=None,
@@ -194,23 +194,23 @@ def _gather_then_matmul(method: Method, work: Work) -> Schedule:
         ),
         sms=work.settings.sms,
     )
-    return compose(method.full_name, communication, kernel)
+    return compose(work.method.full_name, communication, kernel)
 
 
-def _matmul_then_sum(method: Method, work: Work) -> Schedule:
+def _matmul_then_sum(work: Work) -> Schedule:
     """Every rank has its part of the reduced axis; see `_partials`."""
     problem = work.problem
     if problem.record.shares_sums and problem.world_size * problem.m > LIMIT:
         raise InputError(
-            f"build {method.full_name}", "the rows of all partials need more than 31 bits", "Split the problem"
+            f"build {work.method.full_name}", "the rows of all partials need more than 31 bits", "Split the problem"
         )
-    communication = _kept(_written(method, work), work)
-    return with_finished_sums(compose(method.full_name, communication, _partials(work)), problem)
+    communication = _kept(_written(work), work)
+    return with_finished_sums(compose(work.method.full_name, communication, _partials(work)), problem)
 
 
-def _written(method: Method, work: Work) -> Communication:
-    assert method.write is not None, f"{method.full_name} has neither moves nor a builder"
-    return method.write(work)
+def _written(work: Work) -> Communication:
+    assert work.method.write is not None, f"{work.method.full_name} has neither moves nor a builder"
+    return work.method.write(work)
 
 
 def _kept(communication: Communication, work: Work) -> Communication:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.schedule import Operation, Put, Region
+from overweave.ir.schedule import OUTPUT, Operation, Put, Region
 from overweave.ir.verify.rules.races import overlap
 from overweave.schedules.communication import TILES, Chunk, Communication
 
@@ -25,14 +25,14 @@ class _Read(NamedTuple):
 
 
 def stored_at_peers(made: Communication) -> Communication:
-    """The same, without the Puts that only follow tiles: of those in the tiles' queue, or, if there are none, of all.
+    """The same, without the Puts in the tiles' queue: the tiles that write what these carry store it there.
 
-    Raises ScheduleError where no Put does, or one in that queue does not.
+    A tile stores here, too, what is the caller's or what its own rank reads. Raises ScheduleError for a Put of more, or
+    less, than some tiles write, or of what others wait for.
     """
-    if made.world_size == 1:
-        return made
     named = {step.name for step in made.steps if isinstance(step, Put) and step.queue == TILES}
     behind_tiles = {queue.name for queue in made.queues if TILES in queue.after}
+    callers = {buffer.name for buffer in made.buffers if buffer.home == OUTPUT}
     reads: dict[tuple[str, int], list[_Read]] = {}
     for read in (_Read(step, part) for step in made.steps if not isinstance(step, Chunk) for part in step.reads):
         reads.setdefault((read.part.buffer, read.part.rank), []).append(read)
@@ -40,26 +40,17 @@ def stored_at_peers(made: Communication) -> Communication:
     steps: list[Operation | Chunk] = []
     for step in made.steps:
         if isinstance(step, Chunk):
-            place = step.region.buffer, step.region.rank
-            readers = [one for one in reads.get(place, ()) if overlap(one.part, step.region)]
-            puts = _following(step, readers, named)
-            rest = [one for one in readers if one.step not in puts]
-            if puts and all(one.step.queue in behind_tiles for one in rest):
+            own = step.region
+            readers = [one for one in reads.get((own.buffer, own.rank), ()) if overlap(one.part, own)]
+            puts = [one.step for one in readers if isinstance(one.step, Put)]
+            rest = [one.step for one in readers if one.step not in puts]
+            is_carried = all(put.name in named and put.sources == (own,) for put in puts)
+            if puts and is_carried and all(other.queue in behind_tiles for other in rest):
                 gone.update(put.name for put in puts)
-                to = [destination for put in puts for destination in put.destinations]
-                step = replace(step, places=(*to, step.region) if rest else tuple(to))
+                here = (own,) if rest or own.buffer in callers else ()
+                step = replace(step, places=(*here, *(to for put in puts for to in put.destinations)))
         steps.append(step)
     if left_over := sorted(named - gone):
         found = "others read what it carries too, or it is not just what some tiles announce as one"
         raise ScheduleError(f"let tiles carry {left_over[0]}", found, "Use mover=copy_engine, or another chunk")
-    if not gone:
-        found = "what goes to peers is not what tiles store, but sums of it, or nothing"
-        raise ScheduleError("store results at peers", found, "Use mover=copy_engine")
-    return replace(made, steps=tuple(step for step in steps if step.name not in gone))
-
-
-def _following(chunk: Chunk, readers: list[_Read], named: set[str]) -> list[Put]:
-    """The Puts of just this chunk; none if one of its Puts is of more, or is not named while others are."""
-    puts = [one.step for one in readers if isinstance(one.step, Put)]
-    is_alone = all(put.sources == (chunk.region,) and (not named or put.name in named) for put in puts)
-    return puts if is_alone else []
+    return replace(made, steps=tuple(step for step in steps if step.name not in gone)) if gone else made

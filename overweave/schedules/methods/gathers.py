@@ -9,9 +9,8 @@ from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
-from overweave.schedules.communication import PUSHES, Communication
-from overweave.schedules.families.behind_tiles import in_parts
-from overweave.schedules.families.packed.gather import gather_packed
+from overweave.schedules.communication import PUSHES, Communication, in_parts
+from overweave.schedules.families.packed import gather_packed
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.record import Case, Margin, Method, Work
 from overweave.schedules.moves import gather_templates

@@ -7,6 +7,7 @@ from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, Engine
 from overweave.ir.problem import Problem
 from overweave.ir.words import MOST_PEERS
+from overweave.schedules.communication import COPYING_KERNELS
 from overweave.schedules.methods.record import Asked, Need
 from overweave.schedules.tiles.skinny import DTYPES
 
@@ -100,6 +101,11 @@ def _starts_early(asked: Asked) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
 
+def _sums_beside_pushes(asked: Asked) -> str:
+    is_pushed = asked.options.get("mover") in COPYING_KERNELS
+    return "tiles that wait for peers could keep the kernel that pushes from its SMs" if is_pushed else ""
+
+
 def most_pieces(problem: Problem) -> int:
     """How many pieces a shard of the problem has rows of tiles for."""
     return max(1, -(-_shard_rows(problem) // TILE_ROWS))
@@ -154,6 +160,7 @@ _SKINNY = (Need("choice", _few_rows), Need("schedule", _bare_halves))
 OF_VALUES: dict[tuple[str, str | int], tuple[Need, ...]] = {
     ("kernel", "hopper"): (_hopper("the hopper kernel needs", ("cpu", "cuda")),),
     ("mover", "bulk_kernel"): (_hopper("copies in bulk need", ("cuda",)),),
+    ("sums", "epilogue"): (Need("schedule", _sums_beside_pushes),),
     ("matmul", "skinny"): _SKINNY,
     ("matmul", "early"): (_SKINNY[0], Need("choice", _starts_early), _SKINNY[1]),
 }

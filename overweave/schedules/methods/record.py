@@ -111,6 +111,7 @@ class Work(Struct, frozen=True):
     split: Split
     sums: ReduceConfig
     held: tuple[Range, ...]
+    method: Method
 
 
 class Method(Struct, frozen=True, kw_only=True):
@@ -172,7 +173,7 @@ class Method(Struct, frozen=True, kw_only=True):
     @property
     def mover(self) -> Mover | None:
         """Who carries what moves, where that is no option."""
-        return "copy_kernel" if COPY_KERNEL in self.moves else None
+        return "tiles" if TILE_KERNEL in self.moves else "copy_kernel" if COPY_KERNEL in self.moves else None
 
     @property
     def stores_round_a_ring(self) -> bool:

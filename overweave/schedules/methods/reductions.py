@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
-from overweave.schedules.communication import Communication
-from overweave.schedules.families import all_reduce as ways
-from overweave.schedules.families.all_reduce import ReduceWay, all_reduce
-from overweave.schedules.families.reduced import Summing
+from overweave.schedules.families import packed, straight
+from overweave.schedules.families.rings import RING
+from overweave.schedules.families.summed import sums_by
 from overweave.schedules.methods import asked_for
-from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
+from overweave.schedules.methods.record import Adds, Case, Margin, Method
 
 # All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
 # 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 % (4 x H200,
 # benchmarks/results/llm_layers.matmul_all_reduce.h200x4.2026-11-22.json, and prefill.* of the same day). With these
 # margins no choice is one that was measured behind the library.
 OF_SUMMING_KERNELS, OF_ADDING_TILES = Margin(10.0, 0.035), Margin(20.0, 0.06)
-
-
-def _reduced(how: ReduceWay) -> Callable[[Work], Communication]:
-    return partial(_reduce, how)
-
-
-def _reduce(how: ReduceWay, work: Work) -> Communication:
-    summing = Summing(work.settings.sums, work.sums, work.problem.norm is not None)
-    return all_reduce(work.split, work.problem.n, how, work.held, summing)
 
 
 _library = partial(Method, operator=OPERATOR.name)
@@ -47,7 +36,7 @@ METHODS = (
     _library(
         name="sequential",
         summary="one library matmul, then library all-reduce",
-        write=_reduced(ways.COLLECTIVE),
+        write=sums_by(straight.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
         grids=(asked_for.AS_IT_IS,),
@@ -56,21 +45,21 @@ METHODS = (
         name="one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
         source="the one-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
-        write=_reduced(ways.ONE_SHOT_PACKED),
+        write=sums_by(packed.ONE_SHOT),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _messages(
         name="two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
         source="the two-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
-        write=_reduced(ways.TWO_SHOT_PACKED),
+        write=sums_by(packed.STRAIGHT),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _tiles(
         name="two_shot",
         summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
         source="the two-shot all-reduce of torch's symmetric memory, piece by piece",
-        write=_reduced(ways.TWO_SHOT),
+        write=sums_by(straight.STRAIGHT),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
         options=(options.SUMS, *asked_for.FUSED),
@@ -86,7 +75,7 @@ METHODS = (
             "tiles add what arrived, and store at the next rank, its owner's at every rank; the sums are moved to y"
         ),
         source="the ring of NCCL's collectives, with the stores at a peer of Flux 4.1",
-        write=_reduced(ways.RING_STORED),
+        write=sums_by(RING),
         moves=(TILE_KERNEL, REDUCE_KERNEL),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         norms=REDUCE_KERNEL,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from overweave.errors import InputError
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Engine
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
-from overweave.schedules.communication import COPYING_KERNELS, MAIN, SUMS, TILES, Communication
-from overweave.schedules.families import reduce_scatter as ways
-from overweave.schedules.families.reduce_scatter import ScatterWay, reduce_scatter
+from overweave.schedules.families import packed, straight
+from overweave.schedules.families.rings import RING
+from overweave.schedules.families.summed import sums_by
 from overweave.schedules.methods import asked_for
 from overweave.schedules.methods.needs import from_ranks
-from overweave.schedules.methods.record import Adds, Case, Margin, Method, Work
+from overweave.schedules.methods.record import Adds, Case, Margin, Method
 
 # Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
 OF_PULLS = asked_for.OF_STORES
@@ -23,21 +21,6 @@ OF_PULLS = asked_for.OF_STORES
 # for the one in whole tiles that takes half ones now; own tiles that add no more than 36 us, but 23 %. With these
 # margins no choice is one that was measured behind the library (campaigns.choices.cold_choice, of the same files).
 OF_RINGS_OF_TWO, OF_OWN_SUMS = Margin(15.0, 0.01), Margin(30.0, 0.02)
-
-
-def _scattered(how: ScatterWay, adder: Engine = REDUCE_KERNEL) -> Callable[[Work], Communication]:
-    """adder: who ends sums, if a caller asks for nothing else."""
-    return partial(_scatter, how, MAIN if adder == LIBRARY else SUMS)
-
-
-def _scatter(how: ScatterWay, sums: str, work: Work) -> Communication:
-    settings = work.settings
-    if settings.sums == "epilogue":
-        if settings.mover in COPYING_KERNELS:
-            found = "tiles that wait for peers could keep the kernel that pushes from its SMs"
-            raise InputError(f"sums=epilogue mover={settings.mover}", found, "Use sums=kernel or mover=copy_engine")
-        sums = TILES
-    return reduce_scatter(work.split, work.problem.n, how, work.held, sums, settings.own_pieces)
 
 
 _library = partial(Method, operator=OPERATOR.name)
@@ -54,7 +37,7 @@ METHODS = (
     _library(
         name="sequential",
         summary="one library matmul, then library reduce-scatter",
-        write=_scattered(ways.COLLECTIVE, LIBRARY),
+        write=sums_by(straight.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
         grids=(asked_for.AS_IT_IS,),
     ),
@@ -62,7 +45,7 @@ METHODS = (
         name="per_shard",
         summary="one library matmul per shard, put to its owner, who sums in order",
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
-        write=_scattered(ways.SCATTER, LIBRARY),
+        write=sums_by(straight.STRAIGHT),
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
         options=(options.ORDER,),
@@ -72,7 +55,7 @@ METHODS = (
         name="scatter",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
         source="Flux (arXiv 2406.06858) 4.1, with copies by the copy engine",
-        write=_scattered(ways.SCATTER),
+        write=sums_by(straight.STRAIGHT),
         adds=Adds(REDUCE_KERNEL),
         options=(options.SUMS, options.OWN_PIECES, *asked_for.PUSHED),
         grids=(
@@ -86,7 +69,7 @@ METHODS = (
         name="scatter_stored",
         summary="tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
         source="Flux (arXiv 2406.06858) 4.1: stores of tiles straight at their owners",
-        write=_scattered(ways.STORED),
+        write=sums_by(straight.STRAIGHT),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL),
         options=asked_for.STORED,
@@ -100,7 +83,7 @@ METHODS = (
             "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y"
         ),
         source="the ring of NCCL's collectives, with the stores at a peer of Flux 4.1",
-        write=_scattered(ways.RING_STORED),
+        write=sums_by(RING),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=asked_for.STORED_ROUND,
@@ -113,7 +96,7 @@ METHODS = (
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
         source="Flux (arXiv 2406.06858) 4.2: ready tiles are read at their peers",
-        write=_scattered(ways.PULL),
+        write=sums_by(straight.PULLED),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
         options=(options.PIECES, options.OWN_PIECES, *options.TILES),
@@ -124,7 +107,7 @@ METHODS = (
         name="scatter_packed",
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
-        write=_scattered(ways.PACKED_SCATTER),
+        write=sums_by(packed.STRAIGHT),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _tiles(
@@ -134,7 +117,7 @@ METHODS = (
             "the last"
         ),
         source="the ring of NCCL's collectives, in the tiles of the matmul",
-        write=_scattered(ways.FUSED_RING),
+        write=sums_by(RING),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=(options.PIECES, *options.TILES),
         needs=(from_ranks(3, "scatter sums=epilogue"),),
@@ -146,7 +129,7 @@ METHODS = (
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
         source="Flux (arXiv 2406.06858) 4.1: additions at the owner",
-        write=_scattered(ways.REMOTE_ADD),
+        write=sums_by(straight.STRAIGHT),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),

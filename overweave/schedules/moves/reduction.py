@@ -24,10 +24,9 @@ from overweave.schedules.communication import (
     Communication,
     Y,
     common,
+    communicated,
     is_empty,
-    queues_of,
     shifted,
-    used,
 )
 from overweave.schedules.moves import moves as chunks
 from overweave.schedules.moves.arrival_layout import ArrivalLayout
@@ -55,15 +54,9 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
     made = _Lowering(trace_provenance(reduction, rows, cols))
     ranks = range(reduction.world_size)
     steps = [step for rank in ranks for step in made.of_rank(rank)]
-    return Communication(
-        world_size=reduction.world_size,
-        buffers=used(made.buffers(), steps),
-        queues=queues_of(steps),
-        given=(),
-        goal=tuple(goal for rank in ranks for goal in made.goals(rank, held)),
-        steps=tuple(steps),
-        behind=made.behind,
-    )
+    y = Buffer(Y, rows if reduction.everywhere else -(-rows // reduction.world_size), cols, "output")
+    goal = (goal for rank in ranks for goal in made.goals(rank, held))
+    return communicated(reduction.world_size, steps, (y,), goal=goal, behind=made.behind)
 
 
 class _Lowering:
@@ -79,18 +72,6 @@ class _Lowering:
         self.slots = ArrivalLayout.of(self.carried, self.size)
         self.sums = {one.at: list(self._sums(one)) for one in provenance.done if isinstance(one, Added)}
         self.behind: dict[str, tuple[Region, ...]] = {}
-
-    def buffers(self) -> Iterator[Buffer]:
-        """All that the steps may name. What peers pull, or put to, they must reach."""
-        pulled = {part for one in self.carried for piece in one.pieces for part in piece.parts if not self._is_put(one)}
-        kept = {one.kept for one in self.provenance.done if isinstance(one, Added) and one.kept.buffer == RUNNING}
-        reached = {_buffer(part) for part in pulled} | {TOTAL}
-        for name in dict.fromkeys((PARTIAL, TOTAL, *sorted(map(_buffer, kept)))):
-            home = "symmetric" if name in reached else "local"
-            yield Buffer(name, self.whole.rows[1], self.whole.cols[1], home)  # type: ignore[arg-type]
-        yield Buffer(SLOTS, self.slots.rows, self.whole.cols[1], "symmetric")
-        shard = -(-self.whole.rows[1] // self.size)
-        yield Buffer(Y, self.whole.rows[1] if self.reduction.everywhere else shard, self.whole.cols[1], "output")
 
     def of_rank(self, rank: int) -> Iterator[Operation | Chunk]:
         """Its tiles in the order in which they are sent, then what it moves and adds; what the library sums is last."""

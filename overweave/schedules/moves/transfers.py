@@ -27,10 +27,9 @@ from overweave.schedules.communication import (
     X,
     Y,
     common,
+    communicated,
     is_empty,
-    queues_of,
     region,
-    used,
 )
 from overweave.schedules.moves import moves as chunks
 from overweave.schedules.moves.back_ends import check_ends, move_obstacle, queue_of, several_lanes
@@ -55,13 +54,12 @@ def transferred(
     made = _Transfers(written, geometry, out if sends or returns_gathered else None, sends)
     ranks = range(written.world_size if rows else 0)
     steps = [step for rank in ranks for step in made.of_rank(rank)]
-    return Communication(
-        world_size=written.world_size,
-        buffers=used(dict.fromkeys(one for one in (made.mine, made.landed, made.out) if one), steps),
-        queues=queues_of(steps),
-        given=tuple(given for rank in ranks if not sends for given in geometry.given(rank)),
-        goal=tuple(Goal(region(made.out, rank, (0, rows)), geometry.tensor(rank), 0, 0) for rank in ranks if made.out),
-        steps=tuple(steps),
+    return communicated(
+        written.world_size,
+        steps,
+        [one for one in (None if sends else made.mine, made.out) if one],
+        given=(given for rank in ranks if not sends for given in geometry.given(rank)),
+        goal=(Goal(region(made.out, rank, (0, rows)), geometry.tensor(rank), 0, 0) for rank in ranks if made.out),
         behind=made.behind,
         tiles_read=not sends,
     )
@@ -96,8 +94,7 @@ class _Transfers:
         for one in self.held:
             one.check_whole(self.whole)
         self.mine = Buffer(OWN if sends else X, max(map(how.extent, range(self.size))), how.cols, "input")
-        self.mine = replace(self.mine, home="local") if sends else self.mine
-        self.landed = Buffer(GATHERED, how.rows, how.cols, "local" if self.is_all_by_library else "symmetric")
+        self.landed = Buffer(GATHERED, how.rows, how.cols, "symmetric")
         if out and sends and (self.is_all_by_library or self.size == 1):
             self.landed = out  # what the library brings goes straight there
         self.owners = sorted((rows, one.rank) for one in self.held for rows in one.owned if not is_empty(rows))

@@ -14,16 +14,14 @@ from msgspec import Struct
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import CopyConfig
+from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, CopyConfig
 from overweave.ir.schedule import Range
 from overweave.ir.tensors import product, received
 from overweave.schedules.catalog.options import Settings, settle
 from overweave.schedules.catalog.with_mover import by_hand_config, copy_config
 from overweave.schedules.communication import (
     CARRYING_TILES,
-    MAIN,
     PUSHES,
-    SUMS,
     TILES,
     A,
     B,
@@ -31,15 +29,13 @@ from overweave.schedules.communication import (
     Split,
     X,
     Y,
+    in_parts,
 )
-from overweave.schedules.families.all_reduce import ReduceWay, all_reduce
-from overweave.schedules.families.behind_tiles import carried_behind_tiles, in_parts
 from overweave.schedules.families.beside_tiles import slice_rows
-from overweave.schedules.families.reduce_scatter import ScatterWay, reduce_scatter
-from overweave.schedules.families.reduced import Summing
 from overweave.schedules.families.stored_at_peers import stored_at_peers
+from overweave.schedules.families.summed import Family, Summed, summed
 from overweave.schedules.moves.mesh import mesh_of
-from overweave.schedules.moves.moves import Gather, Reduction, Written, movers_in
+from overweave.schedules.moves.moves import Gather, Reduction, Written
 from overweave.schedules.moves.placed_sums import KERNEL_COLS, with_placed_sums
 from overweave.schedules.moves.reduction import chunked_reduction
 from overweave.schedules.moves.transfers import transferred
@@ -108,22 +104,24 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         order=settings.order,
         pieces=settings.pieces,
         alignment=space.axis(axis).block if axis else 1,
+        mover=settings.mover,
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
-    if transport.written and not isinstance(transport.written, ScatterWay | ReduceWay):
+    if not isinstance(transport.written, Family):
+        assert transport.written is not None, f"{name} has no moves"
         moves = transport.written(mesh_of(split, operand.cols, settings))
         return _written(operand, moves, transport, space.tile_count)
-    made = _summed(split, operand, transport, settings)
-    if settings.mover in CARRYING_TILES:
-        made = stored_at_peers(made)
-    elif settings.mover != "copy_engine":
-        made = carried_behind_tiles(made, split.tile_rows)
-    return Exchange(
-        operand=operand,
-        transport=transport,
-        communication=_named(made, operand),
-        copy=copy_config(settings),
+    by_kernel = operand.cols % KERNEL_COLS == 0
+    how = Summed(
+        split=split,
+        cols=operand.cols,
+        held=_held(world_size),
+        everywhere=transport.gathers_sums,
+        by=REDUCE_KERNEL if by_kernel else LIBRARY,
+        own_pieces=settings.own_pieces if by_kernel else 1,
     )
+    made = _named(summed(transport.written, how), operand)
+    return Exchange(operand=operand, transport=transport, communication=made, copy=copy_config(settings))
 
 
 def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int, int]) -> int:
@@ -153,7 +151,7 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
         made = transferred(written, rows, operand.cols, sends=is_written)
     slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
-    made = stored_at_peers(made) if is_written and "tiles" in movers_in(written) else made
+    made = stored_at_peers(made) if is_written else made
     made = with_placed_sums(made) if isinstance(written, Reduction) else made
     return Exchange(
         operand=operand, transport=transport, communication=_named(made, operand), copy=by_hand_config(written)
@@ -182,13 +180,3 @@ def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
             return operand
     known = ", ".join(operand.tensor for operand in side) or "none"
     raise InputError(f"exchange {tensor[:40]}", f"{space.kernel} {word} {known}", f"Name a tensor that it {word}")
-
-
-def _summed(split: Split, operand: Operand, transport: Transport, settings: Settings) -> Communication:
-    held = _held(split.world_size)
-    if isinstance(transport.written, ReduceWay):
-        return all_reduce(split, operand.cols, transport.written, held, Summing())
-    assert isinstance(transport.written, ScatterWay)
-    by_kernel = operand.cols % KERNEL_COLS == 0
-    sums, own_pieces = (SUMS, settings.own_pieces) if by_kernel else (MAIN, 1)
-    return reduce_scatter(split, operand.cols, transport.written, held, sums, own_pieces)

@@ -25,9 +25,8 @@ from overweave.schedules.catalog.options import (
     settle,
 )
 from overweave.schedules.communication import CARRYING_TILES, Mover
-from overweave.schedules.families import all_reduce, reduce_scatter
-from overweave.schedules.families.all_reduce import ReduceWay
-from overweave.schedules.families.reduce_scatter import ScatterWay
+from overweave.schedules.families import straight
+from overweave.schedules.families.summed import Family
 from overweave.schedules.moves import gather_templates as gathers
 from overweave.schedules.moves import reduction_templates as reductions
 from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
@@ -47,14 +46,14 @@ class Transport(Struct, frozen=True):
     """A way to exchange a tensor; docs/directives.md says what each moves.
 
     side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
-    ranks get as it is. written: the template of a list of moves, or how a rank adds; None: a caller's own list, or what
-    every rank writes, pushed to all. gathers_sums: every rank gets all of the sum. is_woven: chunks move beside tiles,
-    which then wait or signal; else all moves before the kernel, or behind. is_traded: an all-to-all, after which every
-    rank has a tensor of its own. refuses, why: the back ends that cannot carry it, for one reason.
+    ranks get as it is. written: the template of a list of moves, or a family of sums; None: a caller's own list.
+    gathers_sums: every rank gets all of the sum. is_woven: chunks move beside tiles, which then wait or signal; else
+    all moves before the kernel, or behind. is_traded: an all-to-all, after which every rank has a tensor of its own.
+    refuses, why: the back ends that cannot carry it, for one reason.
     """
 
     side: Side
-    written: Callable[[Mesh], Written] | ScatterWay | ReduceWay | None = None
+    written: Callable[[Mesh], Written] | Family | None = None
     options: tuple[Option, ...] = ()
     gathers_sums: bool = False
     is_woven: bool = True
@@ -99,19 +98,19 @@ TRANSPORTS: dict[str, Transport] = {
         for name, (gathered, _, options, refuses) in ON_MESH.items()
     },
     "all_gather.collective": Transport(GATHER, partial(gather_of, gathers.at_once), is_woven=False),
-    "reduce_scatter.scatter": Transport(SCATTER, reduce_scatter.SCATTER, (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
+    "reduce_scatter.scatter": Transport(SCATTER, straight.STRAIGHT, (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
     **{
         f"reduce_scatter.{name}": Transport(SCATTER, partial(reduction_of, summed, None), options)
         for name, (_, summed, options, _) in ON_MESH.items()
     },
-    "reduce_scatter.collective": Transport(SCATTER, reduce_scatter.COLLECTIVE, is_woven=False),
-    "all_reduce.two_shot": Transport(SCATTER, all_reduce.TWO_SHOT, (PIECES, *BY_ANY), gathers_sums=True),
-    "all_reduce.one_shot": Transport(SCATTER, all_reduce.ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
+    "reduce_scatter.collective": Transport(SCATTER, straight.COLLECTIVE, is_woven=False),
+    "all_reduce.two_shot": Transport(SCATTER, straight.STRAIGHT, (PIECES, *BY_ANY), gathers_sums=True),
+    "all_reduce.one_shot": Transport(SCATTER, straight.ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
     **{
         f"all_reduce.{name}": Transport(SCATTER, partial(reduction_of, summed, gathered), options, gathers_sums=True)
         for name, (gathered, summed, options, _) in ON_MESH.items()
     },
-    "all_reduce.collective": Transport(SCATTER, all_reduce.COLLECTIVE, gathers_sums=True, is_woven=False),
+    "all_reduce.collective": Transport(SCATTER, straight.COLLECTIVE, gathers_sums=True, is_woven=False),
     "all_to_all.receive": _traded(False, False, PUSHED),
     "all_to_all.send": _traded(True, False, (PIECES, *BY_ANY)),
     "all_to_all.receive_collective": _traded(False, True),

@@ -1,1 +1,0 @@
-"""Exchanges by packed messages, whose flags travel with the data."""
