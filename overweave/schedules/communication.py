@@ -212,12 +212,9 @@ def communicated(
     given: Iterable[Given] = (),
     goal: Iterable[Goal] = (),
     tiles_read: bool = False,
-    behind: Mapping[str, tuple[Region, ...]] = {},
-    sums_behind: bool = False,
-    pushes_behind: bool = False,
 ) -> Communication:
     """The steps, with the queues that they stand in and the buffers that they name beside the caller's."""
-    queues = queues_of(steps, sums_behind=sums_behind, pushes_behind=pushes_behind)
+    queues = queues_of(steps)
     return Communication(
         world_size=world_size,
         buffers=(*callers, *_workspace(steps, {buffer.name for buffer in callers})),
@@ -226,7 +223,6 @@ def communicated(
         goal=tuple(goal),
         steps=tuple(steps),
         tiles_read=tiles_read,
-        behind=behind,
         reuse=ECHOES if any(queue.name == PACKED for queue in queues) else CREDITS,
     )
 

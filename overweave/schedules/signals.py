@@ -69,6 +69,8 @@ class _Signals:
         self.complete = {queue.name for queue in made.queues if queue.order == COMPLETE} - {TILES}
         self.queues = [TILES if isinstance(step, Chunk) else step.queue for step in self.listed]
         self.writers = _Writers(self.listed, made.tiles_read)
+        self.written = {at: list(dict.fromkeys(self._written_for(at))) for at in range(len(self.listed))}
+        self.together = self._told_together()
         self.numbers: dict[Event, int] = {}
         self.counts: dict[tuple[str, int], int] = {}  # signals in use, of a pad and rank
         self.heard: set[Event] = set()
@@ -132,32 +134,48 @@ class _Signals:
             before = (pad, signal, in_parts)
         return tuple(waits)
 
-    def _events(self, at: int) -> list[Event]:
-        """What a step waits for, in the order of what it reads."""
+    def _written_for(self, at: int) -> Iterator[int]:
+        """The steps that write what a step reads, in that order, and are not known to be done when it begins."""
         step = self.listed[at]
-        found: dict[int, None] = {}
-        last: dict[tuple[int, str], int] = {}  # of what a queue completes in order
-        stored: dict[int, None] = {}
         for part in (*_reads(step, self.made.tiles_read), *self.made.behind.get(step.name, ())):
             for writer in self.writers.of(part):
-                by = self.listed[writer]
-                if writer == at or self._is_implied(writer, at) or _add_alike(step, by):
-                    continue
-                if isinstance(by, Chunk) and by.rank != part.rank:
-                    stored[writer] = None
-                    continue
-                found[writer] = None
-                if self.queues[writer] in self.complete:
-                    queue = by.rank, self.queues[writer]
-                    last[queue] = max(last.get(queue, writer), writer)
+                if writer != at and not self._is_implied(writer, at) and not _add_alike(step, self.listed[writer]):
+                    yield writer
+
+    def _told_together(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """For each chunk that tiles store at a peer, and that peer, all those which the same steps wait for there."""
+        readers: dict[tuple[int, int], list[int]] = {}
+        for at, written in self.written.items():
+            rank = self.listed[at].rank
+            for writer in written:
+                if self._is_stored(writer, rank):
+                    readers.setdefault((writer, rank), []).append(at)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for (writer, _), of_writer in readers.items():
+            alike.setdefault(tuple(of_writer), []).append(writer)
+        return {place: tuple(alike[tuple(of_writer)]) for place, of_writer in readers.items()}
+
+    def _is_stored(self, writer: int, rank: int) -> bool:
+        """Whether tiles of another rank store it on this one."""
+        by = self.listed[writer]
+        return isinstance(by, Chunk) and by.rank != rank and any(part.rank == rank for part in _writes(by, False))
+
+    def _events(self, at: int) -> list[Event]:
+        """What a step waits for; of what a queue completes in order, the last."""
+        rank, written = self.listed[at].rank, self.written[at]
+        last: dict[tuple[int, str], int] = {}
+        for writer in (one for one in written if self.queues[one] in self.complete):
+            queue = self.listed[writer].rank, self.queues[writer]
+            last[queue] = max(last.get(queue, writer), writer)
         kept = set(last.values())
-        needed = (one for one in found if self.queues[one] not in self.complete or one in kept)
-        events = [self._event(writer, step.rank) for writer in needed]
-        return [*events, Event(ARRIVED, step.rank, tuple(stored), True)] if stored else events
+        needed = (one for one in written if self.queues[one] not in self.complete or one in kept)
+        return [self._event(writer, rank) for writer in needed]
 
     def _event(self, writer: int, rank: int) -> Event:
         """That a step is done, for a rank to wait for."""
         by, by_one = self.listed[writer], (writer,)
+        if (together := self.together.get((writer, rank))) is not None:
+            return Event(ARRIVED, rank, together, True)
         if isinstance(by, Chunk):
             return Event(COMPUTED, rank, by_one, True) if by.rank == rank else Event(TOLD, rank, by_one, False)
         in_parts = by.instances > 1

@@ -34,6 +34,7 @@ from overweave.schedules.communication import (
     communicated,
     in_parts,
     is_empty,
+    queues_of,
     shifted,
 )
 from overweave.schedules.families.stored_at_peers import stored_at_peers
@@ -143,16 +144,11 @@ def summed(family: Family, how: Summed) -> Communication:
     is_alone = split.world_size == 1
     steps = [step for rank in ranks for step in (_alone if is_alone else family.steps)(how, rank)]
     y = Buffer(Y, split.rows if how.everywhere else split.shard_size, how.cols, "output")
-    made = communicated(
-        split.world_size,
-        steps,
-        (y,),
-        goal=(goal for rank in ranks for goal in how.goals(rank)),
-        behind=how.behind,
-        # One sum of all own rows waits for all tiles.
-        sums_behind=not family.beside or (not how.everywhere and how.own_pieces == 1),
-        pushes_behind=split.is_one_wave,
-    )
+    made = communicated(split.world_size, steps, (y,), goal=(goal for rank in ranks for goal in how.goals(rank)))
+    # One sum of all own rows waits for all tiles.
+    is_behind = not family.beside or (not how.everywhere and how.own_pieces == 1)
+    queues = queues_of(steps, sums_behind=is_behind, pushes_behind=split.is_one_wave)
+    made = replace(made, queues=queues, behind=how.behind)
     if how.order == "arrival":
         of_sums = (replace(one, dtype=SUM_DTYPE) if one.name == SLOTS else one for one in made.buffers)
         made = replace(made, buffers=tuple(of_sums))

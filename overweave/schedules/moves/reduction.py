@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from overweave.errors import ScheduleError
 from overweave.ir.plan import ReduceConfig
 from overweave.ir.schedule import Buffer, Collective, Get, Goal, Operation, Put, Range, Reduce, Region
@@ -56,7 +58,7 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
     steps = [step for rank in ranks for step in made.of_rank(rank)]
     y = Buffer(Y, rows if reduction.everywhere else -(-rows // reduction.world_size), cols, "output")
     goal = (goal for rank in ranks for goal in made.goals(rank, held))
-    return communicated(reduction.world_size, steps, (y,), goal=goal, behind=made.behind)
+    return replace(communicated(reduction.world_size, steps, (y,), goal=goal), behind=made.behind)
 
 
 class _Lowering:

@@ -54,15 +54,15 @@ def transferred(
     made = _Transfers(written, geometry, out if sends or returns_gathered else None, sends)
     ranks = range(written.world_size if rows else 0)
     steps = [step for rank in ranks for step in made.of_rank(rank)]
-    return communicated(
+    communication = communicated(
         written.world_size,
         steps,
         [one for one in (None if sends else made.mine, made.out) if one],
         given=(given for rank in ranks if not sends for given in geometry.given(rank)),
         goal=(Goal(region(made.out, rank, (0, rows)), geometry.tensor(rank), 0, 0) for rank in ranks if made.out),
-        behind=made.behind,
         tiles_read=not sends,
     )
+    return replace(communication, behind=made.behind)
 
 
 class _Use(NamedTuple):
