@@ -54,13 +54,14 @@ class HostSlot:
 
     number = 0
 
-    def __init__(self, size_bytes: int, ranks: int = 2) -> None:
+    def __init__(self, size_bytes: int, ranks: int = 2, rank: int = 0) -> None:
         self.memory = torch.zeros(ranks * size_bytes, dtype=torch.uint8)
         self.bases = tuple(self.memory.data_ptr() + rank * size_bytes for rank in range(ranks))
+        self._own = self.memory[rank * size_bytes :]
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = dtype.itemsize * torch.Size(shape).numel()
-        return self.memory[offset : offset + size].view(dtype).view(shape)
+        return self._own[offset : offset + size].view(dtype).view(shape)
 
 
 @pytest.fixture

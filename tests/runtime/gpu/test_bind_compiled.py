@@ -131,8 +131,8 @@ class Bound(NamedTuple):
     workspace: Any
 
 
-def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> Bound:
-    """The slot of a call, made as `compile` makes it. place: the rank, of how many."""
+def fused(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int]) -> tuple[Plan, AuthoredKernel]:
+    """The plan and its kernel, made as `compile` makes them. place: the rank, of how many."""
     rank, ranks = place
     name, _ = GIVEN[case.file]
     fused = compile(f"{KERNELS / case.file}.py:{name}", case.exchanges)
@@ -143,7 +143,13 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     places = places_of(plan, space, fused.wanted)
     chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
     away = next((store for store in space.stores if store.tensor == weaving.away), None)
-    kernel = AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
+    return plan, AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
+
+
+def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> Bound:
+    """The slot of a call."""
+    rank, ranks = place
+    plan, kernel = fused(case, folder, given, place)
     slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes, ranks)
     space_of_rank = workspace(rank, ranks)
     example = exchanged_tensors(plan, kernel, given)
