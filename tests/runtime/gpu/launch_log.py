@@ -94,7 +94,7 @@ class Memory:
                 f"map({self.said(value.base)}, {tuple(value.shape)} by {tuple(value.block_shape)} {_digest(str(seen))})"
             )
         if hasattr(value, "data_ptr"):
-            return f"{self.of(value.data_ptr())} {value.dtype}"
+            return f"{self.of(value.data_ptr())} {str(value.dtype).removeprefix('torch.')}"
         return str(getattr(value, "value", value))
 
     def _tensor(self, tensor: torch.Tensor) -> str:
