@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from overweave.kernels import arguments
-from overweave.memory.cuda import shares
+from overweave.memory import shares
 from tests.source_tree import ROOT, modules, tree
 
 FILES_PER_FOLDER = 16

@@ -23,14 +23,16 @@ from overweave.memory.board.board import Board
 from overweave.memory.board.records import Records
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.chain import Chain
-from overweave.memory.cuda.workspace import SLOTS, Workspace
+from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
 from overweave.memory.host.shared import SharedFile
+from overweave.memory.slot import SLOTS
 from overweave.ops.call import dispatch
-from overweave.runtime.gpu import launch
-from overweave.runtime.gpu.kernels import kernels, launcher
-from overweave.runtime.gpu.kernels.launcher import PackedLaunch
+from overweave.runtime.gpu import launcher
+from overweave.runtime.gpu.launcher import PackedLaunch
+from overweave.runtime.kernel_calls.call import KernelCall
+from overweave.runtime.library import run as library_run
 
 FILE = __file__  # calls of functions of this file stand for calls into C
 GPU = SimpleNamespace(multi_processor_count=132, major=9, name="NVIDIA H200")
@@ -153,11 +155,11 @@ class Blocks:
         return self._make((x.shape[0], w.shape[1]), x.dtype) if out is None else out
 
 
-def _init_launch(self: Any, kernel: Any, programs: int, arguments: list[Any], options: dict[str, int]) -> None:
-    fixed = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+def _init_launch(self: Any, call: KernelCall, most: int | None = None) -> None:
+    fixed = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in call.arguments]
     metadata = SimpleNamespace(tensordesc_meta=repeat(None))
-    self._kept_alive = arguments
-    self._launch = PackedLaunch(SimpleNamespace(function=0, packed_metadata=0, metadata=metadata), programs, fixed)
+    self._kept_alive, self.programs = call.arguments, call.programs
+    self._launch = PackedLaunch(SimpleNamespace(function=0, packed_metadata=0, metadata=metadata), call.programs, fixed)
 
 
 def _is_alive(self: Records, rank: int) -> bool:
@@ -191,10 +193,10 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Workspace, "of", workspace_of),
             (Workspace, "opened", lambda group: opened[0] if opened else None),
             (dispatch, "_bind", dispatch._bind_aligned),
-            *((where, "maker", blocks.maker) for where in (dispatch, launch)),
+            *((where, "maker", blocks.maker) for where in (dispatch, library_run)),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
-            (kernels.Launch, "__init__", _init_launch),
+            (launcher.Launch, "__init__", _init_launch),
             (launcher, "_raw_launcher", lambda compiled: nothing),
             (launcher, "make_tensordesc_arg", lambda argument, metadata: [0]),
             (torch.cuda, "Event", Stream),

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import torch
 from msgspec.structs import replace
 
-from overweave.compiler.aot import Source
+from overweave.compiler.aot import Source, source_of_launch
 from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.plan import MatmulConfig
+from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.runtime.kernel_calls.call import KernelCall, Tiles
 from overweave.schedules.tiles.shape import TileShape
+
+SOME = 1001  # a number of which nothing is known
+ADDRESSES = torch.empty(16, dtype=torch.int64)
+_INTS = torch.empty(64, dtype=torch.int32)
+# What every kernel that waits is given, and every kernel that takes tiles from a table.
+PROTOCOL = SignalWords(_INTS, _INTS, ADDRESSES, 4)
+WORDS: Any = SimpleNamespace(
+    group=SimpleNamespace(rank=3, world_size=4), state=ADDRESSES, claims=_INTS, limits=ADDRESSES, device=_INTS.device
+)
+
+
+def tiles_of(traced: bool) -> Tiles:
+    """What a kernel is given of a plan."""
+    return Tiles(TileQueue(_INTS, _INTS, ADDRESSES, 7), PROTOCOL, traced)
+
 
 DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
@@ -56,22 +74,7 @@ def dealt(shape: TileShape) -> MatmulConfig:
     return replace(shape.config, split_tiles=1, split_k=2)
 
 
-def source_of(
-    kernel: Any,
-    signature: Mapping[str, Any],
-    constexprs: Mapping[str, Any],
-    options: Mapping[str, int],
-    label: str,
-    divisible: tuple[str, ...] = (),
-) -> Source:
-    """What is to be compiled. divisible: numbers that are multiples of 16, as all addresses are."""
-    parts = (part for name, kind in signature.items() for part in _parts(name, kind))
-    aligned = (name for name, kind in parts if str(kind).startswith("*"))
-    return Source(kernel, signature, constexprs, dict.fromkeys((*aligned, *divisible), 16), options, label)
-
-
-def _parts(name: str, kind: Any) -> list[tuple[str, Any]]:
-    """An argument, or those of a tuple, by name."""
-    if isinstance(kind, str):
-        return [(name, kind)]
-    return [(f"{name}.{field}", part) for field, part in kind._asdict().items()]
+def case_of(call: KernelCall, label: str, contract: Contract) -> Case:
+    """A launch, as it is compiled. It sees no more of tensors than dtype and alignment, and of numbers whether they are
+    1 or multiples of 16."""
+    return Case(source_of_launch(call.kernel, call.arguments, call.options, label), contract)

@@ -11,29 +11,21 @@ from itertools import product
 import torch
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import DTYPES, OPERANDS, Case
+from campaigns.lint.lint_case import ADDRESSES, DTYPES, OPERANDS, SOME, Case, case_of, tiles_of
 from campaigns.lint.lint_matmul import matmul_case
 from campaigns.lint.lint_packed import packed_cases
 from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_skinny import skinny_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
-from overweave.compiler.aot import Source, source_of_launch
 from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
-from overweave.kernels.arguments import AfterSums, SignalWords, TileQueue
-from overweave.kernels.copy import copy_kernel
-from overweave.kernels.reduction import reduction_kernel
-from overweave.runtime.gpu.kernels.kernels import WORDS_PER_KIB, reduction_options
-from overweave.runtime.gpu.kernels.tile_call import Summing, copy_arguments, reduction_arguments
+from overweave.kernels.arguments import AfterSums
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
 
 NORMED_COLS = (1024, 4096, 16384)
-# What every kernel that takes tiles from a table is given.
-ADDRESSES = torch.empty(16, dtype=torch.int64)
-_WORDS = torch.empty(64, dtype=torch.int32)
-TILES = TileQueue(_WORDS, _WORDS, ADDRESSES, 7), SignalWords(_WORDS, _WORDS, ADDRESSES, 4)
 
 
 def cases() -> Iterator[Case]:
@@ -87,20 +79,12 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after = AfterSums(**dict.fromkeys(epilogue.inputs, out))
-    words = torch.empty(ready, dtype=torch.int64) if ready else None
-    how = Summing(traced, after, 0.0, sum_first, epilogue.bits, words)
-    source = _reduction(config, out, (operands, told - 1, told), how, label)
+    words, widths = torch.empty(ready, dtype=torch.int64) if ready else None, (operands, told - 1, told)
+    sums = Sums(ADDRESSES, widths, out, SOME, after, 0.0, sum_first, epilogue.bits, words)
     announced = [Guard("*operands", ("out", "*operands"), optional=True), *([Guard("*ready", ())] if ready else ())]
     contract = replace(_tiles(("*operands",)), announced=tuple(announced), releases=len(announced))
     # A second look: at all signals, where one did not come, for the first that did not.
-    return Case(source, replace(contract, claims_ahead=True, looks=2))
-
-
-def _reduction(
-    config: ReduceConfig, out: torch.Tensor, widths: tuple[int, int, int], how: Summing, label: str
-) -> Source:
-    given = reduction_arguments(config, [ADDRESSES, out, *TILES, 1001], widths, how)
-    return source_of_launch(reduction_kernel, given, reduction_options(config, how.epilogue), label)
+    return case_of(reduction_call(config, tiles_of(traced), sums), label, replace(contract, claims_ahead=True, looks=2))
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:
@@ -108,8 +92,8 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after = AfterSums(residual=out if has_residual else None, norm_weight=out, z=out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
-    source = _reduction(config, out, (operands, 0, 1), Summing(after=after, eps=1e-5), label)
-    return Case(source, reduction_case(dtype, operands, False, config).contract)
+    call = reduction_call(config, tiles_of(False), Sums(ADDRESSES, (operands, 0, 1), out, SOME, after, 1e-5))
+    return case_of(call, label, reduction_case(dtype, operands, False, config).contract)
 
 
 def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
@@ -123,11 +107,10 @@ def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store", adds: D
     words = (f"adds {adds}", adds is not None), (path, True), ("traced", traced), ("ragged", ragged)
     label = " ".join(word for word, holds in words if holds)
     source = torch.empty(16, dtype=getattr(torch, adds or "int32"))
-    arguments = [ADDRESSES, source, *TILES, 1001 if ragged else 1024]
-    given = copy_arguments(arguments, config.block_kib * WORDS_PER_KIB, path == "bulk", adds is not None, traced)
+    pushes = Pushes(ADDRESSES, source, SOME if ragged else 1024, adds is not None)
     announced = (Guard("*targets", ("*targets",), optional=True),)
     contract = replace(_tiles(("source",)), announced=announced, claims_ahead=True)
-    return Case(source_of_launch(copy_kernel, given, {"num_warps": config.warps}, label), contract)
+    return case_of(copy_call(config, tiles_of(traced), pushes), label, contract)
 
 
 def _tiles(guarded: tuple[str, ...]) -> Contract:

@@ -7,20 +7,19 @@ from typing import NamedTuple
 import torch
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import PLAIN, Case, Variant
-from overweave.compiler.aot import source_of_launch
+from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
 from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.ir.tile_order import TileRow
-from overweave.memory.cuda.shares import Shares
-from overweave.runtime.gpu.kernels.matmul import matmul_call
-from overweave.runtime.gpu.kernels.matmul_call import Operands, Protocol
-from overweave.runtime.gpu.kernels.peers import Peers
+from overweave.memory.shares import Shares
+from overweave.runtime.kernel_calls.call import KernelCall
+from overweave.runtime.kernel_calls.hopper import matmul_call
+from overweave.runtime.kernel_calls.matmul import Operands
+from overweave.runtime.kernel_calls.peers import Peers
 
 # Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.
-TILES, ROWS, RANKS = 7, 512, 4
+TILES, ROWS = 7, 512
 SIZE, RAGGED_SIZE = 1024, 1032
 
 
@@ -69,8 +68,12 @@ def matmul_case(
 ) -> Case:
     """The case of a `Tile`, whose fields these are."""
     tile = Tile(dtype, config, variant, epilogue, addends, weights, stored)
-    kernel, arguments, options = matmul_call(tile.config, operands_of(tile), protocol_of(tile))
-    return Case(source_of_launch(kernel, arguments, options, str(tile)), _contract(tile))
+    return case_of(call_of(tile), str(tile), _contract(tile))
+
+
+def call_of(tile: Tile) -> KernelCall:
+    """Its launch."""
+    return matmul_call(tile.config, operands_of(tile), tiles_of(tile.variant.traced))
 
 
 def operands_of(tile: Tile) -> Operands:
@@ -86,11 +89,8 @@ def operands_of(tile: Tile) -> Operands:
     return Operands(
         a_shard=a if tile.variant.two_sources else None,
         a_workspace=a,
-        b=b,
-        out=out,
-        more=((b, out),) * (tile.weights - 1),
+        weights=((b, out),) * tile.weights,
         b_is_transposed=tile.variant.is_transposed,
-        bases=None,
         bias=out if epilogue.bias else None,
         residual=out if epilogue.residual else None,
         scale_x=scales if epilogue.scaling else None,
@@ -101,16 +101,9 @@ def operands_of(tile: Tile) -> Operands:
         total=out if tile.addends else None,
         addends=addresses if tile.addends else None,
         addend_rows=(out, addresses) if tile.addends == 1 else None,
+        shares=Shares(torch.empty(64), torch.empty(64, dtype=torch.int32)) if tile.config.split_k else None,
         peers=Peers(addresses, distances, out if tile.stored.spreads else None) if distances else None,
     )
-
-
-def protocol_of(tile: Tile) -> Protocol:
-    """The same of what comes with every tile kernel."""
-    words, numbers = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int64)
-    table = torch.empty(TILES, len(TileRow._fields), dtype=torch.int32)
-    shares = Shares(torch.empty(64), words) if tile.config.split_k else None
-    return Protocol(table, words, words, words, numbers, numbers, RANKS, tile.variant.traced, shares=shares)
 
 
 def _contract(tile: Tile) -> Contract:

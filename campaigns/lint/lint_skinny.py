@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import DTYPES, SHARES, Case, source_of
+from campaigns.lint.lint_case import SHARES, Case, case_of
 from overweave.compiler.ptx_lint.contract import Contract
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
-from overweave.kernels.skinny import skinny_matmul_kernel
-from overweave.runtime.gpu.kernels.skinny_call import TURNS, Turn
+from overweave.memory.shares import SharedShares
+from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
 from overweave.schedules.tiles.skinny import SHAPES
 
 
@@ -31,28 +32,11 @@ def skinny_case(
 ) -> Case:
     """No signals and no waits for programs: a counter that only this device's programs touch. is_ragged: no number is a
     multiple of 16."""
-    stored, apart = ("b_stride_k", "b_stride_n") if is_transposed else ("b_stride_n", "b_stride_k")
-    numbers = ("n", "k", "a_stride", apart, "out_stride")
-    constexprs: dict[str, int | bool | None] = {
-        stored: 1,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "SWAPPED": config.swapped,
-        "B_IS_TRANSPOSED": is_transposed,
-        "TURN": TURNS[turn],
-    }
-    shares = {"partials": "*fp32", "arrivals": "*i32"} if config.splits > 1 else {}
-    constexprs |= dict.fromkeys(() if shares else ("partials", "arrivals"))
-    words = {"b^T": is_transposed, "shares": bool(shares), turn: turn != "in_turn", "ragged": is_ragged}
-    source = source_of(
-        skinny_matmul_kernel,
-        {**dict.fromkeys(("a", "b", "out"), f"*{DTYPES[dtype]}"), **shares}
-        | dict.fromkeys(("m", *numbers, "splits"), "i32"),
-        constexprs,
-        {"num_warps": config.warps, "num_stages": config.stages},
-        " ".join([f"{dtype} {config.block_m} rows", *(word for word, holds in words.items() if holds)]),
-        () if is_ragged else numbers,
-    )
+    has_shares, (m, n, k) = config.splits > 1, (5, 1001, 1003) if is_ragged else (5, 1024, 2048)
+    a, out = (torch.empty(m, size, dtype=getattr(torch, dtype)) for size in (k, n))
+    b = a.new_empty(n, k).t() if is_transposed else a.new_empty(k, n)
+    words = {"b^T": is_transposed, "shares": has_shares, turn: turn != "in_turn", "ragged": is_ragged}
+    label = " ".join([f"{dtype} {config.block_m} rows", *(word for word, holds in words.items() if holds)])
     known = Contract(private=("arrivals",), counted=(SHARES,), wgmma=True)
-    return Case(source, known if shares else Contract(wgmma=True))
+    call = skinny_call(config, Factors(a, b, out), SharedShares(a.device), turn)
+    return case_of(call, label, known if has_shares else Contract(wgmma=True))

@@ -31,8 +31,9 @@ from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group, resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
-from overweave.runtime.gpu.kernels.arguments import Moving, table_tensor
-from overweave.runtime.gpu.kernels.kernels import Launch, copy_launch
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.call import KernelCall, Moving, Tiles, table_tensor
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, copy_call
 from overweave.tuner.measure.peer_copies import PeerCopies
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
@@ -93,14 +94,8 @@ class Transfers:
         targets = torch.tensor(zones, dtype=torch.int64, device=self.device)
         claims = Moving(counters.data_ptr(), torch.int32)
         queue = TileQueue(table_tensor(table, self.device), claims, limits, len(table))
-        arguments = [
-            targets,
-            self.source,
-            queue,
-            SignalWords(words, words, limits, world_size),
-            ROW_BYTES // WORD_BYTES,
-        ]
-        launch = copy_launch(config, arguments, len(table), traced=False)
+        tiles = Tiles(queue, SignalWords(words, words, limits, world_size))
+        launch = Launch(copy_call(config, tiles, Pushes(targets, self.source, ROW_BYTES // WORD_BYTES)))
 
         def call(turn: int) -> torch.Tensor:
             claims.address = counters.data_ptr() + turn * WORD_BYTES
@@ -126,7 +121,7 @@ class Transfers:
         counters = torch.zeros(CALLS * COUNTERS, dtype=torch.int32, device=self.device)
         claims = Moving(counters.data_ptr(), torch.int32)
         arguments: list[Any] = [table, claims, targets, self.source, len(tiles), len(slices), path == "bulk"]
-        launch = Launch(carry_kernel, min(programs, len(tiles)), arguments, {"num_warps": WARPS})
+        launch = Launch(KernelCall(carry_kernel, arguments, {"num_warps": WARPS}, min(programs, len(tiles))))
 
         def call(turn: int) -> torch.Tensor:
             claims.address = counters.data_ptr() + turn * COUNTERS * 4

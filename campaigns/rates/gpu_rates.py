@@ -23,7 +23,7 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.ir.problem import Problem
 from overweave.ir.tile_order import TileRow
-from overweave.runtime.gpu.kernels.matmul import Matmul
+from overweave.runtime.gpu.matmul import Matmul
 from overweave.runtime.library.epilogue import apply_epilogue
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import Kernel, shapes, tile_shape

@@ -24,11 +24,10 @@ from msgspec.structs import replace
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.gpu_rates import operands, product
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
-from overweave.memory.cuda.shares import SharedShares
-from overweave.runtime.gpu.kernels.arguments import Moving, moving
-from overweave.runtime.gpu.kernels.kernels import Launch
-from overweave.runtime.gpu.kernels.skinny import skinny_launch
-from overweave.runtime.gpu.kernels.skinny_call import Factors, tiles_of
+from overweave.memory.shares import SharedShares
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.call import Moving, moving
+from overweave.runtime.kernel_calls.skinny import Factors, skinny_call, tiles_of
 from overweave.schedules.tiles.skinny import SHAPES, skinny_shape
 from overweave.tuner.measure.statistics import geometric_mean
 
@@ -89,7 +88,7 @@ def name_of(config: SkinnyConfig) -> str:
 def wrong(config: SkinnyConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> bool:
     """Whether two runs of it are not bit-equal to what is exact, or leave counters."""
     out, memory = torch.empty_like(exact), SharedShares(a.device)
-    launch = skinny_launch(config, Factors(a, b, out, (moving(a), moving(b), moving(out))), memory)
+    launch = Launch(skinny_call(config, Factors(a, b, out), memory))
     is_right = True
     for _ in range(2):
         out.fill_(float("nan"))
@@ -163,7 +162,7 @@ def time_shape(
     for config in configs:
         base = moving(sets[0])
         memory = SharedShares(a.device)
-        launch = skinny_launch(config, Factors(a, sets[0], out, (moving(a), base, moving(out))), memory)
+        launch = Launch(skinny_call(config, Factors(a, base, out), memory))
 
         def run(turn: int, launch: Launch = launch, base: Moving = base) -> None:
             base.address = sets[turn % len(sets)].data_ptr()

@@ -28,7 +28,7 @@ from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.gpu_rates import made, make_normal, medians_us, operands, product
 from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
-from overweave.runtime.gpu.kernels.matmul import Matmul
+from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
 from overweave.tuner.measure.statistics import geometric_mean

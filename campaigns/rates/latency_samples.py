@@ -10,14 +10,16 @@ import torch.distributed as dist
 from campaigns.rates import latency_kernels as kernels
 from overweave.ir.tile_order import NO_SIGNAL
 from overweave.ir.words import SIGNAL_CAPACITY
+from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import resolve
-from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
-from overweave.runtime.gpu.kernels.kernels import begin_launch, wait_launch
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.protocol import head_call, signal_words, wait_call, words_of
 
 ALIGNED, HEAD_START = 500_000, 100_000  # cycles that hide the host, and that let a side stream begin to wait
 LOOKS = ROUNDS = 64
@@ -41,12 +43,11 @@ class Bench:
         self.turns = torch.zeros(1, dtype=torch.int32, device=device)
         self.peer_word = torch.tensor([self.word(OWN, self.peer % group.world_size)], device=device)
         self.main, self.side = torch.cuda.current_stream(), torch.cuda.Stream(device, priority=-1)
-        words = self.workspace.words
-        self.limits = (words.view(0, (words.tensor.numel() // 4,), torch.int32), self.workspace.limits)
         self._one, self._forked, self._joined = torch.ones(1, device=device), torch.cuda.Event(), torch.cuda.Event()
         self.begins = self._begin_launches()
-        numbers = [0, 1, 1, NO_SIGNAL, 0, 0, 1, group.world_size]
-        self.wait_by_kernel: OnStream = wait_launch([self.own(GO), *self.limits], numbers)
+        self.limits = words_of(self.workspace), self.workspace.limits
+        protocol = SignalWords(self.own(GO), *self.limits, group.world_size)
+        self.wait_by_kernel: OnStream = Launch(wait_call(protocol, (0, 1, 1, NO_SIGNAL, 0), 0, 1))
 
     def wait_by_stream(self, stream: int) -> None:
         driver.wait_value(stream, self.word(GO), 1)
@@ -88,9 +89,7 @@ class Bench:
         workspace = self.workspace
         launches: list[Callable[[int], None]] = []
         for slot in workspace.lease(layout):
-            signals = slot.view(0, (16 * SIGNAL_STRIDE_WORDS,), torch.int32)
-            words = [workspace.state, signals, workspace.claims, self.limits[0], workspace.limits]
-            launches.append(begin_launch(words, [16, self.rank, self.world_size]))
+            launches.append(Launch(head_call(workspace, signal_words(workspace, slot, 16), 16)))
         return launches
 
 

@@ -18,7 +18,6 @@ from overweave.ir.shards import shard_rows
 from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import aligned
 
-HALVES = 2
 SMALLEST_HALF_BYTES = 8 << 20
 DATA_WORDS = MESSAGE_DATA_BYTES // INT32_BYTES
 

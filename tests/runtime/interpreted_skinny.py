@@ -11,24 +11,22 @@ from overweave.runtime import interpreter
 interpreter.repair()
 
 from overweave.ir.plan import SkinnyConfig  # noqa: E402
-from overweave.kernels.skinny import skinny_matmul_kernel  # noqa: E402
-from overweave.memory.cuda.shares import Shares  # noqa: E402
-from overweave.runtime.gpu.kernels.skinny_call import Factors, share_places, skinny_arguments  # noqa: E402
+from overweave.memory.shares import SharedShares  # noqa: E402
+from overweave.runtime.kernel_calls.skinny import Factors, skinny_call  # noqa: E402
 
 SHAPES = ((1, 64, 256), (5, 40, 104), (17, 77, 85), (3, 1, 40), (2, 33, 1), (40, 24, 16))
 CONFIG = SkinnyConfig(block_m=16, block_n=32, block_k=16)
 
 
-def multiply(config: SkinnyConfig, a: torch.Tensor, b: torch.Tensor, shares: Shares | None) -> torch.Tensor:
+def multiply(config: SkinnyConfig, a: torch.Tensor, b: torch.Tensor, shares: SharedShares) -> torch.Tensor:
     out = torch.full((a.shape[0], b.shape[1]), torch.nan, dtype=a.dtype)
-    arguments, programs = skinny_arguments(config, Factors(a, b, out, (a, b, out)), shares)
-    skinny_matmul_kernel[(programs,)](*arguments)
+    call = skinny_call(config, Factors(a, b, out), shares)
+    call.kernel[(call.programs,)](*call.arguments)
     return out
 
 
-def shares_of(config: SkinnyConfig, m: int, n: int) -> Shares | None:
-    places = share_places(config, m, n)
-    return Shares.allocate(places, config.block_m * config.block_n, torch.device("cpu")) if places else None
+def no_shares() -> SharedShares:
+    return SharedShares(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -41,17 +39,17 @@ def test_integers_are_exact(shape: tuple[int, int, int], splits: int, dtype: tor
         exact = (a.double() @ stored.double()).to(dtype)
         for is_swapped in (False, True):
             config = replace(CONFIG, splits=splits, swapped=is_swapped)
-            shares = shares_of(config, m, n)
+            shares = no_shares()
             for _ in range(2):
                 assert torch.equal(multiply(config, a, stored, shares), exact), config
-            assert shares is None or not shares.arrivals.any()
+            assert shares.are_unused()
 
 
 @pytest.mark.parametrize("splits", [1, 8])
 def test_floats_are_as_near_as_fp32_sums(splits: int) -> None:
     a, b = torch.randn(5, 512).bfloat16(), torch.randn(512, 48).bfloat16()
     config = replace(CONFIG, splits=splits)
-    found, exact = multiply(config, a, b, shares_of(config, 5, 48)), a.double() @ b.double()
+    found, exact = multiply(config, a, b, no_shares()), a.double() @ b.double()
     one_rounding = exact.abs() * 2**-8 + 512**0.5 * 2**-16
     assert ((found.double() - exact).abs() <= one_rounding).all()
 
@@ -62,4 +60,4 @@ def test_shares_are_added_in_the_order_of_k() -> None:
     b = torch.zeros(64, 8).bfloat16()
     b[0], b[16], b[32] = 2.0**30, -(2.0**30), 3.0
     config = replace(CONFIG, splits=4)
-    assert torch.equal(multiply(config, a, b, shares_of(config, 1, 8)), torch.full((1, 8), 3.0).bfloat16())
+    assert torch.equal(multiply(config, a, b, no_shares()), torch.full((1, 8), 3.0).bfloat16())

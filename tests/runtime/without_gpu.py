@@ -17,9 +17,9 @@ from overweave.compiler.aot import HOPPER
 from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
-from overweave.memory.cuda.shares import SharedShares
 from overweave.memory.layout import lay_out
-from overweave.runtime.gpu.kernels import kernels
+from overweave.memory.shares import SharedShares
+from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.waits import neighbours, paired
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
@@ -82,7 +82,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
 
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: None)
-    monkeypatch.setattr(kernels, "PackedLaunch", pack)
+    monkeypatch.setattr(launcher, "PackedLaunch", pack)
     properties = SimpleNamespace(multi_processor_count=132, major=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import time
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -21,8 +20,6 @@ from overweave.memory.cuda import driver
 from overweave.memory.cuda.captures import Captures
 from overweave.memory.cuda.chain import Chain
 from overweave.memory.cuda.heap import CudaHeap
-from overweave.memory.cuda.packed_space import PackedSpace
-from overweave.memory.cuda.shares import SharedShares
 from overweave.memory.cuda.watcher import Watcher, reason_within
 from overweave.memory.device.packed import PACKED_OPERATION
 from overweave.memory.device.protocol import BEGIN_OPERATION, QUEUE_OPERATION, STATE_WORDS
@@ -37,31 +34,14 @@ from overweave.memory.device.signals import (
 from overweave.memory.group import Group
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SlotLayout, aligned
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
+from overweave.memory.packed_space import HALVES, PackedSpace
+from overweave.memory.shares import SharedShares
+from overweave.memory.slot import SLOTS, SMALLEST_SLOT_BYTES, Slot
 
-SLOTS = 2
-SMALLEST_SLOT_BYTES = 16 << 20
 SETTLES_EVERY_S = 20e-6  # a look takes the driver's lock for a moment
 TOLD_WITHIN_S = 2.0  # ten turns of a watcher
 KERNEL_QUEUES = 4
 IS_SET = int(REPORT_IS_SET.value)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One slot as a plan that leased it sees it, for good: a workspace that grows leaves it where it is."""
-
-    heap: CudaHeap
-    number: int
-    offset: int
-
-    @property
-    def bases(self) -> tuple[int, ...]:
-        """Where the slot lies on each rank, as this rank addresses it."""
-        return tuple(address + self.offset for address in self.heap.addresses)
-
-    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the own part of the slot."""
-        return self.heap.view(self.offset + offset, shape, dtype)
 
 
 class Workspace:
@@ -130,8 +110,9 @@ class Workspace:
         """The memory of packed messages, large enough. Collective if it must grow; all ranks ask for as much."""
         if not self._packed or half_bytes > self._packed[-1].half_bytes:
             self.settle()
-            size = max(half_bytes, SMALLEST_HALF_BYTES)
-            self._packed.append(PackedSpace(self.group, self.device, aligned(size)))
+            size = aligned(max(half_bytes, SMALLEST_HALF_BYTES))
+            heap = CudaHeap(self.group, self.device, HALVES * size)
+            self._packed.append(PackedSpace(heap, self.device, size))
         return self._packed[-1]
 
     def take_turn(self) -> int:

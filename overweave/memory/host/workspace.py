@@ -1,9 +1,8 @@
 """The workspace of CPU ranks: two slots of a symmetric heap in turn, and the protocol that makes their reuse safe.
 
 The protocol is that of memory/device/protocol.py, run by the host. At the head of call e a rank has finished all calls
-before
-it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them have told the same.
-Nothing trails a call.
+before it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them have told
+the same. Nothing trails a call.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from overweave.errors import InputError, WorkspaceBroken
-from overweave.ir.schedule import SYMMETRIC, Schedule
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.board.records import Pause
 from overweave.memory.group import Group
-from overweave.memory.host.heap import COMPLETED, SLOTS, HostHeap
-from overweave.memory.host.packed import HostPacked
+from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.shared import Fence
-from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
+from overweave.memory.packed_space import HALVES, PackedSpace
+from overweave.memory.slot import SLOTS, Slot
 
+ABORT, COMPLETED = 0, 1  # lines of the words
 # A signal's line holds one word per contributor, so that no word has two writers and no atomic add is needed.
 MAX_RANKS = SIGNAL_STRIDE_WORDS
 
@@ -36,7 +36,12 @@ AtomicAdd = Callable[[int, int], None]
 
 
 class HostWorkspace:
-    """One per group. Calls follow each other in the same sequence on all ranks; one at a time."""
+    """One per group. Calls follow each other in the same sequence on all ranks; one at a time.
+
+    words: symmetric, the abort word and what each rank has completed, a line each (memory/device/signals.py).
+    """
+
+    words: HostHeap
 
     def __init__(self, group: Group, board: Board) -> None:
         if group.world_size > MAX_RANKS:
@@ -48,9 +53,9 @@ class HostWorkspace:
         self.agreed: set[bytes] = set()
         self.fence = Fence()
         self._heap: HostHeap | None = None
-        self._packed: HostPacked | None = None
-        self._calls = 0
+        self._packed: PackedSpace | None = None
         self._used: memoryview | None = None
+        self._calls = self._slot_bytes = 0
 
     @staticmethod
     def of(group: Group) -> HostWorkspace:
@@ -65,25 +70,24 @@ class HostWorkspace:
         """The workspace, if this rank has made one."""
         return _WORKSPACES.get(group.process_group)
 
-    def begin(self, schedule: Schedule, layout: SlotLayout, dtype: torch.dtype, timeout_s: float) -> HostSlot:
-        """`take_slot`, as a schedule sees it."""
-        heap, index = self.take_slot(layout, timeout_s)
-        return HostSlot(self, heap, index, schedule, layout, dtype)
-
-    def take_slot(self, layout: SlotLayout, timeout_s: float) -> tuple[HostHeap, int]:
+    def begin(self, layout: SlotLayout, timeout_s: float) -> HostSlot:
         """The head of a call: a slot that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
         self.check_whole()
         heap = self._heap_for(layout, timeout_s)
         call = self._calls = self._calls + 1
-        index = call % SLOTS
         if self._used is not None:
             self._used[:] = bytes(self._used.nbytes)
         self.fence()
         for peer in range(self.world_size):
-            heap.word_lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
-        self._used = heap.signal_lines(self.rank, index)[: layout.signals * SIGNAL_STRIDE_WORDS].cast("B")
-        self._await_credits(heap.word_lines(self.rank), call - 1, timeout_s)
-        return heap, index
+            self.lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
+        slot = HostSlot(self, heap, call % SLOTS, self._slot_bytes, layout)
+        self._used = slot.signals[self.rank].cast("B")
+        self._await_credits(self.lines(self.rank), call - 1, timeout_s)
+        return slot
+
+    def lines(self, rank: int) -> memoryview:
+        """The abort word and the completed-calls words of a rank, int32, `SIGNAL_STRIDE_WORDS` to a line."""
+        return self.words.words(0, (COMPLETED + self.world_size) * SIGNAL_STRIDE_WORDS, rank)
 
     def check_whole(self) -> None:
         """Raises WorkspaceBroken after a call that failed."""
@@ -91,33 +95,30 @@ class HostWorkspace:
             cure = "Call overweave.reset(group) on every rank"
             raise WorkspaceBroken("call on this group", "an earlier call failed", cure)
 
-    def packed(self, half_bytes: int, timeout_s: float) -> HostPacked:
+    def packed(self, half_bytes: int, timeout_s: float) -> PackedSpace:
         """The memory of packed messages, large enough. Collective if it must grow. Raises PeerDied, PeerTimeout."""
         if self._packed is None or self._packed.half_bytes < half_bytes:
-            self._packed = HostPacked(self.board, half_bytes, timeout_s)
+            heap = HostHeap(self.board, HALVES * half_bytes, timeout_s)
+            self._packed = PackedSpace(heap, torch.device("cpu"), half_bytes)
         return self._packed
 
     def forget(self) -> None:
         """This rank's part of a reset (`overweave.reset`); the board's is its own affair."""
-        # A new heap at the next call: an interrupted growth may have left the ranks with different ones.
-        self._take(None)
-        self._packed = None
+        # New heaps at the next call: an interrupted growth may have left the ranks with different ones.
+        self._heap = self._packed = self._used = None
+        self._calls = 0
         self.agreed.clear()
         self.is_broken = False
 
-    def _take(self, heap: HostHeap | None) -> None:
-        self._heap, self._calls, self._used = heap, 0, None
-
     def _heap_for(self, layout: SlotLayout, timeout_s: float) -> HostHeap:
-        heap = self._heap
-        if heap is None or not heap.holds(layout):
-            signals, slot_bytes = layout.signals, layout.size_bytes
-            if heap is not None:
-                signals, slot_bytes = max(signals, heap.signals), max(slot_bytes, heap.slot_bytes)
+        if self._heap is None:
+            size_bytes = (COMPLETED + self.world_size) * SIGNAL_STRIDE_BYTES
+            self.words = HostHeap(self.board, size_bytes, timeout_s)
+        if self._heap is None or layout.size_bytes > self._slot_bytes:
             # Every rank has finished its earlier calls when it gets here, so nobody uses the old heap.
-            heap = HostHeap.create(self.board, signals, slot_bytes, timeout_s)
-            self._take(heap)
-        return heap
+            self._used, self._slot_bytes = None, aligned(layout.size_bytes)
+            self._heap = HostHeap(self.board, SLOTS * self._slot_bytes, timeout_s)
+        return self._heap
 
     def _await_credits(self, words: memoryview, previous: int, timeout_s: float) -> None:
         """From every peer: it has finished the call before, and begun this one."""
@@ -132,60 +133,35 @@ class HostWorkspace:
         self.fence()
 
 
-class HostSlot:
-    """One call's slot: the buffers and signals of every rank."""
+class HostSlot(Slot):
+    """One call's slot, of which this process sees every rank's part. signals: of each rank, int32 words."""
 
     def __init__(
-        self,
-        workspace: HostWorkspace,
-        heap: HostHeap,
-        index: int,
-        schedule: Schedule,
-        layout: SlotLayout,
-        dtype: torch.dtype,
+        self, workspace: HostWorkspace, heap: HostHeap, number: int, slot_bytes: int, layout: SlotLayout
     ) -> None:
-        self.index = index
+        super().__init__(heap, number, number * slot_bytes)
         self.layout = layout
-        self.heap = heap
         self.atomic_add: AtomicAdd | None = None
-        self._rank = workspace.rank
-        self._fence = workspace.fence
-        self._lines = [heap.signal_lines(rank, index) for rank in range(workspace.world_size)]
-        own = {buffer.name: getattr(torch, buffer.dtype) for buffer in schedule.buffers if buffer.dtype}
-        self._buffers = {
-            buffer.name: [
-                heap.tensor(
-                    rank,
-                    index,
-                    layout.buffers[buffer.name],
-                    (buffer.rows, buffer.cols),
-                    own.get(buffer.name, dtype),
-                )
-                for rank in range(workspace.world_size)
-                if buffer.home == SYMMETRIC or rank == workspace.rank
-            ]
-            for buffer in schedule.buffers
-            if buffer.name in layout.buffers
-        }
+        self._every, self._fence, self._rank = heap, workspace.fence, workspace.rank
+        words = layout.signals * SIGNAL_STRIDE_WORDS
+        self.signals = [heap.words(self.offset, words, rank) for rank in range(workspace.world_size)]
 
-    def buffer(self, name: str, rank: int) -> Tensor:
-        """`rank`'s instance of a symmetric buffer, or the own instance of a local one. `[rows, cols]`."""
-        instances = self._buffers[name]
-        return instances[rank] if len(instances) > 1 else instances[0]
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype, rank: int) -> Tensor:
+        """Any rank's instance of a buffer, `[rows, cols]`."""
+        return self._every.view(self.offset + self.layout.buffers[name], shape, dtype, rank)
 
     def notify(self, pad: str, rank: int, signal: int, count: int) -> None:
         """Adds `count` to a signal of `rank`, after everything this rank has stored."""
         self._fence()
-        number = self.layout.signal(pad, signal)
         if self.atomic_add is None:
-            self._lines[rank][number * SIGNAL_STRIDE_WORDS + self._rank] += count
+            self.signals[rank][self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS + self._rank] += count
         else:
-            self.atomic_add(self.heap.signal_address(rank, self.index, number), count)
+            self.atomic_add(self.bases[rank] + self.layout.signal_offset(pad, signal), count)
 
     def arrived(self, pad: str, signal: int) -> list[int]:
         """How much each contributing rank has added to an own signal; the sum alone has meaning with `atomic_add`."""
         start = self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS
-        return self._lines[self._rank][start : start + len(self._lines)].tolist()
+        return self.signals[self._rank][start : start + len(self.signals)].tolist()
 
     def has_arrived(self, pad: str, signals: tuple[int, int], count: int) -> bool:
         """Whether each of the own signals `[lo, hi)` has reached `count`; then what was stored before them is seen."""

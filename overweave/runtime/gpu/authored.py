@@ -28,13 +28,13 @@ from overweave.runtime.authored import (
     tensor_of,
     tiles_and_parts,
 )
-from overweave.runtime.gpu.bind import Binding, Enqueue, Tensors
+from overweave.runtime.gpu.bound import BoundSlot, free_sms
 from overweave.runtime.gpu.call_frame import SlotCalls
-from overweave.runtime.gpu.kernels.arguments import Moving, moving, table_tensor
-from overweave.runtime.gpu.kernels.kernels import Launch
-from overweave.runtime.gpu.kernels.matmul_call import programs_for
-from overweave.runtime.gpu.launch import BoundSlot, sides_of
+from overweave.runtime.gpu.launch import sides_of
+from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.replays import may_replay
+from overweave.runtime.kernel_calls.bind import Binding, Tensors
+from overweave.runtime.kernel_calls.call import KernelCall, Moving, moving, table_tensor
 
 _ARGUMENT = "argument "  # stands before the names of a kernel's arguments, among those of buffers, which have no space
 
@@ -50,59 +50,47 @@ class FusedTiles:
         if self._kernel.is_persistent:
             return None
         engines = {one.queue: one.engine for one in binding.plan.realization.engines}
-        tables = (table for table in binding.plan.tile_orders if table.rank == binding.workspace.group.rank)
+        tables = (table for table in binding.plan.tile_orders if table.rank == binding.rank)
         count = sum(tiles_and_parts(one.rows)[0] for one in tables if engines[one.queue] == AUTHOR_KERNEL)
         return WaitStep(binding.workspace.claims.data_ptr(), count)
 
-    def bind(self, binding: Binding, queue: str) -> Enqueue:
+    def launch(self, binding: Binding, queue: str) -> Launch | None:
         """The launch of the kernel, compiled for the arguments that it is bound with."""
-        kernel, plan, workspace, rank = self._kernel, binding.plan, binding.workspace, binding.workspace.group.rank
+        kernel, plan, workspace, rank = self._kernel, binding.plan, binding.workspace, binding.rank
         rows = plan.tile_order(rank, queue).rows
         tiles, parts = tiles_and_parts(rows)
         if not tiles:
-            return lambda stream, addresses: None
-        signals, words, limits = binding.arrays
+            return None
+        signals, words, limits, world_size = binding.protocol
         buffers = binding.addresses.layout.buffers
         arguments = kernel.arguments(self._given, lambda name: binding.own(name) if name in buffers else None)
-        callers = self._callers(arguments)
+        self._stand_in(arguments, binding)
         table = table_tensor(rows, workspace.device)
-        arguments |= protocol_arguments(
-            [table, workspace.claims, signals, words, limits], tiles, parts, workspace.group.world_size
-        )
-        targets = torch.tensor(
-            slice_targets(binding.addresses, rank, queue), dtype=torch.int64, device=workspace.device
-        )
-        arguments |= slice_arguments(targets, plan, rank, queue)
+        arguments |= protocol_arguments([table, workspace.claims, signals, words, limits], tiles, parts, world_size)
+        arguments |= slice_arguments(binding.table(slice_targets(binding.addresses, rank, queue)), plan, rank, queue)
         arguments |= self._places(binding, queue) if kernel.away is not None else {}
         copy = plan.realization.copy
         beside = (copy.programs if copy else 0) + plan.realization.library_sms
-        programs = programs_for(tiles, workspace.device, beside) if kernel.is_persistent else tiles
-        launch = Launch(kernel.function, programs, _in_order(kernel.function, arguments), dict(kernel.options))
+        most = free_sms(workspace.device, beside) if kernel.is_persistent else None
+        call = KernelCall(kernel.function, _in_order(kernel.function, arguments), dict(kernel.options), tiles)
+        launch = Launch(call, most)
         if "overweave_slices" in arguments and plan.realization.slices == "bulk":
             _check_shared(kernel.space.kernel, launch.compiled.metadata.shared, workspace.device)
+        return launch
 
-        def enqueue(stream: int, addresses: dict[str, int]) -> None:
-            for name, stand in callers.items():
-                stand.address = addresses[name]
-            launch(stream)
-
-        return enqueue
-
-    def _callers(self, arguments: dict[str, Any]) -> dict[str, Moving]:
-        """Stand-ins for the caller's own tensors, put among the arguments in their place."""
-        callers: dict[str, Moving] = {}
+    def _stand_in(self, arguments: dict[str, Any], binding: Binding) -> None:
+        """Puts stand-ins for the caller's own tensors among the arguments in their place."""
         for name, value in list(arguments.items()):
             tensor = tensor_of(value)
             if tensor is not None and value is self._given.get(name):
-                stand = callers[_ARGUMENT + name] = moving(tensor)
+                stand = moving(tensor)
+                binding.moved.append((_ARGUMENT + name, stand))
                 arguments[name] = _standing(value, stand)
-        return callers
 
     def _places(self, binding: Binding, queue: str) -> dict[str, torch.Tensor]:
         """Where tiles store at peers."""
         assert self._kernel.away is not None
-        plan, workspace, bases = binding.plan, binding.workspace, binding.slot.bases
-        offsets, rank = binding.addresses.layout.buffers, binding.workspace.group.rank
+        plan, bases, offsets, rank = binding.plan, binding.slot.bases, binding.addresses.layout.buffers, binding.rank
         own = bases[rank] + offsets[self._kernel.places[self._kernel.away.parameter][1]]
         itemsize = getattr(torch, plan.realization.dtype).itemsize
 
@@ -113,7 +101,7 @@ class FusedTiles:
 
         operations = (one for one in plan.schedule.of_rank(rank) if one.queue == queue)
         rows = place_rows(operations, self._kernel, plan.schedule.world_size, distance, lambda rank: bases[rank])
-        return {PLACES: torch.tensor(rows, dtype=torch.int64, device=workspace.device)}
+        return {PLACES: binding.table(rows)}
 
 
 class AuthoredRun(SlotCalls[BoundSlot]):

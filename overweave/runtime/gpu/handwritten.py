@@ -9,12 +9,13 @@ import torch
 
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.memory.cuda import driver
-from overweave.memory.cuda.workspace import Slot, Workspace
+from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.slot import Slot
 from overweave.runtime.gpu.call_frame import CallFrame
-from overweave.runtime.gpu.head import head_of
+from overweave.runtime.gpu.launcher import Launch as KernelLaunch
 from overweave.runtime.gpu.waits import Enqueue, waiting
 from overweave.runtime.handwritten import (
     MAIN,
@@ -29,6 +30,7 @@ from overweave.runtime.handwritten import (
     Step,
     TensorArgument,
 )
+from overweave.runtime.kernel_calls.protocol import head_call, signal_words
 
 
 class HandwrittenRun(CallFrame):
@@ -79,15 +81,15 @@ class _BoundSlot:
 
     def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace, slot: Slot) -> None:
         self._declared, self._layout, self._slot, self._rank = declared, layout, slot, workspace.group.rank
-        self.begin, signals, words = head_of(workspace, slot, layout.signals)
-        self._arrays = [signals, words, workspace.limits]
+        self._protocol = signal_words(workspace, slot, layout.signals)
+        self.begin = KernelLaunch(head_call(workspace, self._protocol, layout.signals))
         self._waits: dict[Await, Enqueue] = {}
         self._waiting({0: 0})  # its kernel is loaded now, not in a call
         self._channels = {
             name: Channel(
-                signals=signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
+                signals=self._protocol.signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
                 peers=self._table([base + layout.signal_offset(name, 0) for base in slot.bases], workspace.device),
-                words=words,
+                words=self._protocol.words,
                 limits=workspace.limits,
                 producer_table=None,
                 consumer_table=None,
@@ -131,8 +133,7 @@ class _BoundSlot:
         self._waits[action](stream.cuda_stream)
 
     def _waiting(self, counts: dict[int, int]) -> Enqueue:
-        numbers = [QUEUE_OPERATION.value, self._layout.signals, len(self._slot.bases)]
-        return waiting(counts, numbers, self._arrays)
+        return waiting(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
     def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
         """A kernel's arguments and options in this slot."""

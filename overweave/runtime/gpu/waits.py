@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import torch
-
 from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL
+from overweave.kernels.arguments import SignalWords
 from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.layout import SlotLayout
-from overweave.runtime.gpu.kernels.kernels import wait_launch
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.protocol import wait_call
 
 Enqueue = Callable[[int], None]
 
@@ -31,10 +31,10 @@ class Signals(NamedTuple):
 
 
 class PlanWaits:
-    """The waits of one rank's caller's stream, bound to a slot. arrays: its signals, the workspace's words, limits."""
+    """The waits of one rank's caller's stream, bound to a slot."""
 
-    def __init__(self, plan: Plan, rank: int, layout: SlotLayout, arrays: list[torch.Tensor]) -> None:
-        self._plan, self._rank, self._layout, self._arrays = plan, rank, layout, arrays
+    def __init__(self, plan: Plan, rank: int, layout: SlotLayout, protocol: SignalWords) -> None:
+        self._plan, self._rank, self._layout, self._protocol = plan, rank, layout, protocol
 
     def of(self, operation: Operation) -> Enqueue:
         """What puts the waits of an operation on a stream."""
@@ -51,13 +51,13 @@ class PlanWaits:
 
     def _enqueued(self, waits: Iterable[Wait], operation: int) -> Enqueue:
         counts = {self._layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
-        return waiting(counts, [operation, self._layout.signals, self._plan.schedule.world_size], self._arrays)
+        return waiting(counts, operation, self._layout.signals, self._protocol)
 
 
-def waiting(counts: Mapping[int, int], numbers: list[int], arrays: list[torch.Tensor]) -> Enqueue:
-    """What puts waits on a stream. counts: by the number of each signal among all of the slot. numbers: the last of
-    `wait_kernel`. arrays: as of `PlanWaits`."""
-    launches = [wait_launch(arrays, [*awaited, *numbers]) for awaited in paired(neighbours(counts))]
+def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
+    """What puts waits on a stream. counts: by the number of each signal among all of the slot, so many signals.
+    operation: for a report."""
+    launches = [Launch(wait_call(protocol, awaited, operation, signals)) for awaited in paired(neighbours(counts))]
 
     def enqueue(stream: int) -> None:
         for launch in launches:

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from overweave.compiler.emit.emit import PLACES
-from overweave.ir.plan import AUTHOR_KERNEL, KERNELS, Plan
-from overweave.ir.schedule import Put
-from overweave.ir.words import INT32_BYTES
+from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
+from overweave.memory.lower import slice_targets
 from overweave.runtime.authored import (
     AuthoredKernel,
     Place,
@@ -23,7 +22,7 @@ from overweave.runtime.authored import (
     tensor_of,
     tiles_and_parts,
 )
-from overweave.runtime.host.agenda import Agenda, Step
+from overweave.runtime.host.agenda import Step
 from overweave.runtime.host.beside import IsDone
 from overweave.runtime.host.emulate import Tensors
 from overweave.runtime.interpreted.interpreted import PROGRAMS, InterpretedCall
@@ -59,38 +58,25 @@ class AuthoredCall(InterpretedCall):
         self._kernel, self._given = kernel, given
         super().__init__(plan, group, workspace, group.timeout_s)
 
-    def make_agenda(self) -> Agenda:
-        """A kernel's queue is one step: the author's, and the one that sums."""
-        queues = (queue.name for queue in self.plan.schedule.queues)
-        kernels = frozenset(queue for queue in queues if self.plan.realization.engine_of(queue) in KERNELS)
-        return Agenda.of(self.plan.schedule, self.group.rank, kernels)
-
     def begin_step(self, step: Step) -> IsDone | None:
         """Launches the author's kernel in a thread; everything else as for our own kernels."""
         if not step.is_kernel or self.plan.realization.engine_of(step.queue) != AUTHOR_KERNEL:
             return super().begin_step(step)
         kernel, rows = self._kernel, self.plan.tile_order(self.group.rank, step.queue).rows
         tiles, parts = tiles_and_parts(rows)
-        arrays = [torch.tensor(rows, dtype=torch.int32), self._claims, *self._protocol]
+        binding, rank = self.binding, self.group.rank
+        arrays = [torch.tensor(rows, dtype=torch.int32), self.words.claims, *binding.protocol[:3]]
         arguments = kernel.arguments(self._given, self._matrix)
         arguments |= protocol_arguments(arrays, tiles, parts, self.group.world_size)
-        arguments |= slice_arguments(self._slice_targets(step), self.plan, self.group.rank, step.queue)
+        targets = binding.table(slice_targets(binding.addresses, rank, step.queue))
+        arguments |= slice_arguments(targets, self.plan, rank, step.queue)
         if kernel.away is not None:
             arguments |= self._places(step)
         programs = min(PROGRAMS, tiles) if kernel.is_persistent else tiles
-        return self.beside(lambda: kernel.function[(programs,)](**arguments))
+        return self.start(lambda: kernel.function[(programs,)](**arguments))
 
-    def _slice_targets(self, step: Step) -> torch.Tensor:
-        """As memory/lower.py has it, in this process's addresses."""
-        targets = torch.zeros((len(step.operations), 4), dtype=torch.int64)
-        for row, move in zip(targets, step.operations, strict=True):
-            for source, target in zip(move.reads, move.writes, strict=True) if isinstance(move, Put) else ():
-                landed = self.slot.buffer(target.buffer, target.rank)
-                row[0] = landed.data_ptr()
-                row[1] = self.slot.heap.signal_address(target.rank, self.slot.index, 0)
-                row[2] = 0 if source.buffer in self.tensors else self._matrix(source.buffer).data_ptr()
-                row[3] = landed.shape[1] * landed.element_size() // INT32_BYTES
-        return targets
+    def _matrix(self, buffer: str) -> torch.Tensor:
+        return self.tensors[buffer] if buffer in self.tensors else self.instance(buffer, self.group.rank)
 
     def _places(self, step: Step) -> dict[str, torch.Tensor]:
         """Where tiles store at peers."""
@@ -99,14 +85,9 @@ class AuthoredCall(InterpretedCall):
 
         def distance(place: Place) -> int:
             buffer, rank, rows = place
-            there = self._matrix(buffer) if rank == self.group.rank else self.slot.buffer(buffer, rank)
+            there = self._matrix(buffer) if rank == self.group.rank else self.instance(buffer, rank)
             return (there.data_ptr() - own.data_ptr()) // own.element_size() + rows * there.shape[1]
 
-        rows = place_rows(
-            step.operations,
-            self._kernel,
-            self.group.world_size,
-            distance,
-            lambda rank: self.slot.heap.signal_address(rank, self.slot.index, 0),
-        )
-        return {PLACES: torch.tensor(rows, dtype=torch.int64)}
+        bases, ranks = self.slot.bases, self.group.world_size
+        rows = place_rows(step.operations, self._kernel, ranks, distance, lambda rank: bases[rank])
+        return {PLACES: self.binding.table(rows)}

@@ -30,7 +30,7 @@ from overweave.ir.schedule import (
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.group import Group
 from overweave.memory.host.lock import run_alone
-from overweave.memory.host.workspace import HostWorkspace
+from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import part_of
 from overweave.runtime.host.agenda import Agenda, Step
@@ -42,6 +42,23 @@ from overweave.runtime.library.norm import finish_sum
 from overweave.runtime.trace.trace import Stopwatch
 
 Tensors = Mapping[str, Tensor]
+
+
+class Instances:
+    """The instances of a plan's buffers that lie in a slot, of every rank."""
+
+    def __init__(self, plan: Plan, slot: HostSlot) -> None:
+        self._plan, self._slot = plan, slot
+        self._known: dict[tuple[str, int], Tensor] = {}
+
+    def __call__(self, name: str, rank: int) -> Tensor:
+        """A rank's instance, `[rows, cols]`."""
+        found = self._known.get((name, rank))
+        if found is None:
+            buffer = self._plan.schedule.buffer(name)
+            dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
+            found = self._known[name, rank] = self._slot.matrix(name, (buffer.rows, buffer.cols), dtype, rank)
+        return found
 
 
 class HostCall:
@@ -70,10 +87,10 @@ class HostCall:
     def run(self, layout: SlotLayout, inputs: Tensors, outputs: Tensors) -> None:
         """Inputs and outputs by buffer name, `[rows, cols]`, with at least the rows and columns of the own regions."""
         self.tensors = {**inputs, **outputs}
-        dtype = getattr(torch, self.plan.realization.dtype)
         try:
-            self.slot = self.workspace.begin(self.plan.schedule, layout, dtype, self.timeout_s)
-            self._permuted = Permuted(self.plan.schedule.buffers, self.slot.buffer)
+            self.slot = self.workspace.begin(layout, self.timeout_s)
+            self.instance = Instances(self.plan, self.slot)
+            self._permuted = Permuted(self.plan.schedule.buffers, self.instance)
             self.prepare()
             self._work_off()
         except BaseException as error:
@@ -145,11 +162,8 @@ class HostCall:
 
     def view(self, region: Region) -> Tensor:
         """The elements of a region, where they lie."""
-        home = self._homes[region.buffer]
-        if home in (INPUT, OUTPUT):
-            matrix = self.tensors[region.buffer]
-        else:
-            matrix = self.slot.buffer(region.buffer, region.rank)
+        is_callers = self._homes[region.buffer] in (INPUT, OUTPUT)
+        matrix = self.tensors[region.buffer] if is_callers else self.instance(region.buffer, region.rank)
         return matrix[slice(*region.rows), slice(*region.cols)]
 
     def _work_off(self) -> None:
@@ -199,9 +213,9 @@ class HostCall:
                     if sum(arrived) < wait.count:
                         text = f"{operation.name} waits for {wait.pad}[{signal}]"
                         peer = self._debtor(wait.pad, signal, arrived)
-                        return Alarm("timeout", text, peer, self.slot.index, wait.count, sum(arrived))
+                        return Alarm("timeout", text, peer, self.slot.number, wait.count, sum(arrived))
         names = ", ".join(step.operations[0].name for step in blocked)
-        return Alarm("timeout", f"{names} did not end", slot=self.slot.index)
+        return Alarm("timeout", f"{names} did not end", slot=self.slot.number)
 
     def _debtor(self, pad: str, signal: int, arrived: list[int]) -> int:
         """The rank whose contribution to an own signal is missing; -1 if none is."""

@@ -11,9 +11,8 @@ from overweave.errors import OverweaveError
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.group import Group
-from overweave.memory.host.heap import ABORT, COMPLETED, HostHeap
-from overweave.memory.host.workspace import HostWorkspace
-from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.host.workspace import ABORT, HostSlot, HostWorkspace
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
 from overweave.runtime import interpreter
 from overweave.runtime.handwritten import (
     Await,
@@ -27,8 +26,12 @@ from overweave.runtime.handwritten import (
     TensorArgument,
 )
 from overweave.runtime.host.beside import Beside, IsDone, work_off
+from overweave.runtime.interpreted.interpreted import host_words
 
 interpreter.repair()
+
+# Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from overweave.runtime.kernel_calls.protocol import signal_words  # noqa: E402
 
 
 class HandwrittenRun:
@@ -45,8 +48,8 @@ class HandwrittenRun:
         call = None
         try:
             workspace.board.post(signature)
-            heap, slot = workspace.take_slot(self._layout, self._group.timeout_s)
-            call = _Call(self._declared, _SlotView(self._layout, heap, slot, self._group), workspace)
+            slot = workspace.begin(self._layout, self._group.timeout_s)
+            call = _Call(self._declared, _SlotView(slot, workspace, self._group), workspace)
             call.work_off(steps)
         except BaseException as error:
             workspace.is_broken = True
@@ -61,22 +64,17 @@ class HandwrittenRun:
 class _SlotView:
     """The slot of one call: what kernels and copies of this rank address in it."""
 
-    def __init__(self, layout: SlotLayout, heap: HostHeap, slot: int, group: Group) -> None:
-        self.layout, self.group = layout, group
-        self._heap, self._slot = heap, slot
-        self._words = heap.word_lines(group.rank)
-        self._words[ABORT] = 0
-        ranks = range(group.world_size)
-        report = self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
-        self.limits = torch.tensor([0, report.data_ptr(), *(heap.word_address(rank) for rank in ranks)])
-        words = torch.frombuffer(self._words, dtype=torch.int32)
-        self.words = words[: (COMPLETED + group.world_size) * SIGNAL_STRIDE_WORDS]
-        lines = heap.signal_lines(group.rank, slot)[: max(layout.signals, 1) * SIGNAL_STRIDE_WORDS]
-        self.signals = torch.frombuffer(lines, dtype=torch.int32)
+    def __init__(self, slot: HostSlot, workspace: HostWorkspace, group: Group) -> None:
+        self.layout, self.slot, self.group = slot.layout, slot, group
+        self._lines = workspace.lines(group.rank)
+        self._lines[ABORT] = 0
+        self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
+        words = host_words(group, workspace.words, self._report)
+        self.signals, self.words, self.limits, _ = signal_words(words, slot, slot.layout.signals)
 
     def abort(self) -> None:
         """Ends every wait of the kernels of this rank."""
-        self._words[ABORT] = 1
+        self._lines[ABORT] = 1
 
     def seen(self, channel: str, counter: int) -> int:
         """What an own signal says."""
@@ -84,12 +82,12 @@ class _SlotView:
 
     def signal_address(self, rank: int, channel: str, counter: int) -> int:
         """Where a signal of any rank lies in this process."""
-        return self._heap.signal_address(rank, self._slot, self.layout.signal(channel, counter))
+        return self.slot.bases[rank] + self.layout.signal_offset(channel, counter)
 
     def matrix(self, declared: Declared, buffer: str, rank: int) -> torch.Tensor:
         """Any rank's part of a buffer."""
         one = declared.buffers[buffer]
-        return self._heap.tensor(rank, self._slot, self.layout.buffers[buffer], (one.rows, one.cols), one.dtype)
+        return self.slot.matrix(buffer, (one.rows, one.cols), one.dtype, rank)
 
 
 class _Call:

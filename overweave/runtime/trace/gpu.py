@@ -13,17 +13,18 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import InputError
-from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.ir.timeline.timeline import BEGIN, KINDS, Timeline
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.device.sync_clocks import CLOCK, stamp_kernel
+from overweave.memory.device.sync_clocks import CLOCK
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
-from overweave.runtime.gpu.head import words_of
-from overweave.runtime.gpu.kernels.kernels import summing_programs
-from overweave.runtime.gpu.kernels.matmul_call import programs_for
-from overweave.runtime.gpu.launch import BoundSlot, CudaRun, Tensors
+from overweave.runtime.gpu.bound import BoundSlot
+from overweave.runtime.gpu.launch import CudaRun
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.bind import Tensors
+from overweave.runtime.kernel_calls.protocol import stamp_call, words_of
 from overweave.runtime.trace.trace import (
     HEAD,
     NOT_A_TILE,
@@ -48,12 +49,12 @@ class Stamp:
         self._state = torch.zeros(2, dtype=torch.int64, device=device)
         addresses = torch.tensor(self._heap.addresses, dtype=torch.int64, device=device)
         signals = self._heap.view(0, (group.world_size * SIGNAL_STRIDE_BYTES // 4,), torch.int32)
-        words = words_of(workspace)
-        self._arguments = (self._state, addresses, signals, words, workspace.limits, group.rank, group.world_size)
+        words = [self._state, addresses, signals, words_of(workspace), workspace.limits]
+        self._launch = Launch(stamp_call(words, group.rank, group.world_size))
 
     def __call__(self) -> None:
         """Enqueues it. Every rank calls as often."""
-        stamp_kernel[(1,)](*self._arguments, num_warps=4)
+        self._launch(torch.cuda.current_stream().cuda_stream)
 
     def clock_ns(self) -> int:
         """What the device clock showed as this rank left the last barrier. Waits for it."""
@@ -68,7 +69,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline
     """
     if plan.schedule.reuse == ECHOES:
         raise InputError(f"trace {plan.name}", "the packed kernel takes no times", "Trace another plan")
-    run, stamp = CudaRun(plan, workspace, tensors, traced=True), Stamp(workspace)
+    run, stamp = CudaRun(plan, workspace, tensors, is_traced=True), Stamp(workspace)
     after_stamp = torch.cuda.Event(enable_timing=True)
     for _ in range(WARM_CALLS):
         run(tensors)
@@ -82,12 +83,12 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline
     run(tensors)
     workspace.check()
     zero_ns = stamp.clock_ns()
-    by_rank = gather(workspace.group, _records(plan, workspace, run.slot, (zero_ns, after_stamp)), zero_ns)
+    by_rank = gather(workspace.group, _records(plan, workspace.group.rank, run.slot, (zero_ns, after_stamp)), zero_ns)
     return None if by_rank is None else timeline_of(plan, by_rank)
 
 
-def _records(plan: Plan, workspace: Workspace, slot: BoundSlot, zero: tuple[int, torch.cuda.Event]) -> list[Record]:
-    rank, (zero_ns, zero_event) = workspace.group.rank, zero
+def _records(plan: Plan, rank: int, slot: BoundSlot, zero: tuple[int, torch.cuda.Event]) -> list[Record]:
+    zero_ns, zero_event = zero
     operations = tuple(plan.schedule.of_rank(rank))
     positions = {operation.name: position for position, operation in enumerate(operations)}
 
@@ -101,18 +102,6 @@ def _records(plan: Plan, workspace: Workspace, slot: BoundSlot, zero: tuple[int,
             records.append(Record(HEAD, KINDS.index(BEGIN), NOT_A_TILE, 0, begin_ns, end_ns))
         else:
             records.append(operation_record(positions[timed.operation.name], timed.operation, begin_ns, end_ns))
-    for queue, times in slot.tables.items():
-        records += tile_records(plan, rank, queue, times.cpu(), _programs(plan, workspace, queue, times.shape[0]))
+    for queue, times in slot.traces.items():
+        records += tile_records(plan, rank, queue, times.cpu(), slot.programs[queue])
     return with_waits(operations, records)
-
-
-def _programs(plan: Plan, workspace: Workspace, queue: str, tiles: int) -> int:
-    """How many programs the kernel of a queue has."""
-    if plan.realization.engine_of(queue) == TILE_KERNEL:
-        return programs_for(tiles, workspace.device, plan.sms_beside)
-    copy, reduction = plan.realization.copy, plan.realization.reduction
-    if plan.realization.engine_of(queue) == COPY_KERNEL:
-        assert copy is not None
-        return min(copy.programs, tiles)
-    assert reduction is not None
-    return summing_programs(reduction, tiles)

@@ -13,7 +13,7 @@ from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import resolve
-from overweave.memory.host.heap import SLOTS, HostHeap
+from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.shared import SharedFile
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
@@ -25,17 +25,15 @@ pytestmark = pytest.mark.slow
 
 def write_to_peers() -> bool:
     board = Board.of(resolve(None))
-    heap = HostHeap.create(board, signals=5, slot_bytes=1000)
+    heap = HostHeap(board, 1000)
     right = (board.rank + 1) % board.world_size
-    for slot in range(SLOTS):
-        heap.tensor(right, slot, 256, (3, 5), torch.bfloat16).fill_(10 * board.rank + slot)
-        heap.signal_lines(right, slot)[4 * 32] = board.rank + slot
+    heap.view(256, (3, 5), torch.bfloat16, right).fill_(10 * board.rank)
+    heap.words(512, 8, right)[4] = board.rank
     board.exchange(b"written")
     left = (board.rank - 1) % board.world_size
-    values = [heap.tensor(board.rank, slot, 256, (3, 5), torch.bfloat16).unique().tolist() for slot in range(SLOTS)]
-    signals = [heap.signal_lines(board.rank, slot)[4 * 32] for slot in range(SLOTS)]
-    untouched = float(heap.tensor(board.rank, 0, 0, (2, 64), torch.bfloat16).sum())
-    return values == [[10 * left], [10 * left + 1]] and signals == [left, left + 1] and untouched == 0.0
+    values, word = heap.view(256, (3, 5), torch.bfloat16), heap.view(528, (1,), torch.int32)
+    assert values.data_ptr() == heap.addresses[board.rank] + 256 == heap.tensor.data_ptr() + 256
+    return values.unique().tolist() == [10 * left] and int(word) == left and not heap.tensor[:256].any()
 
 
 def test_stores_reach_the_part_they_are_meant_for():
@@ -52,10 +50,10 @@ def use_sub_groups() -> list[float]:
             else False
         ):
             group = resolve(pair)
-            heap = HostHeap.create(Board.of(group), 1, 64)
-            heap.tensor(1 - group.rank, 0, 0, (1, 4), torch.float32).fill_(len(name) + group.rank)
+            heap = HostHeap(Board.of(group), 64)
+            heap.view(0, (1, 4), torch.float32, 1 - group.rank).fill_(len(name) + group.rank)
             Board.of(group).exchange(b"")
-            seen.append(float(heap.tensor(group.rank, 0, 0, (1, 4), torch.float32).mean()))
+            seen.append(float(heap.view(0, (1, 4), torch.float32).mean()))
     return seen
 
 
@@ -77,7 +75,7 @@ def fail_to_map() -> str:
     if board.rank == 1:
         SharedFile.open = classmethod(lambda cls, address: (_ for _ in ()).throw(OSError("no such memory")))
     try:
-        HostHeap.create(board, 1, 64)
+        HostHeap(board, 64)
     except MachineError as error:
         return str(error)
     return "mapped"
@@ -96,7 +94,7 @@ def grow() -> list[object]:
         plan = catalog.build("all_gather_matmul.push", problem, {})
         layout = lay_out(plan.schedule, "float32")
         workspace.board.agree(f"m={m}".encode())
-        slot = workspace.begin(plan.schedule, layout, torch.float32, 5.0)
+        slot = workspace.begin(layout, 5.0)
         assert slot.has_arrived("arrived", (0, 1), 0)
         assert not slot.has_arrived("arrived", (0, 1), 1)
         workspace.board.finish()
@@ -110,7 +108,7 @@ def test_growing_is_agreed_and_leaks_no_descriptor():
 
 
 def map_and_wait() -> None:
-    HostHeap.create(Board.of(resolve(None)), 1, 1 << 20)
+    HostHeap(Board.of(resolve(None)), 1 << 20)
     time.sleep(30)
 
 

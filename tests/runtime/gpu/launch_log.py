@@ -21,8 +21,8 @@ from triton.runtime.jit import JITFunction, KernelInterface
 
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
-from overweave.memory.cuda.shares import SharedShares
-from overweave.runtime.gpu.kernels import kernels
+from overweave.memory.shares import SharedShares
+from overweave.runtime.gpu import launcher
 from tests.runtime.without_gpu import Driver, HostSlot
 
 SMS = 132
@@ -116,6 +116,7 @@ class LaunchLog:
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.text: Text = []
+        self.current = "caller"  # the stream that libraries see
         self.memory = Memory()
         self.streams: dict[str, Stream] = {}
         self.workspace = self._workspace(rank, ranks)
@@ -198,7 +199,13 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
             say(f"    {argument}" + f" ({count} times)" * (count > 1))
 
     def library(operation: Any, *given: Any) -> Callable[[Any], None]:
-        return lambda tensors: say(f"library: {operation.name}")
+        return lambda tensors: say(f"{log.current}: library {operation.name}")
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        log.current = stream.cuda_stream
+        yield
+        log.current = "caller"
 
     def by_triton(kernel: Any, grid: Any) -> Callable[..., None]:
         return lambda *arguments, **options: said("triton", kernel.fn.__name__, grid, arguments, options)
@@ -206,15 +213,15 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
     with monkeypatch.context() as patch:
         patch.setattr(JITFunction, "warmup", warmup)
         patch.setattr(KernelInterface, "__getitem__", by_triton)
-        patch.setattr(kernels, "PackedLaunch", pack)
+        patch.setattr(launcher, "PackedLaunch", pack)
         patch.setattr(triton.runtime.driver, "_active", Driver())
-        for module in ("launch", "kernels.packed"):
+        for module in ("bound", "packed"):
             patch.setattr(f"overweave.runtime.gpu.{module}.library_call", library)
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         patch.setattr(torch.cuda, "Event", Event)
-        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        patch.setattr(torch.cuda, "stream", on)
         patch.setattr(CopyQueue, "prepare", lambda queue, stream, addresses: None)
         patch.setattr(dist, "new_group", lambda *given, **options: None)
         moved = "{}: copy {} to {}, {} rows of {} bytes, pitches {}"

@@ -21,8 +21,8 @@ from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
-from overweave.runtime.gpu import launch
-from overweave.runtime.gpu.kernels.packed import PackedRun
+from overweave.runtime.gpu import bound
+from overweave.runtime.gpu.packed import PackedRun
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
     FLOAT8_HOPPER,
@@ -271,12 +271,12 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     tensors = tensors_of(plan, case.rank)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
     space = workspace(case.rank, case.world_size)
-    bound = launch.BoundSlot(plan, space, slot, tensors)
-    assert all(copies._settle is settle for _, copies in bound._queues)  # before a graph is made
+    call = bound.BoundSlot(plan, space, slot, tensors)
+    assert all(copies._settle is settle for _, copies in call._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
-    bound.begin(CALLER.cuda_stream)
-    for enqueue in bound.enqueue:
+    call.begin(CALLER.cuda_stream)
+    for enqueue in call.enqueue:
         enqueue(CALLER, others, addresses)
     found = set[Any]().union(*(each.addresses for each in launched))
     rows = [row for order in plan.tile_orders for row in order.rows]
@@ -287,16 +287,12 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
     )
     check_waits(plan, space, launched, waited)
-    by_sums = launch.before_sums(plan, case.rank, launch_order(plan, case.rank))
+    by_sums = bound.before_sums(plan, case.rank, launch_order(plan, case.rank))
     telling = [each for each in by_library if each.notifies]
     assert sum("tell" in each for each in launched) == len(telling) - (by_sums is not None)
     assert by_sums is None or by_sums in telling
     reads_peers = "_pull" in case.plan or case.plan == "pull"
     assert not reads_peers or plan.realization.matmul or by_sums is not None, "one launch less behind the library's"
-    ready = bound._kernels._ready()
-    notifies = by_sums.notifies if by_sums is not None else ()
-    words = [slot.bases[each.rank] + layout.signal_offset(each.pad, each.signal) for each in notifies]
-    assert words == ([] if ready is None else ready.tolist()[: len(words)])
     if plan.problem.of_sums.bits and any(getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)):
         assert {addresses[name] for name in plan.problem.of_sums.inputs} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
@@ -313,8 +309,8 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     layout = lay_out(plan.schedule, plan.realization.dtype)
     slot: Any = HostSlot(layout.size_bytes, case.world_size)
     tensors = tensors_of(plan, case.rank)
-    with noted_peers() as made, mock.patch("overweave.runtime.gpu.bind.pace_ns", return_value=77) as pace_ns:
-        launch.BoundSlot(plan, workspace(case.rank, case.world_size), slot, tensors)
+    with noted_peers() as made, mock.patch("overweave.runtime.kernel_calls.bind.pace_ns", return_value=77) as pace_ns:
+        bound.BoundSlot(plan, workspace(case.rank, case.world_size), slot, tensors)
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}
     sums = [slot.bases[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]

@@ -32,9 +32,9 @@ from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import waits
 from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _standing, addresses_of, exchanged_tensors
-from overweave.runtime.gpu.kernels.arguments import moving
-from overweave.runtime.gpu.launch import BoundSlot
+from overweave.runtime.gpu.bound import BoundSlot
 from overweave.runtime.handwritten import Declared
+from overweave.runtime.kernel_calls.call import moving
 from tests.runtime.without_gpu import (
     CALLER,
     SHARED_BYTES,

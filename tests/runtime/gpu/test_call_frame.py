@@ -12,8 +12,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import launch, replays
-from overweave.runtime.gpu.kernels import packed
+from overweave.runtime.gpu import launch, packed, replays
 from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog.catalog import build
 

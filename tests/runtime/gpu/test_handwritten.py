@@ -12,7 +12,6 @@ from overweave.lang.arguments import Channel, SymmetricTensor
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import head
 from overweave.runtime.handwritten import (
     MAIN,
     Await,
@@ -57,9 +56,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(
         handwritten_gpu,
         "waiting",
-        lambda counts, numbers, arrays: lambda stream: calls.append(("wait_kernel", stream, counts, numbers)),
+        lambda counts, *told: lambda stream: calls.append(("wait_kernel", stream, counts, *told[:2], told[2][-1])),
     )
-    monkeypatch.setattr(head, "begin_launch", lambda words, numbers: lambda stream: None)
+    monkeypatch.setattr(handwritten_gpu, "KernelLaunch", lambda call: lambda stream: None)
     return calls
 
 
@@ -110,8 +109,8 @@ def test_the_callers_stream_waits_by_a_kernel(slot: Any, done: list[tuple[Any, .
     counters = DECLARED.channels["first"].signals
     for _ in range(2):
         slot.wait(STREAM, Await("second", ((0, 1), (2, 4))))
-    numbers = [-3, DECLARED.lay_out().signals, 3]
-    assert done == [("wait_kernel", 77, {counters: 1, counters + 2: 4}, numbers)] * 2
+    numbers = -3, DECLARED.lay_out().signals, 3
+    assert done == [("wait_kernel", 77, {counters: 1, counters + 2: 4}, *numbers)] * 2
     assert len(slot._waits) == 1
 
 

@@ -7,7 +7,7 @@ import torch
 
 from campaigns.rates.gpu_rates import rows_of
 from overweave.ir.plan import MatmulConfig
-from overweave.runtime.gpu.kernels.matmul import Matmul
+from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.tiles.shape import HOPPER
 from tests.runtime.without_gpu import Launched, launched
 

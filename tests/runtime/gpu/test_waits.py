@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from overweave.ir.plan import LIBRARY
+from overweave.kernels.arguments import SignalWords
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import waits
-from overweave.runtime.gpu.kernels.kernels import wait_launch
+from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits, Signals, neighbours, paired
+from overweave.runtime.kernel_calls.call import KernelCall
+from overweave.runtime.kernel_calls.protocol import wait_call
 from tests.ir.launch.test_waits_without_deadline import planned
 from tests.runtime.without_gpu import launched
 
@@ -51,34 +53,35 @@ def test_a_kernel_waits_for_a_range_and_for_one_more(counts: dict[int, int], lau
 def test_a_report_names_the_operation_by_its_place_in_its_queue(monkeypatch: pytest.MonkeyPatch):
     plan = planned("all_gather_matmul.per_shard", 3)
     layout, launches = lay_out(plan.schedule, "bfloat16"), caught(monkeypatch)
-    bound, expected = PlanWaits(plan, 1, layout, ARRAYS), []
+    bound, expected = PlanWaits(plan, 1, layout, PROTOCOL), []
     by_library = [one for one in plan.schedule.of_rank(1) if plan.realization.engine_of(one.queue) == LIBRARY]
     for number, operation in enumerate(by_library):
         bound.of(operation)(number)
         for wait in operation.all_waits:
             low, high = (layout.signal(wait.pad, end) for end in wait.signals)
-            expected.append((number, [low, high, wait.count, *NOBODY, number, layout.signals, 3]))
+            expected.append((number, (low, high, wait.count, *NOBODY, number, layout.signals, 3)))
     assert launches == expected
     assert len(expected) >= 2
 
 
-ARRAYS: Any = [SimpleNamespace(name=name) for name in ("signals", "words", "limits")]
+PROTOCOL = SignalWords("signals", "words", "limits", 3)
 
 
-def caught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
+def caught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...]]]:
     """(stream, numbers) of every launch."""
-    launches: list[tuple[int, list[int]]] = []
+    launches: list[tuple[int, tuple[int, ...]]] = []
 
-    def launch(arrays: Any, numbers: list[int]) -> Any:
-        assert arrays is ARRAYS
-        return lambda stream: launches.append((stream, numbers))
+    def launch(call: KernelCall) -> Any:
+        assert call.arguments[:3] == [*PROTOCOL[:3]]
+        return lambda stream: launches.append((stream, tuple(call.arguments[3:])))
 
-    monkeypatch.setattr(waits, "wait_launch", launch)
+    monkeypatch.setattr(waits, "Launch", launch)
     return launches
 
 
 @pytest.mark.slow
 def test_it_is_compiled_once_whatever_its_numbers(launched: list[str]):
     words = [torch.zeros(64, dtype=dtype) for dtype in (torch.int32, torch.int32, torch.int64)]
-    numbers = ([1, 1, 1, 1, 1, 1, 1, 1], [16, 32, 16, -1, 0, -3, 16, 16], [3, 5, 7, 9, 11, 13, 15, 5])
-    assert len({id(wait_launch(words, each).compiled) for each in numbers}) == 1
+    numbers = ((1, 1, 1, 1, 1, 1, 1, 1), (16, 32, 16, -1, 0, -3, 16, 16), (3, 5, 7, 9, 11, 13, 15, 5))
+    calls = [wait_call(SignalWords(*words, each[7]), each[:5], each[5], each[6]) for each in numbers]
+    assert len({id(Launch(call).compiled) for call in calls}) == 1

@@ -1,8 +1,11 @@
-"""Triton's own launcher, called with arguments that are already packed: the one place that knows its insides.
+"""Launches: a kernel compiled for fixed shapes, loaded, and started with a few microseconds of host time.
 
-A launch through the public face encodes every tensor descriptor anew, which is most of its host time. Here a
-descriptor is encoded again only when its tensor has moved. Where a Triton version has other insides than those of
-3.6, the public face is used: slower, never wrong.
+A `Launch` never compiles after it is made. Tensors that stay the same from call to call are bound as plain addresses;
+what moves is bound through a `Moving` (kernel_calls/call.py), which descriptors and arguments read at each launch.
+
+A launch through Triton's public face encodes every tensor descriptor anew, which is most of its host time. Here, in the
+one place that knows the insides of Triton's launcher, a descriptor is encoded again only when its tensor has moved.
+Where a Triton version has other insides than those of 3.6, the public face is used: slower, never wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overweave.runtime.kernel_calls.call import EARLY, KernelCall
 
 try:
     from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -21,10 +28,39 @@ except ImportError:
 MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor keeps
 
 
+class Launch:
+    """A compiled kernel with its grid, arguments and options, loaded and ready. most: programs that run at once, where
+    the kernel's claim tiles. programs: how many it has."""
+
+    def __init__(self, call: KernelCall, most: int | None = None) -> None:
+        self.programs = call.programs if most is None else max(1, min(call.programs, most))
+        self.compiled = call.kernel.warmup(*call.arguments, grid=(self.programs,), **call.options)
+        self.compiled._init_handles()
+        self._kept_alive = call.arguments
+        self._launch = PackedLaunch(self.compiled, self.programs, [fixed(one) for one in call.arguments])
+
+    def __call__(self, stream: int) -> None:
+        """Launches on a stream."""
+        self._launch(stream)
+
+
+def fixed(argument: Any) -> Any:
+    """A tensor's address, of tensors in a tuple too; anything else as it is."""
+    if isinstance(argument, tuple):
+        return tuple(fixed(one) for one in argument)
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
+def may_start_early(device: torch.device) -> bool:
+    """Whether the GPU can start a kernel before the one in front ends, and this Triton can ask it to."""
+    is_known = all(name in CUDAOptions.__dataclass_fields__ for name in EARLY)
+    return is_known and torch.cuda.get_device_properties(device).major >= 9
+
+
 class PackedLaunch:
     """A compiled kernel with a fixed grid, called as `launch(stream)`. `arguments` are read anew at each call.
 
-    An argument is a number, an address, or an object whose `address` may change between calls (arguments.Moving); a
+    An argument is a number, an address, or an object whose `address` may change between calls (kernel_calls/call.py); a
     descriptor's `base` may be such an object too. Or it is a tuple of these, descriptors aside.
     """
 

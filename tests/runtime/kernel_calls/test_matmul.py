@@ -9,9 +9,9 @@ import torch
 
 from overweave.ir.plan import ReduceConfig
 from overweave.memory.cuda.heap import OVERLAPPING
-from overweave.runtime.gpu.kernels.kernels import summing_programs
-from overweave.runtime.gpu.kernels.matmul import hopper_parts, hopper_strip
-from overweave.runtime.gpu.kernels.matmul_call import programs_for
+from overweave.runtime.gpu.bound import free_sms
+from overweave.runtime.kernel_calls.matmul import hopper_parts, hopper_strip
+from overweave.runtime.kernel_calls.sums_and_copies import summing_programs
 from overweave.schedules.tiles.shape import FLOAT8_HOPPER, HOPPER, TileShape
 
 
@@ -29,6 +29,6 @@ def test_kernels_that_wait_leave_sms_to_copies_between_ranks_of_one_gpu(
 ):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setenv(OVERLAPPING, allowed)
-    assert programs_for(1000, torch.device("cuda")) == tiles
-    assert programs_for(3, torch.device("cuda")) == 3
+    assert free_sms(torch.device("cuda"), 0) == tiles
+    assert free_sms(torch.device("cuda"), 8) == tiles - 8
     assert summing_programs(ReduceConfig(), 1000) == sums

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from overweave.ir.plan import SkinnyConfig
-from overweave.memory.cuda.shares import SharedShares
-from overweave.runtime.gpu.kernels.arguments import moving
-from overweave.runtime.gpu.kernels.skinny import skinny_launch
-from overweave.runtime.gpu.kernels.skinny_call import Factors
+from overweave.memory.shares import SharedShares
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.skinny import Factors, skinny_call
 from overweave.schedules.tiles.skinny import SHAPES
 from tests.runtime.without_gpu import SHARED_BYTES, Launched, launched
 
@@ -26,7 +25,7 @@ def test_alone(launched: list[Launched], config: SkinnyConfig, is_transposed: bo
     a, out = torch.empty(m, k).bfloat16(), torch.empty(m, n).bfloat16()
     b = torch.empty(n, k).bfloat16().t() if is_transposed else torch.empty(k, n).bfloat16()
     memory = SharedShares(a.device)
-    launch = skinny_launch(config, Factors(a, b, out, (moving(a), moving(b), moving(out))), memory)
+    launch = Launch(skinny_call(config, Factors(a, b, out), memory))
     launch(0)
     assert launched == ["skinny_matmul_kernel"]
     assert {tensor.data_ptr() for tensor in (a, b, out)} <= launched[-1].addresses

@@ -16,13 +16,12 @@ from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime.gpu.call_frame import CallFrame
-from overweave.runtime.gpu.head import words_of
-from overweave.runtime.gpu.kernels.arguments import moving
-from overweave.runtime.gpu.kernels.kernels import Launch, packed_launch
-from overweave.runtime.gpu.kernels.packed_call import Caller, packed_arguments
-from overweave.runtime.gpu.kernels.skinny import may_start_early, skinny_launch
-from overweave.runtime.gpu.kernels.skinny_call import Factors, Turn, tiles_of
+from overweave.runtime.gpu.launcher import Launch, may_start_early
 from overweave.runtime.gpu.replays import Replays
+from overweave.runtime.kernel_calls.call import Matrix, moving
+from overweave.runtime.kernel_calls.packed import Caller, packed_call
+from overweave.runtime.kernel_calls.protocol import words_of
+from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
 from overweave.runtime.library.calls import library_call
 
 Tensors = dict[str, torch.Tensor]
@@ -48,17 +47,17 @@ class PackedRun(CallFrame):
         self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
         self._own = self._own_buffers()
         self._moving = {name: moving(tensor) for name, tensor in example.items()}
-        self._example = {**example, **self._own}
+        self._known: dict[str, Matrix] = {**self._moving, **self._own}
         operations = tuple(plan.schedule.of_rank(workspace.group.rank))
         engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
         runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
-        self._shapes = {name: tuple(each.shape) for name, each in self._example.items()}
+        self._shapes = {name: tuple(each.shape) for name, each in self._known.items()}
         self._replays, self._may_replay, self._held = Replays(), True, 0
         skinny = plan.realization.skinny
         has_both = len(runs) == 2 and any(is_library and _has_rows(members) for is_library, members in runs)
         self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
         self._steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
-        del self._example, self._plan  # the caller's tensors are not ours to keep: launches know where later ones lie
+        del self._plan
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
@@ -86,7 +85,7 @@ class PackedRun(CallFrame):
         says so, our matmuls one by one. follows: others stand before them."""
         problem, group = self._plan.problem, self._workspace.group
         if not is_library:
-            return partial(_launch_all, [self._kernel(follows and self._is_chained)])
+            return partial(_launch_all, [self._kernel(follows)])
         if self._plan.realization.skinny is not None:
             return partial(_launch_all, self._matmuls(operations, follows))
         calls = [library_call(operation, problem, self._shapes, group) for operation in operations]
@@ -111,23 +110,20 @@ class PackedRun(CallFrame):
         """Of whole matrices, as verify knows them in such a plan."""
         config = self._plan.realization.skinny
         assert config is not None
-        names = compute.a[0].buffer, compute.b.buffer, compute.out[0].buffer
-        a, b, out = (self._example[name] for name in names)
-        stand_ins = {**self._moving, **self._own}
-        bases = stand_ins[names[0]], stand_ins[names[1]], stand_ins[names[2]]
+        factors = Factors(*(self._known[part.buffer] for part in (compute.a[0], compute.b, compute.out[0])))
+        launch = Launch(skinny_call(config, factors, self._workspace.shares, turn))
         if turn == "follows":
-            self._hold(tiles_of(config, a.shape[0], b.shape[1]) * config.splits)
-        return skinny_launch(config, Factors(a, b, out, bases), self._workspace.shares, turn)
+            self._hold(launch.programs)
+        return launch
 
-    def _kernel(self, is_early: bool) -> Launch:
-        config, workspace = self._plan.realization.packed, self._workspace
+    def _kernel(self, is_later: bool) -> Launch:
+        plan, workspace = self._plan, self._workspace
+        config = plan.realization.packed
         assert config is not None
-        words = words_of(workspace)
-        caller = Caller(workspace.group.rank, (words, workspace.limits), config.block, self._is_chained)
-        layout = lay_out_packed(self._plan)
-        arguments, programs = packed_arguments(self._plan, layout, {**self._moving, **self._own}, self._space, caller)
-        self._hold(programs)
-        return packed_launch(config, arguments, programs, is_early)
+        caller = Caller(workspace.group.rank, (words_of(workspace), workspace.limits), self._is_chained, is_later)
+        launch = Launch(packed_call(config, plan.problem, lay_out_packed(plan), self._known, self._space, caller))
+        self._hold(launch.programs)
+        return launch
 
     def _hold(self, programs: int) -> None:
         """So many more are on SMs while messages are waited for."""

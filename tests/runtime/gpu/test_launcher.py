@@ -12,15 +12,13 @@ import torch
 from triton.backends.nvidia.driver import make_launcher
 
 from campaigns.lint.lint_case import PLAIN
-from campaigns.lint.lint_matmul import Stored, Tile, operands_of, protocol_of
+from campaigns.lint.lint_matmul import Stored, Tile, call_of
 from overweave.compiler.aot import source_of_launch
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.runtime.gpu.kernels import launcher
-from overweave.runtime.gpu.kernels.arguments import Moving
-from overweave.runtime.gpu.kernels.kernels import fixed
-from overweave.runtime.gpu.kernels.launcher import PackedLaunch
-from overweave.runtime.gpu.kernels.matmul import matmul_call
+from overweave.runtime.gpu import launcher
+from overweave.runtime.gpu.launcher import PackedLaunch, fixed
+from overweave.runtime.kernel_calls.call import Moving
 
 ENDING = Epilogue(bias=True, activation="silu", residual=True)
 TILES = [
@@ -80,7 +78,7 @@ def pack(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any], int], tuple[Pa
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_arguments_are_packed_as_the_launcher_expands_the_signature(tile: Tile, pack: Any) -> None:
-    kernel, arguments, options = matmul_call(tile.config, operands_of(tile), protocol_of(tile))
+    kernel, arguments, options, _ = call_of(tile)
     source = source_of_launch(kernel, arguments, options, "")
     kinds = {name: source.signature.get(name, "constexpr") for name in kernel.arg_names}
     kinds = {

@@ -49,6 +49,10 @@ class SharedShares:
             self._pieces.append(Shares.allocate(places, numbers, self._device))
         return self._pieces[-1]
 
+    def are_unused(self) -> bool:
+        """Whether all counters are at zero, as a launch finds and leaves them. Waits for the device."""
+        return not any(bool(piece.arrivals.any()) for piece in self._pieces)
+
     def clear(self) -> None:
         """Counters of launches that were cut off."""
         for piece in self._pieces:

@@ -12,9 +12,9 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
-from overweave.memory.cuda.packed_space import PackedSpace
-from overweave.memory.packed_layout import HALVES, lay_out_packed
-from overweave.runtime.gpu.kernels.packed import PackedRun
+from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.packed_space import HALVES, PackedSpace
+from overweave.runtime.gpu.packed import PackedRun
 from overweave.schedules.catalog.catalog import build
 from tests.runtime.without_gpu import CALLER, Launched, launched, workspace
 
@@ -32,23 +32,24 @@ K, N = 16, 72
 class HostHeap:
     """Memory of two ranks on the host, in place of the symmetric one."""
 
-    def __init__(self, group: Any, device: torch.device, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int) -> None:
         self.tensor = torch.zeros(size_bytes, dtype=torch.uint8)
-        self.addresses = [self.tensor.data_ptr()] * group.world_size
+        self.addresses = (self.tensor.data_ptr(),) * 2
 
 
 def bound(
     name: str, m: int, rank: int, monkeypatch: pytest.MonkeyPatch, **form: Any
 ) -> tuple[Plan, Any, dict[str, torch.Tensor], PackedRun]:
     """A plan bound on a rank, with its workspace, and the tensors that it was bound with."""
-    monkeypatch.setattr("overweave.memory.cuda.packed_space.CudaHeap", HostHeap)
     monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
     operator = name.split(".")[0]
     options = {"matmul": form.pop("matmul", "library")}
     plan = build(name, Problem(operator=operator, m=m, n=N, k=K, world_size=2, dtype="bfloat16", **form), options)
     host = workspace()
     host.group = SimpleNamespace(rank=rank, world_size=2)
-    host.space = PackedSpace(host.group, host.device, lay_out_packed(plan).half_bytes)
+    half_bytes = lay_out_packed(plan).half_bytes
+    heap: Any = HostHeap(HALVES * half_bytes)
+    host.space = PackedSpace(heap, host.device, half_bytes)
     host.packed_space = lambda half_bytes: host.space
     host.current_stream = lambda: CALLER
     lo, hi = shard_rows(m, 2, rank)

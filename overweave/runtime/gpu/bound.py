@@ -1,0 +1,303 @@
+"""A plan bound to one slot of a workspace: what each of its actions puts on a stream, in launch order.
+
+Everything that can be decided once is decided here: kernels are compiled and loaded, tables and graphs built, addresses
+resolved. A call then costs a few launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from overweave.errors import ScheduleError
+from overweave.ir.launch.gates import first_own_waits, gate_obstacle, waits_for_nothing
+from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    LIBRARY,
+    REDUCE_KERNEL,
+    SPINNING,
+    TILE_KERNEL,
+    Plan,
+)
+from overweave.ir.schedule import INPUT, OUTPUT, Operation
+from overweave.memory.cuda import driver
+from overweave.memory.cuda.copy_engine import CopyQueue
+from overweave.memory.cuda.heap import sms_for_copies
+from overweave.memory.cuda.workspace import Workspace
+from overweave.memory.lower import copy_steps, wait_steps, write_steps
+from overweave.memory.slot import Slot
+from overweave.memory.steps import CopyStep, WaitStep
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.gpu.replays import Replays
+from overweave.runtime.gpu.waits import PlanWaits
+from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
+from overweave.runtime.kernel_calls.hopper import matmul_call
+from overweave.runtime.kernel_calls.protocol import head_call, tell_call
+from overweave.runtime.library.calls import library_call
+
+KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
+Addresses = dict[str, int]
+Enqueue = Callable[[torch.cuda.Stream, Tensors, Addresses], None]
+
+
+class Timed(NamedTuple):
+    """Events around an operation of a traced plan, its waits left out; operation None: the head of the call."""
+
+    operation: Operation | None
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+    @contextmanager
+    def on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """What is enqueued inside is timed. stream: None for torch's current one."""
+        self.begin.record(stream)
+        yield
+        self.end.record(stream)
+
+
+class AuthorTiles(Protocol):
+    """An author's kernel that computes the tiles of a plan (runtime/gpu/authored.py)."""
+
+    def launch(self, binding: Binding, queue: str) -> Launch | None:
+        """What launches it for the tiles of its queue, if there are any on this rank."""
+
+    def all_started(self, binding: Binding) -> WaitStep | None:
+        """What a stream waits for until every block has an SM; None of a kernel whose blocks take tile after tile."""
+
+
+def free_sms(device: torch.device, sms_beside: int) -> int:
+    """The SMs that a kernel of tiles may fill: all but those that are left to others beside it, and to copies."""
+    sms: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return sms - sms_beside - sms_for_copies()
+
+
+def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation | None:
+    """The library call behind which sums follow on the same stream, if there is one that has peers to tell: a launch
+    and its way through the GPU are saved where the sums' kernel tells them as it begins."""
+    for call, sums in pairwise(actions):
+        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and sums.queue not in queues_beside(plan):
+            if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
+                return call.operations[0]
+    return None
+
+
+class BoundSlot:
+    """enqueue: what each of the plan's actions does, given the caller's stream, the tensors and their addresses.
+
+    Of a traced plan: `timed`, what ran outside of kernels of tiles, and `traces` of those (kernel_calls/bind.py), in
+    each call. programs: of each kernel, by its queue.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        workspace: Workspace,
+        slot: Slot,
+        example: Tensors,
+        is_traced: bool = False,
+        author: AuthorTiles | None = None,
+    ) -> None:
+        rank = workspace.group.rank
+        actions = launch_order(plan, rank)
+        binding = Binding(plan, workspace, slot, example, free_sms(workspace.device, plan.sms_beside), is_traced)
+        layout = binding.addresses.layout
+        self._plan, self._workspace, self._binding, self._is_traced = plan, workspace, binding, is_traced
+        self._waits = PlanWaits(plan, rank, layout, binding.protocol)
+        self._before_sums = before_sums(plan, rank, actions)
+        self.timed: list[Timed] = []
+        self.traces, self._moved, self.replays = binding.traces, binding.moved, Replays()
+        self.begin: Callable[[int], None] = Launch(head_call(workspace, binding.protocol, layout.signals))
+        if is_traced:
+            self.begin = self._timed_head(self.begin)
+        self._launches = {one.queue: self._launch(one, author) for one in actions if one.engine in KERNELS}
+        self.programs = {queue: launch.programs for queue, launch in self._launches.items() if launch is not None}
+        self._tiles_started = author.all_started(binding) if author else None
+        self._queues: list[tuple[int, CopyQueue]] = []
+        kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
+        self._own = {name: binding.own(name) for name in kept}
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in {**example, **self._own}.items()}
+        in_order = [self._in_order(action, actions[:at]) for at, action in enumerate(actions)]
+        self.enqueue: tuple[Enqueue, ...] = (self._move, *in_order, *self._waits.at_end())
+        # The caller's tensors are not ours to keep, and a plan's table of tiles, which the device has now, is large.
+        del self._plan, self._waits, self._binding
+
+    def prepare(self, addresses: Addresses) -> None:
+        """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
+        for side, copies in self._queues:
+            copies.prepare(side, addresses)
+
+    def _move(self, stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+        """Kernels find the tensors of this call."""
+        for name, stand_in in self._moved:
+            stand_in.address = addresses[name]
+
+    def _launch(self, action: Action, author: AuthorTiles | None) -> Launch | None:
+        """The kernel of a queue, if it has tiles on this rank."""
+        if action.engine == AUTHOR_KERNEL:
+            assert author is not None
+            return author.launch(self._binding, action.queue)
+        before = self._before_sums if action.engine == REDUCE_KERNEL else None
+        call = kernel_call(self._binding, action.queue, matmul_call, before)
+        return call and Launch(call, self._binding.sms if action.engine == TILE_KERNEL else None)
+
+    def _in_order(self, action: Action, earlier: tuple[Action, ...]) -> Enqueue:
+        """The action, behind what was enqueued earlier on streams of their own for queues that the action's is after.
+
+        Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
+        """
+        beside, launched, enqueue = queues_beside(self._plan), {one.queue for one in earlier}, self._enqueued(action)
+        after = next(queue.after for queue in self._plan.schedule.queues if queue.name == action.queue)
+        sides = [self._workspace.stream(name) for name in after if name in launched and name in beside]
+        if not sides or action.queue in beside:
+            return enqueue
+        done = torch.cuda.Event()
+
+        def behind(stream: torch.cuda.Stream, *given: Any) -> None:
+            for side in sides:
+                done.record(side)
+                stream.wait_event(done)
+            enqueue(stream, *given)
+
+        return behind
+
+    def _enqueued(self, action: Action) -> Enqueue:
+        if action.engine == COPY_ENGINE:
+            return self._timed_copies(action) if self._is_traced else self._copies(action)
+        if action.engine == LIBRARY:
+            return self._library(action.operations[0])
+        if action.queue in queues_beside(self._plan):
+            return self._kernel_beside(action)
+        gate = self._pushes_started() if action.engine in (TILE_KERNEL, AUTHOR_KERNEL) else None
+        launch = self._launches[action.queue]
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            if gate is not None:
+                driver.wait_value(stream.cuda_stream, gate.address, gate.value)
+            if launch is not None:
+                launch(stream.cuda_stream)
+
+        return enqueue
+
+    def _pushes_started(self) -> WaitStep | None:
+        """What tiles are launched behind, where a copy kernel runs beside them and waits for none of them: as many of
+        its tiles are claimed as it has programs. Tiles wait for peers, and peers for the pushes of this rank: so these
+        have their SMs first, whatever else runs on the GPU."""
+        engines = self._plan.realization
+        after = {queue.name: queue.after for queue in self._plan.schedule.queues}
+        operations = self._plan.schedule.of_rank(self._binding.rank)
+        pushes = [op for op in operations if engines.engine_of(op.queue) == COPY_KERNEL and not after[op.queue]]
+        programs = next((self.programs[op.queue] for op in pushes if op.queue in self.programs), None)
+        if programs is None or not waits_for_nothing(pushes):
+            return None
+        return WaitStep(self._binding.claims(COPY_KERNEL).data_ptr(), programs)
+
+    def _kernel_beside(self, action: Action) -> Enqueue:
+        """A kernel on a stream of its own, launched once the first own tiles that it waits for are stored.
+
+        Then blocks of the tile kernel are running, and blocks of this one that wait cannot keep them from it. A
+        reduction waits for the last tiles: it takes the SMs that those leave idle. Pushes have SMs that the tile
+        kernel leaves to them; those that wait for nothing are launched ahead of it.
+        """
+        rank, first, launch = self._binding.rank, action.operations[0], self._launches[action.queue]
+        obstacle = gate_obstacle(self._plan, rank, action.queue)
+        if obstacle:
+            cure = "Give it `after`, or let it wait for own results; `overweave verify` tells before a launch"
+            raise ScheduleError(f"run queue {action.queue} beside others", obstacle, cure)
+        waits = first_own_waits(self._plan, rank, action.queue)
+        gate = [step for wait in waits for step in wait_steps(self._binding.addresses, first, wait)]
+        gate += [self._tiles_started] if self._tiles_started and self._may_hold_all(action) else []
+        side = self._workspace.stream(action.queue).cuda_stream
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            for step in gate:
+                driver.wait_value(side, step.address, step.value)
+            if launch is not None:
+                launch(side)
+
+        return enqueue
+
+    def _may_hold_all(self, action: Action) -> bool:
+        """Whether blocks of a kernel are so many that tiles of others, one for each block, may find no SM."""
+        realization = self._plan.realization
+        config = realization.reduction if action.engine == REDUCE_KERNEL else realization.copy
+        return config is not None and config.programs > SPINNING
+
+    def _copies(self, action: Action) -> Enqueue:
+        copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.settle)
+        side = self._workspace.stream(action.queue).cuda_stream
+        self._queues.append((side, copies))
+        return lambda stream, tensors, addresses: copies.launch(side, addresses)
+
+    def _timed_copies(self, action: Action) -> Enqueue:
+        """The same, one by one, with events before and behind each chunk."""
+        side = self._workspace.stream(action.queue)
+        parts: list[tuple[CopyQueue, Timed | None]] = []
+        for operation in action.operations:
+            steps = copy_steps(self._binding.addresses, (operation,))
+            for is_chunk, run in groupby(steps, lambda step: isinstance(step, CopyStep)):
+                parts.append((CopyQueue(tuple(run)), self._timing(operation) if is_chunk else None))
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            for part, timed in parts:
+                with nullcontext() if timed is None else timed.on(side):
+                    part.issue(side.cuda_stream, addresses)
+
+        return enqueue
+
+    def _timed_head(self, head: Callable[[int], None]) -> Callable[[int], None]:
+        timed = self._timing(None)
+
+        def begin(stream: int) -> None:
+            with timed.on(None):
+                head(stream)
+
+        return begin
+
+    def _timing(self, operation: Operation | None) -> Timed:
+        timed = Timed(operation, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        self.timed.append(timed)
+        return timed
+
+    def _library(self, operation: Operation) -> Enqueue:
+        """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.
+        Collectives go to the library in the order in which they are enqueued, that of the schedule on all ranks."""
+        timed, own = self._timing(operation) if self._is_traced else None, self._own
+        library = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
+        addresses = self._binding.addresses
+        writes = tuple(write_steps(addresses, operation))
+
+        def call(stream: torch.cuda.Stream, tensors: Tensors) -> None:
+            with nullcontext() if timed is None else timed.on(stream):
+                library({**tensors, **own})
+
+        if operation.queue in queues_beside(self._plan):
+            side, waits = self._workspace.stream(operation.queue), tuple(wait_steps(addresses, operation))
+
+            def beside(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+                for step in waits:
+                    driver.wait_value(side.cuda_stream, step.address, step.value)
+                with torch.cuda.stream(side):
+                    call(side, tensors)
+                for write in writes:
+                    driver.write_value(side.cuda_stream, write.address, write.value)
+
+            return beside
+        wait, told = self._waits.of(operation), tuple(write.address for write in writes)
+        tells = told and operation is not self._before_sums
+        tell = Launch(tell_call(told, self._workspace.device)) if tells else None
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            wait(stream.cuda_stream)
+            call(stream, tensors)
+            if tell is not None:
+                tell(stream.cuda_stream)
+
+        return enqueue

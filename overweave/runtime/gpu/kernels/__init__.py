@@ -1,1 +1,0 @@
-"""How each kernel is launched: what it is given, and the cached handle that starts it."""

@@ -1,0 +1,64 @@
+"""A matmul by a tile kernel alone on one GPU (campaigns/rates/gpu_rates.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.tile_order import TileRow, share_places
+from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.memory.device.signals import TRACE_COLUMNS
+from overweave.memory.shares import Shares, share_numbers
+from overweave.runtime.gpu.bound import free_sms
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.call import Tiles, table_tensor
+from overweave.runtime.kernel_calls.hopper import matmul_call
+from overweave.runtime.kernel_calls.matmul import Operands
+
+
+class Matmul:
+    """`out = a @ b` over a table without waits."""
+
+    def __init__(
+        self,
+        config: MatmulConfig,
+        rows: tuple[TileRow, ...],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        epilogue: Epilogue = NO_EPILOGUE,
+        extras: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        traced: bool = False,
+    ) -> None:
+        """extras: what the epilogue reads, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`."""
+        device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
+        words = torch.zeros(64, dtype=torch.int32, device=device)
+        limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
+        trace_size = (len(rows) if traced else 1, TRACE_COLUMNS.value)
+        self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
+        self._claims = torch.zeros(1, dtype=torch.int32, device=device)
+        places, self.out = share_places(rows), out
+        self.shares = Shares.allocate(places, share_numbers(config, epilogue), device) if places else None
+        queue = TileQueue(table_tensor(rows, device), self._claims, self.trace, len(rows))
+        known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
+        operands = Operands(a, None, ((b, out),), is_transposed, **known)
+        tiles = Tiles(queue, SignalWords(words, words, limits, 1), traced)
+        self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, 0))
+
+    def __call__(self) -> None:
+        """Runs on the current stream, with the tensors it was made for."""
+        self.rewind()
+        self.run()
+
+    def rewind(self) -> None:
+        """All tiles are there to be claimed again."""
+        self._claims.zero_()
+
+    def run(self) -> None:
+        """The tiles that nobody has claimed yet."""
+        self.launch(torch.cuda.current_stream().cuda_stream)

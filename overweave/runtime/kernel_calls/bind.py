@@ -1,0 +1,227 @@
+"""The kernels of a plan on one rank: what each is given of the plan, of the caller's tensors and of a workspace.
+
+The same on a GPU and under the interpreter. Tables are made once; the caller's tensors may move from call to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TypeVar
+
+import torch
+from triton import next_power_of_2
+
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Engine, MatmulConfig, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
+from overweave.ir.tile_order import outputs, share_places
+from overweave.ir.words import COPY_WORD_BYTES
+from overweave.kernels.arguments import AfterSums, TileQueue
+from overweave.memory.device.signals import TRACE_COLUMNS
+from overweave.memory.layout import lay_out
+from overweave.memory.lower import (
+    SlotAddresses,
+    addend_addresses,
+    addend_shifts,
+    copy_targets,
+    peer_places,
+    reduction_operands,
+    sums_first,
+    widths_of,
+    write_steps,
+)
+from overweave.memory.shares import share_numbers
+from overweave.memory.slot import Slot
+from overweave.runtime.kernel_calls.call import (
+    KernelCall,
+    Matrix,
+    Moving,
+    Tiles,
+    addresses_tensor,
+    as_words,
+    moving,
+    table_tensor,
+)
+from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
+from overweave.runtime.kernel_calls.peer_store_throttle import pace_ns
+from overweave.runtime.kernel_calls.peers import Peers
+from overweave.runtime.kernel_calls.protocol import Words, signal_words, told_addresses
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
+
+Tensors = Mapping[str, torch.Tensor]
+MatmulCall = Callable[[MatmulConfig, Operands, Tiles], KernelCall]
+Some = TypeVar("Some", bound=Operation)
+# Counters of claimed tiles; any other kernel's is the first.
+COUNTERS: dict[Engine, int] = {REDUCE_KERNEL: 1, COPY_KERNEL: 2}
+
+
+class Binding:
+    """A plan bound to one slot of a workspace, as its kernels see it.
+
+    example: the caller's tensors of one call; they are not kept. moved: their stand-ins by name, whose addresses are to
+    be set before each call. sms: how many programs of a tile kernel run at once. traces: of a traced plan, queue ->
+    int64 `[tiles, TRACE_COLUMNS]`, filled by each call.
+    """
+
+    def __init__(
+        self, plan: Plan, workspace: Words, slot: Slot, example: Tensors, sms: int, is_traced: bool = False
+    ) -> None:
+        self.plan, self.workspace, self.slot, self.rank = plan, workspace, slot, workspace.group.rank
+        layout = lay_out(plan.schedule, plan.realization.dtype)
+        self.addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, slot.bases)
+        self.protocol = signal_words(workspace, slot, layout.signals)
+        self.moved: list[tuple[str, Moving]] = []
+        self.traces: dict[str, torch.Tensor] = {}
+        self.sms, self._example, self._is_traced = sms, example, is_traced
+
+    def own(self, name: str) -> torch.Tensor:
+        """The own instance of a workspace buffer."""
+        buffer = self.plan.schedule.buffer(name)
+        dtype = getattr(torch, buffer.dtype or self.plan.realization.dtype)
+        return self.slot.view(self.addresses.layout.buffers[name], (buffer.rows, buffer.cols), dtype)
+
+    def callers(self, name: str) -> Moving:
+        """A stand-in of a tensor of the caller's."""
+        stand = moving(self._example[name])
+        self.moved.append((name, stand))
+        return stand
+
+    def instance(self, name: str) -> Matrix:
+        """The own instance of a buffer, the caller's or the workspace's."""
+        return self.callers(name) if self.plan.schedule.buffer(name).home in (INPUT, OUTPUT) else self.own(name)
+
+    def programs(self, tiles: int) -> int:
+        """How many programs of a tile kernel there are."""
+        return max(1, min(self.sms, tiles))
+
+    def table(self, rows: object) -> torch.Tensor:
+        """Addresses, on the device."""
+        return addresses_tensor(rows, self.workspace.device)
+
+    def tiles(self, queue: str) -> Tiles:
+        """The tiles of a kernel's queue, and the words of the protocol."""
+        rows, device = self.plan.tile_order(self.rank, queue).rows, self.workspace.device
+        trace_size = len(rows) if self._is_traced else 1
+        trace = self.traces[queue] = torch.zeros((trace_size, TRACE_COLUMNS.value), dtype=torch.int64, device=device)
+        claims = self.claims(self.plan.realization.engine_of(queue))
+        return Tiles(TileQueue(table_tensor(rows, device), claims, trace, len(rows)), self.protocol, self._is_traced)
+
+    def claims(self, engine: Engine) -> torch.Tensor:
+        """The counter of tiles that a kernel's programs claim."""
+        return self.workspace.claims[COUNTERS.get(engine, 0) :]
+
+    def operations(self, queue: str, kind: type[Some]) -> list[Some]:
+        """Those of a kind on a queue of this rank."""
+        return [one for one in self.plan.schedule.of_rank(self.rank) if one.queue == queue and isinstance(one, kind)]
+
+
+def kernel_call(
+    binding: Binding, queue: str, matmul_call: MatmulCall = portable_call, before: Operation | None = None
+) -> KernelCall | None:
+    """The kernel of a queue; None if it has no tiles on this rank.
+
+    matmul_call: of the plan's tile kernel. before: a library call right before sums, whose peers they tell.
+    """
+    if not binding.plan.tile_order(binding.rank, queue).rows:
+        return None
+    engine = binding.plan.realization.engine_of(queue)
+    if engine == TILE_KERNEL:
+        return _multiply(binding, queue, matmul_call)
+    return _reduce(binding, queue, before) if engine == REDUCE_KERNEL else _copy(binding, queue)
+
+
+def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
+    plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
+    assert config is not None
+    computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
+    epilogue = plan.problem.of_tiles(any(compute.finishes for compute in computes))
+    shard, gathered = _by_home(binding, [compute.a[0] for compute in computes])
+    own_scales, gathered_scales = _by_home(binding, [part for compute in computes for part in compute.scales])
+    outs = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
+    total = next(iter(outs[schedule.weights[0]][1:]), None)
+    read = {name: binding.callers(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))}
+    addends = addend_addresses(binding.addresses, binding.rank, queue)
+    shifts = addend_shifts(schedule, binding.rank, queue)
+    places = share_places(plan.tile_order(binding.rank, queue).rows)
+    operands = Operands(
+        a_shard=binding.callers(shard) if shard else None,
+        a_workspace=binding.own(gathered) if gathered else None,
+        weights=tuple((binding.callers(name), binding.instance(outs[name][0])) for name in schedule.weights),
+        b_is_transposed=plan.problem.b_is_transposed,
+        **read,
+        scales=binding.own(gathered_scales) if gathered_scales else None,
+        epilogue=epilogue,
+        total=binding.instance(total) if total else None,
+        addends=binding.table(addends) if any(addends) else None,
+        addend_rows=(binding.own(shifts[0]), binding.table(shifts[1])) if shifts else None,
+        shares=binding.workspace.shares.get(places, share_numbers(config, epilogue)) if places else None,
+        peers=_peers(binding, queue, computes, tiles.queue.tiles / binding.programs(tiles.queue.tiles)),
+    )
+    return matmul_call(config, operands, tiles)
+
+
+def _by_home(binding: Binding, regions: list[Region]) -> tuple[str | None, str | None]:
+    """Of buffers that tiles read, that of the caller and that of the workspace."""
+    names = dict.fromkeys(region.buffer for region in regions)
+    of_caller = {name: binding.plan.schedule.buffer(name).home == INPUT for name in names}
+    first = [next((name for name in names if of_caller[name] == is_callers), None) for is_callers in (True, False)]
+    return first[0], first[1]
+
+
+def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) -> Peers | None:
+    """Where tiles store at other ranks, if any do. waves: in which they run."""
+    rows = peer_places(binding.addresses, binding.rank, queue)
+    if not rows:
+        return None
+    problem, config = binding.plan.problem, binding.plan.realization.matmul
+    assert config is not None
+    spread = next((binding.own(copy.buffer) for compute in computes for copy in compute.copies), None)
+    strip_bytes = prod(hopper_strip(config)) * ITEMSIZE_BYTES[problem.moved_dtype]
+    pace = pace_ns(problem, computes, waves / len(rows), strip_bytes)
+    places = binding.table([*rows, [0 if spread is None else spread.data_ptr(), pace]])
+    return Peers(places, tuple(distance for _, distance in rows[1:]), spread)
+
+
+def _reduce(binding: Binding, queue: str, before: Operation | None) -> KernelCall:
+    plan, config = binding.plan, binding.plan.realization.reduction
+    assert config is not None
+    reduces = binding.operations(queue, Reduce)
+    outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
+    stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
+    norm, epilogue = plan.problem.norm, plan.problem.of_sums
+    read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
+    sums = Sums(
+        operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
+        widths=widths_of(reduces),
+        out=binding.instance(stored.name),
+        cols=stored.cols,
+        after=AfterSums(*(read.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
+        eps=norm.eps if norm else 0.0,
+        sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
+        epilogue=epilogue.bits,
+        ready=_told(binding, before) if before is not None else None,
+    )
+    return reduction_call(config, binding.tiles(queue), sums)
+
+
+def _told(binding: Binding, operation: Operation) -> torch.Tensor:
+    """Where an operation's peers hear of it."""
+    told = tuple(step.address for step in write_steps(binding.addresses, operation))
+    return told_addresses(told, next_power_of_2(len(told)), binding.workspace.device)
+
+
+def _copy(binding: Binding, queue: str) -> KernelCall:
+    config = binding.plan.realization.copy
+    moves = [one for one in binding.plan.schedule.of_rank(binding.rank) if one.queue == queue]
+    assert config is not None
+    targets = binding.table(copy_targets(binding.addresses, binding.rank, queue))
+    adds = any(isinstance(move, ReducePut) for move in moves)
+    name = next((part.buffer for move in moves for part in move.reads), None)  # the one buffer that they read
+    if name is None:  # they only wait
+        return copy_call(config, binding.tiles(queue), Pushes(targets, binding.workspace.state, 1))
+    buffer, source = binding.plan.schedule.buffer(name), binding.instance(name)
+    row_words = buffer.cols * source.dtype.itemsize // COPY_WORD_BYTES
+    pushes = Pushes(targets, source if adds else as_words(source), row_words, adds)
+    return copy_call(config, binding.tiles(queue), pushes)

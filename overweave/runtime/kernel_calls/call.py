@@ -1,0 +1,90 @@
+"""A kernel with all its arguments, and what these are made of: stand-ins for tensors that move, descriptors, tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from overweave.ir.tile_order import TileRow
+from overweave.kernels.arguments import SignalWords, TileQueue
+
+# Of a kernel that starts before the one in front ends (memory/device/early.py).
+EARLY: dict[str, int] = {"launch_pdl": True}
+
+
+class KernelCall(NamedTuple):
+    """One launch of a kernel. arguments: all of them, in the kernel's order. options: how it is compiled.
+
+    programs: how many it has; of a kernel whose programs claim tiles, how many it has at most.
+    """
+
+    kernel: Any
+    arguments: list[Any]
+    options: dict[str, int]
+    programs: int = 1
+
+
+@dataclass
+class Moving:
+    """A tensor whose address changes from call to call; stands for it in descriptors and arguments."""
+
+    address: int
+    dtype: torch.dtype
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def data_ptr(self) -> int:
+        """Where the tensor of the next launch lies."""
+        return self.address
+
+    def stride(self) -> tuple[int, ...]:
+        """As of a tensor."""
+        return self.strides
+
+
+Matrix = torch.Tensor | Moving
+
+
+def moving(tensor: torch.Tensor) -> Moving:
+    """A stand-in that starts at `tensor`."""
+    return Moving(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def as_words(matrix: Matrix) -> Matrix:
+    """The same memory as int32."""
+    if isinstance(matrix, torch.Tensor):
+        return matrix.view(torch.int32)
+    matrix.dtype = torch.int32
+    return matrix
+
+
+class Tiles(NamedTuple):
+    """What every kernel of tiles is given of its plan. traced: it writes down when each tile ran."""
+
+    queue: TileQueue
+    protocol: SignalWords
+    traced: bool = False
+
+
+def table_tensor(rows: tuple[TileRow, ...], device: torch.device) -> torch.Tensor:
+    """A tile order as the kernels read it: int32 `[tiles, columns]`."""
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(-1, len(TileRow._fields))
+
+
+def addresses_tensor(rows: Any, device: torch.device) -> torch.Tensor:
+    """Addresses as the kernels read them: int64, of any shape."""
+    return torch.tensor(rows, dtype=torch.int64, device=device)
+
+
+def descriptor(matrix: Matrix, block: list[int], is_transposed: bool = False) -> TensorDescriptor:
+    """A bulk-tensor descriptor of a matrix whose rows (columns, if transposed) start at multiples of 16 bytes."""
+    return TensorDescriptor(matrix, *as_stored(matrix, is_transposed), block)
+
+
+def as_stored(matrix: Matrix, is_transposed: bool) -> tuple[list[int], list[int]]:
+    """Shape and strides of a matrix as it lies in memory, row-major."""
+    step = -1 if is_transposed else 1
+    return list(matrix.shape)[::step], list(matrix.stride())[::step]

@@ -1,0 +1,61 @@
+"""The call of the tile kernel that a configuration names: the Hopper one, which a GPU alone runs, or the portable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.words import MOST_PEERS
+from overweave.kernels.hopper.matmul import matmul_hopper_kernel
+from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles, as_stored
+from overweave.runtime.kernel_calls.matmul import (
+    Operands,
+    a_sides,
+    constants,
+    filled,
+    hopper_parts,
+    hopper_strip,
+    portable_call,
+    subjects,
+)
+
+GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+
+
+def matmul_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
+    """The tile kernel that `config` names."""
+    if config.kernel != "hopper":
+        return portable_call(config, operands, tiles)
+    return KernelCall(matmul_hopper_kernel, _arguments(config, operands, tiles), {"num_warps": 4}, tiles.queue.tiles)
+
+
+def _arguments(config: MatmulConfig, operands: Operands, tiles: Tiles) -> list[Any]:
+    (part_m, part_n), block_k = hopper_parts(config), config.block_k
+    block_b = [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
+    sides = a_sides(operands, lambda matrix: _described(matrix, [part_m, block_k]))
+    factors = [_described(matrix, block_b, operands.b_is_transposed) for matrix in operands.factors]
+    outs = [_described(matrix, [part_m, part_n]) for matrix in operands.outs]
+    total_tiles, addends, addend_tiles = None, operands.addends, None
+    if operands.total is not None:
+        total_tiles = _described(operands.total, [part_m, part_n])
+    if operands.addend_rows is not None:
+        matrix, addends = operands.addend_rows
+        addend_tiles = _described(matrix, [part_m, part_n])
+    peers, at_peers, strip = operands.peers, list[Any](), [*hopper_strip(config)]
+    for own in (operands.outs[0], peers.spread) if peers else (None, None):
+        maps = [_described(at_peer, strip) for at_peer in peers.at(own)] if peers and own is not None else []
+        at_peers += maps + [None] * (MOST_PEERS - len(maps))
+    arguments: list[Any] = [*sides, *filled(factors), *filled(outs), total_tiles, *at_peers, addend_tiles]
+    arguments += subjects(operands, addends, tiles)
+    arguments += [operands.b_is_transposed, operands.has_two_sources, tiles.traced, config.stages]
+    arguments += [config.split_n, config.block_m < 128, *constants(operands)]
+    return [*arguments, len(peers.distances) if peers else 0]
+
+
+def _described(matrix: Matrix, block: list[int], is_transposed: bool = False) -> GluonDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for(block, GLUON_DTYPES[matrix.dtype])
+    return GluonDescriptor(matrix, *as_stored(matrix, is_transposed), block, layout)

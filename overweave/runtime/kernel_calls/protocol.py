@@ -1,0 +1,85 @@
+"""The words that every kernel which waits is given, and the calls of the kernels in memory/device/protocol.py."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from triton import next_power_of_2
+
+from overweave.kernels.arguments import SignalWords
+from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
+from overweave.memory.device.sync_clocks import stamp_kernel
+from overweave.memory.group import Group
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS
+from overweave.memory.shares import SharedShares
+from overweave.memory.slot import Heap, Slot
+from overweave.runtime.kernel_calls.call import KernelCall, addresses_tensor
+
+BEGIN_BLOCK = 128
+
+
+class Words(Protocol):
+    """What kernels need of a workspace: the words of the protocol, and memory for tiles that are dealt out along k."""
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def words(self) -> Heap: ...
+
+    @property
+    def state(self) -> torch.Tensor: ...
+
+    @property
+    def claims(self) -> torch.Tensor: ...
+
+    @property
+    def limits(self) -> torch.Tensor: ...
+
+    @property
+    def shares(self) -> SharedShares: ...
+
+
+def words_of(workspace: Words) -> torch.Tensor:
+    """The own abort word, and what each rank has completed: int32."""
+    return workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
+
+
+def signal_words(workspace: Words, slot: Slot, signals: int) -> SignalWords:
+    """What waits and signals in a slot of so many signals."""
+    own = slot.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
+    return SignalWords(own, words_of(workspace), workspace.limits, workspace.group.world_size)
+
+
+def head_call(workspace: Words, protocol: SignalWords, signals: int) -> KernelCall:
+    """The head of a call, whose slot has so many signals."""
+    words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
+    numbers = [signals, workspace.group.rank, protocol.world_size]
+    return KernelCall(begin_kernel, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
+
+
+def wait_call(protocol: SignalWords, awaited: tuple[int, ...], operation: int, signals: int) -> KernelCall:
+    """A wait in the caller's stream. awaited: low, high, count, also and also_count of `wait_kernel`. signals: of the
+    slot, so many."""
+    numbers = [*awaited, operation, signals, protocol.world_size]
+    return KernelCall(wait_kernel, [*protocol[:3], *numbers], {"num_warps": 1})
+
+
+def tell_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
+    """What a library call's operation tells its peers: the words at these addresses become 1."""
+    block = max(32, next_power_of_2(len(addresses)))
+    return KernelCall(tell_kernel, [told_addresses(addresses, block, device), block], {"num_warps": 1})
+
+
+def told_addresses(addresses: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
+    """As many addresses as a kernel asks for, int64; 0 for none."""
+    return addresses_tensor(addresses + (0,) * (count - len(addresses)), device)
+
+
+def stamp_call(words: list[torch.Tensor], rank: int, world_size: int) -> KernelCall:
+    """The barrier that takes the time. words: state, addresses, signals, words, limits."""
+    return KernelCall(stamp_kernel, [*words, rank, world_size], {"num_warps": 4})

@@ -1,0 +1,40 @@
+"""The call of the matmul of few rows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from overweave.ir.plan import SkinnyConfig
+from overweave.kernels.skinny import skinny_matmul_kernel
+from overweave.memory.shares import SharedShares
+from overweave.runtime.kernel_calls.call import EARLY, KernelCall, Matrix
+
+Turn = Literal["in_turn", "leads", "follows"]  # of the kernel in its chain: the next one starts early, or it does
+TURNS: dict[Turn, int] = {"in_turn": 0, "leads": 1, "follows": 2}
+
+
+class Factors(NamedTuple):
+    """What is multiplied, `a [m, k]` and `b [k, n]`, and its result `[m, n]`: rows without gaps between numbers."""
+
+    a: Matrix
+    b: Matrix
+    out: Matrix
+
+
+def tiles_of(config: SkinnyConfig, m: int, n: int) -> int:
+    """How many tiles a result `[m, n]` has, each with a counter of its own."""
+    return -(-m // config.block_m) * -(-n // config.block_n)
+
+
+def skinny_call(config: SkinnyConfig, factors: Factors, memory: SharedShares, turn: Turn = "in_turn") -> KernelCall:
+    """`out = a @ b`. memory: where shares along k leave their sums, and counters at zero. turn: whether the next kernel
+    starts before this one ends, or this one before `a` is there."""
+    a, b, out = factors
+    (m, k), n, strides = a.shape, b.shape[1], b.stride()
+    programs = tiles_of(config, m, n) * config.splits
+    shares = memory.get(programs, config.block_m * config.block_n) if config.splits > 1 else (None, None)
+    arguments: list[Any] = [a, b, out, *shares, m, n, k, a.stride()[0], *strides, out.stride()[0], config.splits]
+    arguments += [config.block_m, config.block_n, config.block_k, config.swapped]
+    arguments += [strides[0] == 1 and strides[1] != 1, TURNS[turn]]
+    options = {"num_warps": config.warps, "num_stages": config.stages} | (EARLY if turn == "follows" else {})
+    return KernelCall(skinny_matmul_kernel, arguments, options, programs)

@@ -1,0 +1,73 @@
+"""Calls of the kernels of the ordered reduction and of the copies to peers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from overweave.ir.plan import CopyConfig, ReduceConfig
+from overweave.kernels.arguments import AfterSums
+from overweave.kernels.copy import copy_kernel
+from overweave.kernels.reduction import reduction_kernel
+from overweave.memory.cuda.heap import sms_for_copies
+from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles
+
+MOST_REGISTERS = 224  # of a thread
+WORDS_PER_KIB = 256  # of int32
+SUMS_PER_SM = 4  # of the SMs that are left to copies; a block of sums takes an eighth of one
+
+
+class Sums(NamedTuple):
+    """What a reduction sums, and how it ends: with the norm of whole rows (kernels/norm.py), or with an epilogue, whose
+    bits these are (kernels/epilogue.py).
+
+    operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.widths_of says. out: of
+    `cols` columns, where sums go unless `operands` says so. ready: addresses of words that become 1 when it begins.
+    """
+
+    operands: torch.Tensor
+    widths: tuple[int, int, int]
+    out: Matrix
+    cols: int
+    after: AfterSums = AfterSums()
+    eps: float = 0.0
+    sum_first: bool = False  # the first operand of each is kept in fp32
+    epilogue: int = 0
+    ready: torch.Tensor | None = None
+
+
+def reduction_call(config: ReduceConfig, tiles: Tiles, sums: Sums) -> KernelCall:
+    """Beside an epilogue the assembler would rather spill some registers than take more than 64 (Triton 3.6), unless it
+    is told that it may."""
+    ready = 0 if sums.ready is None else sums.ready.numel()
+    blocks = [*sums.widths, ready, config.block_m, config.block_n // config.parts]
+    constants = [*blocks, tiles.traced, sums.eps, sums.sum_first, sums.epilogue]
+    arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, sums.ready, *constants]
+    options = {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if sums.epilogue else {})
+    return KernelCall(reduction_kernel, arguments, options, summing_programs(config, tiles.queue.tiles))
+
+
+def summing_programs(config: ReduceConfig, tiles: int) -> int:
+    """How many programs sum: few where copies need room on the SMs that tiles leave free (`sms_for_copies`)."""
+    most = SUMS_PER_SM * sms_for_copies() or config.programs
+    return min(config.programs, tiles, most)
+
+
+class Pushes(NamedTuple):
+    """What a kernel copies. targets: int64, where to (memory/lower.copy_targets). source: of rows of `row_words` times
+    16 bytes. adds: to what lies there."""
+
+    targets: torch.Tensor
+    source: Matrix
+    row_words: int
+    adds: bool = False
+
+
+def copy_call(config: CopyConfig, tiles: Tiles, pushes: Pushes) -> KernelCall:
+    """A program moves a block of int32, or of elements that are added, at a time, where no bulk copies move them."""
+    is_bulk, (targets, source, row_words, adds) = config.path == "bulk", pushes
+    constants = [config.block_kib * WORDS_PER_KIB, is_bulk and not adds, adds, tiles.traced]
+    arguments = [targets, source, tiles.queue, tiles.protocol, row_words, *constants]
+    programs = min(config.programs, tiles.queue.tiles)
+    return KernelCall(copy_kernel, arguments, {"num_warps": config.warps}, programs)
