@@ -1,6 +1,6 @@
 """What kernels are given beside tensor descriptors and constants: one named tuple for each subject.
 
-Kernels read the fields by name. A pointer field holds a tensor or its stand-in (runtime/gpu/kernels/arguments.py); a
+Kernels read the fields by name. A pointer field holds a tensor or its stand-in (runtime/kernel_calls/call.py); a
 field that a kernel has no use for is None, which the compiler knows. Tensor descriptors stay arguments of their own:
 Triton 3.6 does not launch them inside tuples.
 """

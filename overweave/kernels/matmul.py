@@ -12,7 +12,7 @@ automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A 
 (`TileRow.width`) takes as long as a whole one here. A tile that is dealt out along k ends in kernels/shares.py.
 
 Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in
-runtime/gpu/kernels/matmul.py).
+runtime/kernel_calls/matmul.py).
 SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
 """
 

@@ -10,6 +10,7 @@ import torch
 
 from overweave.errors import PeerDied
 from overweave.memory.layout import SlotLayout
+from overweave.memory.slot import Slot
 
 workspace = pytest.importorskip("overweave.memory.cuda.workspace", reason="no CUDA bindings here")
 GPU = torch.device("cuda", 3)
@@ -65,19 +66,19 @@ def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.Monk
     """Not where it is large enough: plans are also bound under capture, where no event may be asked for."""
     done: list[str] = []
 
-    def space(group: object, device: torch.device, half_bytes: int) -> Any:
+    def space(heap: object, device: torch.device, half_bytes: int) -> Any:
         done.append("space")
         return SimpleNamespace(half_bytes=half_bytes)
 
     own.group, own.device, own._heaps, own._packed = None, GPU, [], []
     own._most_signals = own._slot_bytes = 0
     monkeypatch.setattr(own, "settle", lambda: done.append("settled"), raising=False)
-    monkeypatch.setattr(workspace, "CudaHeap", lambda *given: done.append("slots"))
+    monkeypatch.setattr(workspace, "CudaHeap", lambda *given: done.append("heap"))
     monkeypatch.setattr(workspace, "PackedSpace", space)
     for _ in range(2):
         own.lease(LAYOUT)
         own.packed_space(1 << 20)
-    assert done == ["settled", "slots", "settled", "space"]
+    assert done == ["settled", "heap", "settled", "heap", "space"]
 
 
 def test_the_watcher_is_told_of_every_signal_that_a_plan_may_wait_for(own: Any) -> None:
@@ -89,7 +90,7 @@ def test_the_watcher_is_told_of_every_signal_that_a_plan_may_wait_for(own: Any) 
     ]
     layout = SlotLayout(signals=5, pads={"arrived": 0, "sums": 3}, buffers={}, size_bytes=1 << 20)
     slots = own.lease(layout)
-    old = [workspace.Slot(own._heaps[0], slot.number, slot.number << 20) for slot in slots]
+    old = [Slot(own._heaps[0], slot.number, slot.number << 20) for slot in slots]
     words = {slot.bases[1] + layout.signal_offset(*each) for slot in (*slots, *old) for each in SIGNALS}
     assert sorted(own.signal_addresses()) == sorted(words)
 
