@@ -96,7 +96,7 @@ class Cost(NamedTuple):
         return f"{numbers}  {self.way:9s} {self.case}"
 
 
-MOST_WARM = 100  # calls until the tensors of one lie where others did, in both slots
+MOST_WARM = 100  # calls until the tensors of one lie where others did
 
 
 def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[Cost]:

@@ -27,7 +27,6 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
 from overweave.memory.host.shared import SharedFile
-from overweave.memory.slot import SLOTS
 from overweave.ops.call import dispatch
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.launcher import PackedLaunch
@@ -80,12 +79,12 @@ class Driver:
         return found
 
 
-class HostSlot:
-    """A slot in host memory."""
+class HostHeap:
+    """Symmetric memory on the host."""
 
-    def __init__(self, number: int, size_bytes: int, ranks: int) -> None:
-        self.number, self._memory = number, torch.zeros(size_bytes, dtype=torch.uint8)
-        self.bases = (self._memory.data_ptr(),) * ranks
+    def __init__(self, size_bytes: int, ranks: int) -> None:
+        self._memory = torch.zeros(size_bytes, dtype=torch.uint8)
+        self.addresses = (self._memory.data_ptr(),) * ranks
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self._memory[offset : offset + dtype.itemsize * torch.Size(shape).numel()].view(dtype).view(shape)
@@ -103,7 +102,7 @@ class HostWorkspace(Workspace):
         self.claims, self.report = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
         self._report = memoryview(self.report.numpy())  # type: ignore[arg-type]
         self._watcher: Any = SimpleNamespace(trouble=None)
-        self._turn = self.calls = 0
+        self.calls = 0
         self._last_call: Any = Stream()
         self._record_last: Any = nothing
         self.chain = Chain(self.device)
@@ -112,7 +111,7 @@ class HostWorkspace(Workspace):
         self.captures: Any = SimpleNamespace(graph=lambda enqueue: Graph())
 
     def lease(self, layout: Any) -> Any:
-        return tuple(HostSlot(number, layout.size_bytes, self.group.world_size) for number in range(SLOTS))
+        return HostHeap(layout.size_bytes, self.group.world_size)
 
     def packed_space(self, half_bytes: int) -> Any:
         numbers = torch.zeros(2, dtype=torch.int64)
@@ -159,7 +158,7 @@ def _init_launch(self: Any, call: KernelCall, most: int | None = None) -> None:
     fixed = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in call.arguments]
     metadata = SimpleNamespace(tensordesc_meta=repeat(None))
     self._kept_alive, self.programs = call.arguments, call.programs
-    self._launch = PackedLaunch(SimpleNamespace(function=0, packed_metadata=0, metadata=metadata), call.programs, fixed)
+    self.start = PackedLaunch(SimpleNamespace(function=0, packed_metadata=0, metadata=metadata), call.programs, fixed)
 
 
 def _is_alive(self: Records, rank: int) -> bool:

@@ -99,7 +99,7 @@ class Transfers:
 
         def call(turn: int) -> torch.Tensor:
             claims.address = counters.data_ptr() + turn * WORD_BYTES
-            launch(torch.cuda.current_stream().cuda_stream)
+            launch.start(torch.cuda.current_stream().cuda_stream)
             return counters
 
         return call
@@ -125,7 +125,7 @@ class Transfers:
 
         def call(turn: int) -> torch.Tensor:
             claims.address = counters.data_ptr() + turn * COUNTERS * 4
-            launch(torch.cuda.current_stream().cuda_stream)
+            launch.start(torch.cuda.current_stream().cuda_stream)
             return counters
 
         return call

@@ -92,7 +92,7 @@ def wrong(config: SkinnyConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.T
     is_right = True
     for _ in range(2):
         out.fill_(float("nan"))
-        launch(torch.cuda.current_stream().cuda_stream)
+        launch.start(torch.cuda.current_stream().cuda_stream)
         is_right &= torch.equal(out, exact)
     return not is_right or bool(memory.get(1, 1).arrivals.any())
 
@@ -166,7 +166,7 @@ def time_shape(
 
         def run(turn: int, launch: Launch = launch, base: Moving = base) -> None:
             base.address = sets[turn % len(sets)].data_ptr()
-            launch(torch.cuda.current_stream().cuda_stream)
+            launch.start(torch.cuda.current_stream().cuda_stream)
 
         calls[config] = run
     return times_us(calls, count)

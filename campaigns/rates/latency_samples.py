@@ -44,10 +44,10 @@ class Bench:
         self.peer_word = torch.tensor([self.word(OWN, self.peer % group.world_size)], device=device)
         self.main, self.side = torch.cuda.current_stream(), torch.cuda.Stream(device, priority=-1)
         self._one, self._forked, self._joined = torch.ones(1, device=device), torch.cuda.Event(), torch.cuda.Event()
-        self.begins = self._begin_launches()
+        self.begin = self._begin()
         self.limits = words_of(self.workspace), self.workspace.limits
         protocol = SignalWords(self.own(GO), *self.limits, group.world_size)
-        self.wait_by_kernel: OnStream = Launch(wait_call(protocol, (0, 1, 1, NO_SIGNAL, 0), 0, 1))
+        self.wait_by_kernel: OnStream = Launch(wait_call(protocol, (0, 1, 1, NO_SIGNAL, 0), 0, 1)).start
 
     def wait_by_stream(self, stream: int) -> None:
         driver.wait_value(stream, self.word(GO), 1)
@@ -84,13 +84,11 @@ class Bench:
         for place in (FLAG, GO):
             driver.write_value(self.main.cuda_stream, self.word(place), 0)
 
-    def _begin_launches(self) -> list[Callable[[int], None]]:
+    def _begin(self) -> OnStream:
         layout = SlotLayout(signals=16, pads={}, buffers={}, size_bytes=SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES)
         workspace = self.workspace
-        launches: list[Callable[[int], None]] = []
-        for slot in workspace.lease(layout):
-            launches.append(Launch(head_call(workspace, signal_words(workspace, slot, 16), 16)))
-        return launches
+        heap = workspace.lease(layout)
+        return Launch(head_call(workspace, signal_words(workspace, heap, 16), 16)).start
 
 
 class Queues:
@@ -120,7 +118,7 @@ def pair(bench: Bench) -> None:
 
 def begin(bench: Bench, turn: int) -> None:
     bench.stamp(0)
-    bench.begins[turn % len(bench.begins)](bench.main.cuda_stream)
+    bench.begin(bench.main.cuda_stream)
     bench.stamp(1)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from overweave.memory.slot import Heap
+from overweave.memory.heap import Heap
 
 HALVES = 2
 

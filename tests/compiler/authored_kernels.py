@@ -47,7 +47,7 @@ SPREADS = (
     "spread.push mover=bulk_kernel",
     "spread.push mover=tiles pieces=2",
 )
-CALLS = 2  # both slots of the workspace
+CALLS = 2  # the second one finds the memory as the first one left it
 Errors = list[float]
 
 

@@ -21,7 +21,7 @@ from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
 from overweave.runtime.host.processes import RanksFailed, run_ranks  # noqa: E402
 
 WORLDS = (2, 3, 4)
-CALLS = 3  # both slots of the workspace, and one of them again
+CALLS = 3  # later ones find the memory as the first one left it
 Sizes = tuple[int, ...]
 
 

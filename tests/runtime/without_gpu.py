@@ -49,19 +49,17 @@ class Driver:
         return HOPPER
 
 
-class HostSlot:
-    """A rank's slot in host memory, those of its peers beside it."""
-
-    number = 0
+class HostHeap:
+    """A rank's memory on the host, that of its peers beside it."""
 
     def __init__(self, size_bytes: int, ranks: int = 2, rank: int = 0) -> None:
         self.memory = torch.zeros(ranks * size_bytes, dtype=torch.uint8)
-        self.bases = tuple(self.memory.data_ptr() + rank * size_bytes for rank in range(ranks))
-        self._own = self.memory[rank * size_bytes :]
+        self.addresses = tuple(self.memory.data_ptr() + rank * size_bytes for rank in range(ranks))
+        self.tensor = self.memory[rank * size_bytes :][:size_bytes]
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = dtype.itemsize * torch.Size(shape).numel()
-        return self._own[offset : offset + size].view(dtype).view(shape)
+        return self.tensor[offset : offset + size].view(dtype).view(shape)
 
 
 @pytest.fixture
@@ -156,4 +154,5 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         stream=lambda queue: SIDE_STREAM,
         current_stream=lambda: CALLER,
         captured=[],
+        lease=lambda layout: HostHeap(layout.size_bytes, ranks, rank),
     )

@@ -28,15 +28,13 @@ class Alarm:
     rule: Rule
     operation: str
     peer: int = -1
-    slot: int = -1
     expected: int = -1
     seen: int = -1
 
     def error(self, group: str, reporter: int, call: int) -> OverweaveError:
         """What rank `reporter` saw in `call`, to raise on any rank."""
         verb, kind, cure = _MEANINGS[self.rule]
-        slot = "" if self.slot < 0 else f", slot {self.slot}"
         peer = "a peer" if self.peer < 0 else f"rank {self.peer}"
         counts = "" if self.expected < 0 else f", expected {self.expected}, seen {self.seen}"
-        asked = f"call {call} of group {group}{slot}, seen by rank {reporter}"
+        asked = f"call {call} of group {group}, seen by rank {reporter}"
         return kind(asked, f"{peer} {verb}: {self.operation}{counts}", cure)

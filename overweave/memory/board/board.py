@@ -150,7 +150,7 @@ class Board:
         with self._alarm_lock:
             if own.word(self.rank, records.ALARMED):
                 return self._reported(self.rank)
-            fields = (RULES.index(alarm.rule), alarm.peer, alarm.slot, alarm.expected, alarm.seen, self.call)
+            fields = (RULES.index(alarm.rule), alarm.peer, alarm.expected, alarm.seen, self.call)
             for index, field in enumerate(fields):
                 own.put(records.ALARM + index, field)
             own.put_data(records.ALARM_TEXT, alarm.operation.encode(), ALARM_TEXT_BYTES)
@@ -306,9 +306,9 @@ class Board:
 
     def _reported(self, reporter: int) -> OverweaveError:
         words = [self._records.word(reporter, records.ALARM + index) for index in range(records.ALARM_FIELDS)]
-        rule, peer, slot, expected, seen, call = words
+        rule, peer, expected, seen, call = words
         text = self._records.text(reporter, records.ALARM_TEXT, ALARM_TEXT_BYTES)
-        return Alarm(RULES[rule], text, peer, slot, expected, seen).error(self.name, reporter, call)
+        return Alarm(RULES[rule], text, peer, expected, seen).error(self.name, reporter, call)
 
     def _absent(self, otherwise: int) -> int:
         """The peer that has been away longest, if any has been away for long and owes its part of this call."""

@@ -19,7 +19,7 @@ ALARM_TEXT_BYTES = 512  # two signatures and what is wrong with them
 
 # Words of a record: state, alarm, two places to exchange bytes, the alarm's text, a ring of calls.
 EXCHANGED, RESET_PHASE, RESET_BASE, BEGUN, FINISHED, ALARMED = range(6)
-ALARM, ALARM_FIELDS = 6, 6
+ALARM, ALARM_FIELDS = 6, 5
 LOOKED_MS = 28  # when the rank last looked at the board
 EXCHANGE, EXCHANGE_WORDS = 32, 32
 ALARM_TEXT = 96

@@ -23,7 +23,7 @@ Addresses = tuple[int, ...]
 
 
 class CopyQueue:
-    """One queue of one (plan, slot), replayed as one internal graph, or captured raw into the caller's.
+    """One queue of a plan, replayed as one internal graph, or captured raw into the caller's.
 
     settle: comes before a graph is made (memory/cuda/workspace.py), where calls in flight may wait for peers.
     """

@@ -60,7 +60,7 @@ class Watched(Protocol):
         """The own abort word."""
 
     def signal_addresses(self) -> list[int]:
-        """Where the own signals are, of every slot ever leased."""
+        """Where the own signals are, in all memory ever leased."""
 
 
 class Watcher:

@@ -1,4 +1,4 @@
-"""The workspace of one (group, GPU): two slots that Plans lease in turn, and the words of the protocol.
+"""The workspace of one (group, GPU): memory that the calls of plans use one after the other, and the protocol's words.
 
 Calls are chained (memory/cuda/chain.py): each begins, on the device, after the one before it, whatever stream it came
 from. Memory is never given back while the process lives, because a captured graph may hold its addresses.
@@ -36,8 +36,8 @@ from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SlotLayou
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
 from overweave.memory.packed_space import HALVES, PackedSpace
 from overweave.memory.shares import SharedShares
-from overweave.memory.slot import SLOTS, SMALLEST_SLOT_BYTES, Slot
 
+SMALLEST_BYTES = 32 << 20
 SETTLES_EVERY_S = 20e-6  # a look takes the driver's lock for a moment
 TOLD_WITHIN_S = 2.0  # ten turns of a watcher
 KERNEL_QUEUES = 4
@@ -71,9 +71,7 @@ class Workspace:
         self.shares = SharedShares(device)
         self._packed: list[PackedSpace] = []  # as the heaps
         self._heaps: list[CudaHeap] = []  # the last one is leased; plans bound earlier keep to theirs
-        self._slot_bytes = 0
         self._most_signals = 0
-        self._turn = 0
         self._last_call = torch.cuda.Event()
         self._record_last = super(torch.cuda.Event, self._last_call).record  # without its function of Python
         self._streams: dict[str, torch.cuda.Stream] = {}
@@ -96,15 +94,14 @@ class Workspace:
         """The workspace, if this rank has made one, on whichever GPU: plans of library calls alone need none."""
         return next((each for (own, _), each in list(cls._open.items()) if own is group.process_group), None)
 
-    def lease(self, layout: SlotLayout) -> tuple[Slot, ...]:
-        """The slots, large enough for a layout. Collective if they must grow; all ranks ask for the same layout."""
+    def lease(self, layout: SlotLayout) -> CudaHeap:
+        """Memory large enough for a layout. Collective if it must grow; all ranks ask for the same layout. Plans keep
+        what they leased."""
         self._most_signals = max(self._most_signals, layout.signals)
-        if not self._heaps or layout.size_bytes > self._slot_bytes:
+        if not self._heaps or layout.size_bytes > self._heaps[-1].tensor.numel():
             self.settle()
-            size = max(layout.size_bytes, SMALLEST_SLOT_BYTES)
-            self._slot_bytes = aligned(size)
-            self._heaps.append(CudaHeap(self.group, self.device, SLOTS * self._slot_bytes))
-        return tuple(Slot(self._heaps[-1], number, number * self._slot_bytes) for number in range(SLOTS))
+            self._heaps.append(CudaHeap(self.group, self.device, aligned(max(layout.size_bytes, SMALLEST_BYTES))))
+        return self._heaps[-1]
 
     def packed_space(self, half_bytes: int) -> PackedSpace:
         """The memory of packed messages, large enough. Collective if it must grow; all ranks ask for as much."""
@@ -114,11 +111,6 @@ class Workspace:
             heap = CudaHeap(self.group, self.device, HALVES * size)
             self._packed.append(PackedSpace(heap, self.device, size))
         return self._packed[-1]
-
-    def take_turn(self) -> int:
-        """The slot of the next call: they alternate."""
-        self._turn = (self._turn + 1) % SLOTS
-        return self._turn
 
     def stream(self, queue: str) -> torch.cuda.Stream:
         """The side stream of a queue: high priority, so that copies are issued ahead of the tiles that wait."""
@@ -196,13 +188,9 @@ class Workspace:
         return self.words.addresses[self.group.rank]
 
     def signal_addresses(self) -> list[int]:
-        """Where the own signals are, of every slot ever leased."""
-        first = (
-            heap.addresses[self.group.rank] + slot * (heap.tensor.numel() // SLOTS)
-            for heap in self._heaps
-            for slot in range(SLOTS)
-        )
-        return [start + signal * SIGNAL_STRIDE_BYTES for start in first for signal in range(self._most_signals)]
+        """Where the own signals are, in all memory ever leased."""
+        starts = (heap.addresses[self.group.rank] for heap in self._heaps)
+        return [start + signal * SIGNAL_STRIDE_BYTES for start in starts for signal in range(self._most_signals)]
 
     def _is_aborted(self) -> bool:
         """Whether the own abort word is set. Waits for the device."""
@@ -238,7 +226,6 @@ class Workspace:
         for space in self._packed:
             space.clear()
         self.report.zero_()
-        self._turn = 0  # a rank that raised may have taken one turn more than its peers
         stream = torch.cuda.current_stream(self.device).cuda_stream
         driver.write_values(stream, self.signal_addresses(), 0)
         torch.cuda.synchronize(self.device)

@@ -1,4 +1,4 @@
-"""The workspace of CPU ranks: two slots of a symmetric heap in turn, and the protocol that makes their reuse safe.
+"""The workspace of CPU ranks: memory that calls use one after the other, and the protocol that makes its reuse safe.
 
 The protocol is that of memory/device/protocol.py, run by the host. At the head of call e a rank has finished all calls
 before it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them have told
@@ -23,9 +23,8 @@ from overweave.memory.board.records import Pause
 from overweave.memory.group import Group
 from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.shared import Fence
-from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.memory.packed_space import HALVES, PackedSpace
-from overweave.memory.slot import SLOTS, Slot
 
 ABORT, COMPLETED = 0, 1  # lines of the words
 # A signal's line holds one word per contributor, so that no word has two writers and no atomic add is needed.
@@ -55,7 +54,7 @@ class HostWorkspace:
         self._heap: HostHeap | None = None
         self._packed: PackedSpace | None = None
         self._used: memoryview | None = None
-        self._calls = self._slot_bytes = 0
+        self._calls = 0
 
     @staticmethod
     def of(group: Group) -> HostWorkspace:
@@ -71,7 +70,7 @@ class HostWorkspace:
         return _WORKSPACES.get(group.process_group)
 
     def begin(self, layout: SlotLayout, timeout_s: float) -> HostSlot:
-        """The head of a call: a slot that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
+        """The head of a call: memory that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
         self.check_whole()
         heap = self._heap_for(layout, timeout_s)
         call = self._calls = self._calls + 1
@@ -80,7 +79,7 @@ class HostWorkspace:
         self.fence()
         for peer in range(self.world_size):
             self.lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
-        slot = HostSlot(self, heap, call % SLOTS, self._slot_bytes, layout)
+        slot = HostSlot(self, heap, layout)
         self._used = slot.signals[self.rank].cast("B")
         self._await_credits(self.lines(self.rank), call - 1, timeout_s)
         return slot
@@ -114,10 +113,9 @@ class HostWorkspace:
         if self._heap is None:
             size_bytes = (COMPLETED + self.world_size) * SIGNAL_STRIDE_BYTES
             self.words = HostHeap(self.board, size_bytes, timeout_s)
-        if self._heap is None or layout.size_bytes > self._slot_bytes:
+        if self._heap is None or layout.size_bytes > self._heap.tensor.numel():
             # Every rank has finished its earlier calls when it gets here, so nobody uses the old heap.
-            self._used, self._slot_bytes = None, aligned(layout.size_bytes)
-            self._heap = HostHeap(self.board, SLOTS * self._slot_bytes, timeout_s)
+            self._used, self._heap = None, HostHeap(self.board, layout.size_bytes, timeout_s)
         return self._heap
 
     def _await_credits(self, words: memoryview, previous: int, timeout_s: float) -> None:
@@ -133,22 +131,19 @@ class HostWorkspace:
         self.fence()
 
 
-class HostSlot(Slot):
-    """One call's slot, of which this process sees every rank's part. signals: of each rank, int32 words."""
+class HostSlot:
+    """The memory of one call, of which this process sees every rank's part. signals: of each rank, int32 words."""
 
-    def __init__(
-        self, workspace: HostWorkspace, heap: HostHeap, number: int, slot_bytes: int, layout: SlotLayout
-    ) -> None:
-        super().__init__(heap, number, number * slot_bytes)
-        self.layout = layout
+    def __init__(self, workspace: HostWorkspace, heap: HostHeap, layout: SlotLayout) -> None:
+        self.heap, self.layout = heap, layout
         self.atomic_add: AtomicAdd | None = None
-        self._every, self._fence, self._rank = heap, workspace.fence, workspace.rank
+        self._fence, self._rank = workspace.fence, workspace.rank
         words = layout.signals * SIGNAL_STRIDE_WORDS
-        self.signals = [heap.words(self.offset, words, rank) for rank in range(workspace.world_size)]
+        self.signals = [heap.words(0, words, rank) for rank in range(workspace.world_size)]
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype, rank: int) -> Tensor:
         """Any rank's instance of a buffer, `[rows, cols]`."""
-        return self._every.view(self.offset + self.layout.buffers[name], shape, dtype, rank)
+        return self.heap.view(self.layout.buffers[name], shape, dtype, rank)
 
     def notify(self, pad: str, rank: int, signal: int, count: int) -> None:
         """Adds `count` to a signal of `rank`, after everything this rank has stored."""
@@ -156,7 +151,7 @@ class HostSlot(Slot):
         if self.atomic_add is None:
             self.signals[rank][self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS + self._rank] += count
         else:
-            self.atomic_add(self.bases[rank] + self.layout.signal_offset(pad, signal), count)
+            self.atomic_add(self.heap.addresses[rank] + self.layout.signal_offset(pad, signal), count)
 
     def arrived(self, pad: str, signal: int) -> list[int]:
         """How much each contributing rank has added to an own signal; the sum alone has meaning with `atomic_add`."""

@@ -1,6 +1,6 @@
 """`TileProgram`: the host's side of kernels that an author fuses by hand with the tile primitives (lang/primitives.py).
 
-The library has the symmetric buffers and the signals, begins each call (credits, epochs, which of two slots), and
+The library has the symmetric buffers and the signals, begins each call (credits, epochs), and
 bounds every wait. The author launches kernels and, beside them, moves data by copy engine.
 SOURCE: TileLink, sections 3.2 (host primitives) and 5.
 """

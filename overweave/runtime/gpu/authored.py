@@ -15,7 +15,6 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.memory.group import Group
-from overweave.memory.layout import lay_out
 from overweave.memory.lower import slice_targets
 from overweave.memory.steps import WaitStep
 from overweave.memory.subgroups import make_parts
@@ -28,8 +27,8 @@ from overweave.runtime.authored import (
     tensor_of,
     tiles_and_parts,
 )
-from overweave.runtime.gpu.bound import BoundSlot, free_sms
-from overweave.runtime.gpu.call_frame import SlotCalls
+from overweave.runtime.gpu.bound import BoundPlan, free_sms
+from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.launch import sides_of
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.replays import may_replay
@@ -90,7 +89,12 @@ class FusedTiles:
     def _places(self, binding: Binding, queue: str) -> dict[str, torch.Tensor]:
         """Where tiles store at peers."""
         assert self._kernel.away is not None
-        plan, bases, offsets, rank = binding.plan, binding.slot.bases, binding.addresses.layout.buffers, binding.rank
+        plan, bases, offsets, rank = (
+            binding.plan,
+            binding.heap.addresses,
+            binding.addresses.layout.buffers,
+            binding.rank,
+        )
         own = bases[rank] + offsets[self._kernel.places[self._kernel.away.parameter][1]]
         itemsize = getattr(torch, plan.realization.dtype).itemsize
 
@@ -104,15 +108,13 @@ class FusedTiles:
         return {PLACES: binding.table(rows)}
 
 
-class AuthoredRun(SlotCalls[BoundSlot]):
+class AuthoredRun(PlanRun[BoundPlan]):
     """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
 
     def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
         make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
-        leased = workspace.lease(lay_out(plan.schedule, plan.realization.dtype))
-        example = exchanged_tensors(plan, kernel, given)
-        slots = [BoundSlot(plan, workspace, slot, example, author=FusedTiles(kernel, given)) for slot in leased]
-        super().__init__(workspace, slots, sides_of(plan, workspace.group.rank), may_replay(plan))
+        bound = BoundPlan(plan, workspace, exchanged_tensors(plan, kernel, given), author=FusedTiles(kernel, given))
+        super().__init__(workspace, bound, sides_of(plan, workspace.group.rank), may_replay(plan))
 
     @classmethod
     def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> AuthoredRun:
@@ -121,11 +123,11 @@ class AuthoredRun(SlotCalls[BoundSlot]):
         workspace = Workspace.of(group, tensor.device)
         return cls(plan, workspace, kernel, given)
 
-    def __call__(self, given: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> None:
+    def __call__(self, given: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> None:  # type: ignore[override]
         """inputs, outputs: what is exchanged, by tensor. Raises PeerError for what went wrong in an earlier call."""
         tensors = {**inputs, **outputs}
         addresses = addresses_of(tensors, given)
-        self.run_in_turn(tuple(addresses.values()), addresses, (tensors, addresses))
+        super().__call__(tensors, addresses)
 
 
 def addresses_of(tensors: Tensors, given: Mapping[str, Any]) -> dict[str, int]:

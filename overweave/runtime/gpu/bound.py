@@ -1,4 +1,4 @@
-"""A plan bound to one slot of a workspace: what each of its actions puts on a stream, in launch order.
+"""A plan bound to the memory of a workspace: what each of its actions puts on a stream, in launch order.
 
 Everything that can be decided once is decided here: kernels are compiled and loaded, tables and graphs built, addresses
 resolved. A call then costs a few launches.
@@ -32,11 +32,10 @@ from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
+from overweave.memory.layout import lay_out
 from overweave.memory.lower import copy_steps, wait_steps, write_steps
-from overweave.memory.slot import Slot
 from overweave.memory.steps import CopyStep, WaitStep
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
 from overweave.runtime.kernel_calls.hopper import matmul_call
@@ -89,7 +88,7 @@ def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation
     return None
 
 
-class BoundSlot:
+class BoundPlan:
     """enqueue: what each of the plan's actions does, given the caller's stream, the tensors and their addresses.
 
     Of a traced plan: `timed`, what ran outside of kernels of tiles, and `traces` of those (kernel_calls/bind.py), in
@@ -100,21 +99,21 @@ class BoundSlot:
         self,
         plan: Plan,
         workspace: Workspace,
-        slot: Slot,
         example: Tensors,
         is_traced: bool = False,
         author: AuthorTiles | None = None,
     ) -> None:
         rank = workspace.group.rank
         actions = launch_order(plan, rank)
-        binding = Binding(plan, workspace, slot, example, free_sms(workspace.device, plan.sms_beside), is_traced)
-        layout = binding.addresses.layout
+        layout = lay_out(plan.schedule, plan.realization.dtype)
+        sms = free_sms(workspace.device, plan.sms_beside)
+        binding = Binding(plan, workspace, workspace.lease(layout), example, sms, is_traced)
         self._plan, self._workspace, self._binding, self._is_traced = plan, workspace, binding, is_traced
         self._waits = PlanWaits(plan, rank, layout, binding.protocol)
         self._before_sums = before_sums(plan, rank, actions)
         self.timed: list[Timed] = []
-        self.traces, self._moved, self.replays = binding.traces, binding.moved, Replays()
-        self.begin: Callable[[int], None] = Launch(head_call(workspace, binding.protocol, layout.signals))
+        self.traces, self._moved = binding.traces, binding.moved
+        self.begin: Callable[[int], None] = Launch(head_call(workspace, binding.protocol, layout.signals)).start
         if is_traced:
             self.begin = self._timed_head(self.begin)
         self._launches = {one.queue: self._launch(one, author) for one in actions if one.engine in KERNELS}
@@ -182,7 +181,7 @@ class BoundSlot:
             if gate is not None:
                 driver.wait_value(stream.cuda_stream, gate.address, gate.value)
             if launch is not None:
-                launch(stream.cuda_stream)
+                launch.start(stream.cuda_stream)
 
         return enqueue
 
@@ -220,7 +219,7 @@ class BoundSlot:
             for step in gate:
                 driver.wait_value(side, step.address, step.value)
             if launch is not None:
-                launch(side)
+                launch.start(side)
 
         return enqueue
 
@@ -275,8 +274,11 @@ class BoundSlot:
         writes = tuple(write_steps(addresses, operation))
 
         def call(stream: torch.cuda.Stream, tensors: Tensors) -> None:
-            with nullcontext() if timed is None else timed.on(stream):
+            if timed is None:
                 library({**tensors, **own})
+            else:
+                with timed.on(stream):
+                    library({**tensors, **own})
 
         if operation.queue in queues_beside(self._plan):
             side, waits = self._workspace.stream(operation.queue), tuple(wait_steps(addresses, operation))
@@ -292,7 +294,7 @@ class BoundSlot:
             return beside
         wait, told = self._waits.of(operation), tuple(write.address for write in writes)
         tells = told and operation is not self._before_sums
-        tell = Launch(tell_call(told, self._workspace.device)) if tells else None
+        tell = Launch(tell_call(told, self._workspace.device)).start if tells else None
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             wait(stream.cuda_stream)

@@ -1,11 +1,12 @@
 """The frame of every call on a GPU: chained behind the one before it, work beside it begun and ended with it.
 
-What runs is the affair of those who derive from it: a plan, a compiled kernel, kernels fused by hand, packed messages.
+What runs is the affair of what is bound: a plan with or without an author's kernel, packed messages, or, of those who
+derive from the frame, kernels fused by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -48,85 +49,77 @@ class CallFrame:
             self.was_captured = True
             self._workspace.captured.append(self)
 
-    def run_beside(
-        self,
-        stream: Stream,
-        sides: Collection[Stream],
-        begin: Callable[[int], None],
-        work: Callable[[], None],
-    ) -> None:
-        """The head of a call, then its work: what that puts on side streams starts behind the head, and ends with the
-        call."""
-        begin(stream.cuda_stream)
-        if sides:
-            self._begun.record(stream)
+    def fork(self, stream: Stream, sides: Collection[Stream]) -> None:
+        """What is put on side streams from now on starts behind what is on the caller's."""
+        self._begun.record(stream)
         for side in sides:
             side.wait_event(self._begun)
-        work()
+
+    def join(self, stream: Stream, sides: Collection[Stream]) -> None:
+        """What is put on the caller's stream from now on starts behind what is on side streams."""
         for side in sides:
             self._done.record(side)
             stream.wait_event(self._done)
 
 
-class BoundCall(Protocol):
-    """What is bound to one slot of a workspace. enqueue: what each action of a call does, given a stream and what the
-    call is of; begin: the head."""
-
-    replays: Replays
+class BoundPlan(Protocol):
+    """A plan bound to memory. begin: the head of a call, if it has one. enqueue: what each of its actions does, given a
+    stream, the tensors of the call and their addresses. prepare: makes what may not be made once a call has begun."""
 
     @property
-    def begin(self) -> Callable[[int], None]: ...
+    def begin(self) -> Callable[[int], None] | None: ...
 
     @property
     def enqueue(self) -> tuple[Callable[..., None], ...]: ...
 
-    def prepare(self, addresses: dict[str, int]) -> None: ...
+    @property
+    def prepare(self) -> Callable[[dict[str, int]], None] | None: ...
 
 
-Slot = TypeVar("Slot", bound=BoundCall)
+Bound = TypeVar("Bound", bound=BoundPlan)
 
 
-class SlotCalls(CallFrame, Generic[Slot]):
-    """Calls that take turns in the slots of a workspace, launched as graphs once their tensors come back.
+class PlanRun(CallFrame, Generic[Bound]):
+    """Calls of a bound plan, launched as graphs once their tensors come back. Raises PeerError for what went wrong in
+    an earlier call.
 
-    slot: the one that the last call ran in. may_replay: whether a call may become a graph.
+    sides: queues that run on streams of their own. may_replay: whether a call may become a graph.
     """
 
-    slot: Slot
-
-    def __init__(self, workspace: Workspace, slots: Sequence[Slot], sides: Iterable[str], may_replay: bool) -> None:
-        """sides: queues that run on streams of their own."""
+    def __init__(self, workspace: Workspace, bound: Bound, sides: Iterable[str], may_replay: bool) -> None:
         super().__init__(workspace)
-        self._slots, self._may_replay = slots, may_replay
+        self.bound, self._may_replay, self._replays = bound, may_replay, Replays()
         self._sides = [workspace.stream(queue) for queue in dict.fromkeys(sides)]
 
-    def run_in_turn(
-        self,
-        places: Places,
-        addresses: dict[str, int],
-        given: tuple[Any, ...],
-    ) -> None:
-        """One call in the next slot. places: of all its tensors; addresses: of those that copies name. given: what the
-        actions take beside a stream."""
+    def __call__(self, tensors: Mapping[str, torch.Tensor], addresses: dict[str, int] | None = None) -> None:
+        """Enqueues the plan once on the current stream; under capture it is captured. tensors: by buffer name, shaped
+        as the plan's problem says. addresses: theirs, and those of what else moves from call to call."""
 
         # Most calls come through here: `run_call`, with nothing made on the way (campaigns/host/host_path.py counts).
         workspace = self._workspace
+        if addresses is None:
+            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         if torch.cuda.is_current_stream_capturing():
             self._keep()
-            slot = self.slot = self._slots[workspace.take_turn()]
-            self._enqueue(slot, given, workspace.current_stream())
+            self._enqueue(tensors, addresses, workspace.current_stream())
             return
+        places: Places = tuple(addresses.values())
         with workspace.chain.turn:
             stream = workspace.enter()
-            slot = self.slot = self._slots[workspace.take_turn()]
-            if not (self._may_replay and slot.replays.launch(places, workspace.captures, self._enqueue, slot, given)):
-                slot.prepare(addresses)
-                self._enqueue(slot, given, stream)
+            given: tuple[Any, ...] = (tensors, addresses)
+            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, *given)):
+                if self.bound.prepare is not None:
+                    self.bound.prepare(addresses)
+                self._enqueue(tensors, addresses, stream)
             workspace.leave(stream)
 
-    def _enqueue(self, slot: Slot, given: tuple[Any, ...], stream: Stream) -> None:
-        def work() -> None:
-            for enqueue in slot.enqueue:
-                enqueue(stream, *given)
-
-        self.run_beside(stream, self._sides, slot.begin, work)
+    def _enqueue(self, tensors: Mapping[str, torch.Tensor], addresses: dict[str, int], stream: Stream) -> None:
+        bound, sides = self.bound, self._sides
+        if bound.begin is not None:
+            bound.begin(stream.cuda_stream)
+        if sides:
+            self.fork(stream, sides)
+        for enqueue in bound.enqueue:
+            enqueue(stream, tensors, addresses)
+        if sides:
+            self.join(stream, sides)

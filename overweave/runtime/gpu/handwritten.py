@@ -13,7 +13,6 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
-from overweave.memory.slot import Slot
 from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
 from overweave.runtime.gpu.waits import Enqueue, waiting
@@ -38,9 +37,7 @@ class HandwrittenRun(CallFrame):
 
     def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
         super().__init__(Workspace.of(group, device))
-        layout = declared.lay_out()
-        slots = self._workspace.lease(layout)
-        self._slots = [_BoundSlot(declared, layout, self._workspace, slot) for slot in slots]
+        self._bound = _BoundProgram(declared, declared.lay_out(), self._workspace)
         self._known: set[Any] = set()
 
     def __call__(self, signature: bytes, steps: list[Step]) -> None:
@@ -51,24 +48,24 @@ class HandwrittenRun(CallFrame):
     def _enqueue(self, steps: list[Step], stream: torch.cuda.Stream, is_captured: bool) -> None:
         if not is_captured:
             self._load(steps)
-        slot = self._slots[self._workspace.take_turn()]
+        bound = self._bound
         sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
 
-        def work() -> None:
-            for queue, action in (*steps, *_awaited_beside(steps)):
-                if queue == MAIN and isinstance(action, Await):
-                    slot.wait(stream, action)
-                else:
-                    slot.enqueue(sides.get(queue, stream), action)
-
-        self.run_beside(stream, sides.values(), slot.begin, work)
+        bound.begin(stream.cuda_stream)
+        self.fork(stream, sides.values())
+        for queue, action in (*steps, *_awaited_beside(steps)):
+            if queue == MAIN and isinstance(action, Await):
+                bound.wait(stream, action)
+            else:
+                bound.enqueue(sides.get(queue, stream), action)
+        self.join(stream, sides.values())
 
     def _load(self, steps: list[Step]) -> None:
         """Compiles and loads kernels that are new, while this GPU is idle: behind a kernel that waits it could not."""
         for _, action in steps:
             if not isinstance(action, Launch):
                 continue
-            arguments, options = self._slots[0].bound(action)
+            arguments, options = self._bound.bound(action)
             key = (id(action.kernel), _specialised((*arguments, *options.items())))
             if key not in self._known:
                 torch.cuda.synchronize(self._workspace.device)
@@ -76,19 +73,20 @@ class HandwrittenRun(CallFrame):
                 self._known.add(key)
 
 
-class _BoundSlot:
-    """What kernels and copies of this rank address in one slot."""
+class _BoundProgram:
+    """What kernels and copies of this rank address in the memory of a workspace."""
 
-    def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace, slot: Slot) -> None:
-        self._declared, self._layout, self._slot, self._rank = declared, layout, slot, workspace.group.rank
-        self._protocol = signal_words(workspace, slot, layout.signals)
-        self.begin = KernelLaunch(head_call(workspace, self._protocol, layout.signals))
+    def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace) -> None:
+        heap = self._heap = workspace.lease(layout)
+        self._declared, self._layout, self._rank = declared, layout, workspace.group.rank
+        self._protocol = signal_words(workspace, heap, layout.signals)
+        self.begin = KernelLaunch(head_call(workspace, self._protocol, layout.signals)).start
         self._waits: dict[Await, Enqueue] = {}
         self._waiting({0: 0})  # its kernel is loaded now, not in a call
         self._channels = {
             name: Channel(
                 signals=self._protocol.signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
-                peers=self._table([base + layout.signal_offset(name, 0) for base in slot.bases], workspace.device),
+                peers=self._table([base + layout.signal_offset(name, 0) for base in heap.addresses], workspace.device),
                 words=self._protocol.words,
                 limits=workspace.limits,
                 producer_table=None,
@@ -103,7 +101,7 @@ class _BoundSlot:
         self._tensors = {
             name: SymmetricTensor(
                 self._own(name),
-                self._table([base + layout.buffers[name] for base in slot.bases], workspace.device),
+                self._table([base + layout.buffers[name] for base in heap.addresses], workspace.device),
                 folded(SymmetricLayout(buffer.cols, buffer.is_shard)),
             )
             for name, buffer in declared.buffers.items()
@@ -116,11 +114,11 @@ class _BoundSlot:
             with torch.cuda.stream(stream):
                 action.kernel[action.grid](*arguments, **options)
         elif isinstance(action, Raise):
-            address = self._slot.bases[action.rank] + self._layout.signal_offset(action.channel, action.counter)
+            address = self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
             driver.write_value(stream.cuda_stream, address, 1)
         elif isinstance(action, Await):
             for counter, count in action.counts:
-                address = self._slot.bases[self._rank] + self._layout.signal_offset(action.channel, counter)
+                address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
                 driver.wait_value(stream.cuda_stream, address, count)
         else:
             self._move(stream, action)
@@ -136,7 +134,7 @@ class _BoundSlot:
         return waiting(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
     def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
-        """A kernel's arguments and options in this slot."""
+        """A kernel's arguments and options here."""
         options = {name: self._argument(value) for name, value in launch.options.items()}
         return [self._argument(argument) for argument in launch.arguments], options
 
@@ -175,12 +173,12 @@ class _BoundSlot:
             return place.data_ptr(), place.stride(0) * place.element_size()
         buffer = self._declared.buffers[place.buffer]
         pitch = buffer.cols * buffer.dtype.itemsize
-        base = self._slot.bases[place.rank] + self._layout.buffers[place.buffer]
+        base = self._heap.addresses[place.rank] + self._layout.buffers[place.buffer]
         return base + place.rows[0] * pitch + place.cols[0] * buffer.dtype.itemsize, pitch
 
     def _own(self, name: str) -> torch.Tensor:
         buffer = self._declared.buffers[name]
-        return self._slot.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
+        return self._heap.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
 
     def _view(self, place: Part | torch.Tensor) -> torch.Tensor:
         if isinstance(place, torch.Tensor):

@@ -29,19 +29,19 @@ MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor keeps
 
 
 class Launch:
-    """A compiled kernel with its grid, arguments and options, loaded and ready. most: programs that run at once, where
-    the kernel's claim tiles. programs: how many it has."""
+    """A compiled kernel with its grid, arguments and options, loaded and ready: `start` launches it on a stream.
+
+    most: programs that run at once, where the kernel's claim tiles. programs: how many it has.
+    """
 
     def __init__(self, call: KernelCall, most: int | None = None) -> None:
         self.programs = call.programs if most is None else max(1, min(call.programs, most))
         self.compiled = call.kernel.warmup(*call.arguments, grid=(self.programs,), **call.options)
         self.compiled._init_handles()
         self._kept_alive = call.arguments
-        self._launch = PackedLaunch(self.compiled, self.programs, [fixed(one) for one in call.arguments])
-
-    def __call__(self, stream: int) -> None:
-        """Launches on a stream."""
-        self._launch(stream)
+        self.start: Callable[[int], None] = PackedLaunch(
+            self.compiled, self.programs, [fixed(one) for one in call.arguments]
+        )
 
 
 def fixed(argument: Any) -> Any:

@@ -61,4 +61,4 @@ class Matmul:
 
     def run(self) -> None:
         """The tiles that nobody has claimed yet."""
-        self.launch(torch.cuda.current_stream().cuda_stream)
+        self.launch.start(torch.cuda.current_stream().cuda_stream)

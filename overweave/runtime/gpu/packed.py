@@ -1,4 +1,4 @@
-"""Runs plans of packed messages on a GPU: one kernel, and a matmul before or behind it, the library's or ours.
+"""Plans of packed messages on a GPU: one kernel, and a matmul before or behind it, the library's or ours.
 
 No head of the call, no other stream. Both are one graph once a call's tensors come back (runtime/gpu/replays.py).
 """
@@ -6,7 +6,6 @@ No head of the call, no other stream. Both are one graph once a call's tensors c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import groupby
 
 import torch
@@ -15,35 +14,30 @@ from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.packed_layout import lay_out_packed
-from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.launcher import Launch, may_start_early
-from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.kernel_calls.call import Matrix, moving
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import words_of
 from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
 from overweave.runtime.library.calls import library_call
 
-Tensors = dict[str, torch.Tensor]
-Enqueue = Callable[[torch.cuda.Stream, Tensors], None]
+Enqueue = Callable[[torch.cuda.Stream, Mapping[str, torch.Tensor], dict[str, int]], None]
 
 
-class PackedRun(CallFrame):
-    """A plan bound to the packed space of a workspace: call it with the tensors of every input and output buffer.
-
-    Binding is collective if the space must grow. A call enqueues its work on the current stream and returns; under
-    capture it is captured. Raises PeerError for what went wrong in an earlier call.
+class PackedPlan:
+    """A plan bound to the packed space of a workspace. Collective if the space must grow.
 
     Calls become graphs only where programs are fewer than SMs. To make a graph the driver may wait until kernels of
     this rank have ended. Another library's kernel among them waits for its part on a peer, which needs an SM there; a
     peer that is ahead has launched this call, whose programs wait for this rank. With an SM that they leave alone the
-    other kernel ends. Programs of a matmul that starts early behind a gather hold SMs as long. (A slot's calls need no
-    such rule: their kernels run once every peer has begun the call.)
+    other kernel ends. Programs of a matmul that starts early behind a gather hold SMs as long. (Calls with a head need
+    no such rule: their kernels run once every peer has begun the call.)
     """
 
+    begin = prepare = None
+
     def __init__(self, plan: Plan, workspace: Workspace, example: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(workspace)
-        self._plan = plan
+        self._plan, self._workspace = plan, workspace
         self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
         self._own = self._own_buffers()
         self._moving = {name: moving(tensor) for name, tensor in example.items()}
@@ -51,50 +45,33 @@ class PackedRun(CallFrame):
         operations = tuple(plan.schedule.of_rank(workspace.group.rank))
         engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
         runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
-        self._shapes = {name: tuple(each.shape) for name, each in self._known.items()}
-        self._replays, self._may_replay, self._held = Replays(), True, 0
         skinny = plan.realization.skinny
         has_both = len(runs) == 2 and any(is_library and _has_rows(members) for is_library, members in runs)
         self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
-        self._steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
+        self._held = 0  # programs that are on SMs while messages are waited for
+        steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
+        self.enqueue: tuple[Enqueue, ...] = (self._move, *(one for step in steps for one in step))
+        self.may_replay = self._held < torch.cuda.get_device_properties(workspace.device).multi_processor_count
         del self._plan
 
-    def __call__(self, tensors: Tensors) -> None:
-        """Runs the plan once. `tensors`: by buffer name, shaped as the plan's problem says."""
-        workspace = self._workspace
-        if torch.cuda.is_current_stream_capturing():
-            self._keep()
-            self._enqueue(tensors, workspace.current_stream())
-            return
-        places = tuple([tensor.data_ptr() for tensor in tensors.values()])
-        with workspace.chain.turn:
-            stream = workspace.enter()
-            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, tensors)):
-                self._enqueue(tensors, stream)
-            workspace.leave(stream)
+    def _move(self, stream: torch.cuda.Stream, tensors: object, addresses: dict[str, int]) -> None:
+        """Kernels find the tensors of this call."""
+        for name, address in addresses.items():
+            self._moving[name].address = address
 
-    def _enqueue(self, tensors: Tensors, stream: torch.cuda.Stream) -> None:
-        for name, tensor in tensors.items():
-            self._moving[name].address = tensor.data_ptr()
-        whole = {**tensors, **self._own}
-        for enqueue in self._steps:
-            enqueue(stream, whole)
-
-    def _bound(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> Enqueue:
+    def _bound(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> list[Enqueue]:
         """What neighbours in launch order do: library calls one by one, or the kernel that does them all; where a plan
         says so, our matmuls one by one. follows: others stand before them."""
-        problem, group = self._plan.problem, self._workspace.group
         if not is_library:
-            return partial(_launch_all, [self._kernel(follows)])
+            return [_launching(self._kernel(follows))]
         if self._plan.realization.skinny is not None:
-            return partial(_launch_all, self._matmuls(operations, follows))
-        calls = [library_call(operation, problem, self._shapes, group) for operation in operations]
+            return [_launching(launch) for launch in self._matmuls(operations, follows)]
+        shapes = {name: tuple(each.shape) for name, each in self._known.items()}
+        problem, group = self._plan.problem, self._workspace.group
+        return [self._calling(library_call(operation, problem, shapes, group)) for operation in operations]
 
-        def run(stream: torch.cuda.Stream, tensors: Tensors) -> None:
-            for call in calls:
-                call(tensors)
-
-        return run
+    def _calling(self, call: Callable[[dict[str, torch.Tensor]], None]) -> Enqueue:
+        return lambda stream, tensors, addresses: call({**tensors, **self._own})
 
     def _matmuls(self, operations: tuple[Operation, ...], follows: bool) -> list[Launch]:
         """Those that have rows. The packed kernel is a neighbour of the first, or the last."""
@@ -112,8 +89,7 @@ class PackedRun(CallFrame):
         assert config is not None
         factors = Factors(*(self._known[part.buffer] for part in (compute.a[0], compute.b, compute.out[0])))
         launch = Launch(skinny_call(config, factors, self._workspace.shares, turn))
-        if turn == "follows":
-            self._hold(launch.programs)
+        self._held += launch.programs if turn == "follows" else 0
         return launch
 
     def _kernel(self, is_later: bool) -> Launch:
@@ -122,13 +98,8 @@ class PackedRun(CallFrame):
         assert config is not None
         caller = Caller(workspace.group.rank, (words_of(workspace), workspace.limits), self._is_chained, is_later)
         launch = Launch(packed_call(config, plan.problem, lay_out_packed(plan), self._known, self._space, caller))
-        self._hold(launch.programs)
+        self._held += launch.programs
         return launch
-
-    def _hold(self, programs: int) -> None:
-        """So many more are on SMs while messages are waited for."""
-        self._held += programs
-        self._may_replay = self._held < _sms(self._workspace.device)
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
         """This rank's product, or what it gathers, by the name of its buffer."""
@@ -141,10 +112,6 @@ def _has_rows(operations: tuple[Operation, ...]) -> bool:
     return any(not region.is_empty for each in operations for region in each.writes)
 
 
-def _launch_all(launches: list[Launch], stream: torch.cuda.Stream, tensors: Tensors) -> None:
-    for launch in launches:
-        launch(stream.cuda_stream)
-
-
-def _sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _launching(launch: Launch) -> Enqueue:
+    start = launch.start
+    return lambda stream, tensors, addresses: start(stream.cuda_stream)

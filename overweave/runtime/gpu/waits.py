@@ -57,11 +57,12 @@ class PlanWaits:
 def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
     """What puts waits on a stream. counts: by the number of each signal among all of the slot, so many signals.
     operation: for a report."""
-    launches = [Launch(wait_call(protocol, awaited, operation, signals)) for awaited in paired(neighbours(counts))]
+    awaited = paired(neighbours(counts))
+    starts = [Launch(wait_call(protocol, one, operation, signals)).start for one in awaited]
 
     def enqueue(stream: int) -> None:
-        for launch in launches:
-            launch(stream)
+        for start in starts:
+            start(stream)
 
     return enqueue
 

@@ -88,6 +88,6 @@ class AuthoredCall(InterpretedCall):
             there = self._matrix(buffer) if rank == self.group.rank else self.instance(buffer, rank)
             return (there.data_ptr() - own.data_ptr()) // own.element_size() + rows * there.shape[1]
 
-        bases, ranks = self.slot.bases, self.group.world_size
+        bases, ranks = self.slot.heap.addresses, self.group.world_size
         rows = place_rows(step.operations, self._kernel, ranks, distance, lambda rank: bases[rank])
         return {PLACES: self.binding.table(rows)}

@@ -213,9 +213,9 @@ class HostCall:
                     if sum(arrived) < wait.count:
                         text = f"{operation.name} waits for {wait.pad}[{signal}]"
                         peer = self._debtor(wait.pad, signal, arrived)
-                        return Alarm("timeout", text, peer, self.slot.number, wait.count, sum(arrived))
+                        return Alarm("timeout", text, peer, wait.count, sum(arrived))
         names = ", ".join(step.operations[0].name for step in blocked)
-        return Alarm("timeout", f"{names} did not end", slot=self.slot.number)
+        return Alarm("timeout", f"{names} did not end")
 
     def _debtor(self, pad: str, signal: int, arrived: list[int]) -> int:
         """The rank whose contribution to an own signal is missing; -1 if none is."""

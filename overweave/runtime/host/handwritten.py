@@ -70,7 +70,7 @@ class _SlotView:
         self._lines[ABORT] = 0
         self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
         words = host_words(group, workspace.words, self._report)
-        self.signals, self.words, self.limits, _ = signal_words(words, slot, slot.layout.signals)
+        self.signals, self.words, self.limits, _ = signal_words(words, slot.heap, slot.layout.signals)
 
     def abort(self) -> None:
         """Ends every wait of the kernels of this rank."""
@@ -82,7 +82,7 @@ class _SlotView:
 
     def signal_address(self, rank: int, channel: str, counter: int) -> int:
         """Where a signal of any rank lies in this process."""
-        return self.slot.bases[rank] + self.layout.signal_offset(channel, counter)
+        return self.slot.heap.addresses[rank] + self.layout.signal_offset(channel, counter)
 
     def matrix(self, declared: Declared, buffer: str, rank: int) -> torch.Tensor:
         """Any rank's part of a buffer."""

@@ -100,7 +100,7 @@ class InterpretedCall(HostCall):
         self._launched = Beside()
         tensors = {name: self._bulk_loaded(name, tensor) for name, tensor in self.tensors.items()}
         plan, is_traced = small(self.plan), self.stopwatch is not None
-        self.binding = Binding(plan, self.words, self.slot, tensors, PROGRAMS, is_traced)
+        self.binding = Binding(plan, self.words, self.slot.heap, tensors, PROGRAMS, is_traced)
         if self.stopwatch is not None:
             self.stopwatch.tables, self.stopwatch.programs = self.binding.traces, PROGRAMS
 

@@ -20,6 +20,7 @@ from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.kernels.arguments import AfterSums, TileQueue
 from overweave.memory.device.signals import TRACE_COLUMNS
+from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
@@ -33,7 +34,6 @@ from overweave.memory.lower import (
     write_steps,
 )
 from overweave.memory.shares import share_numbers
-from overweave.memory.slot import Slot
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
     Matrix,
@@ -58,7 +58,7 @@ COUNTERS: dict[Engine, int] = {REDUCE_KERNEL: 1, COPY_KERNEL: 2}
 
 
 class Binding:
-    """A plan bound to one slot of a workspace, as its kernels see it.
+    """A plan bound to the memory of a workspace, as its kernels see it.
 
     example: the caller's tensors of one call; they are not kept. moved: their stand-ins by name, whose addresses are to
     be set before each call. sms: how many programs of a tile kernel run at once. traces: of a traced plan, queue ->
@@ -66,12 +66,12 @@ class Binding:
     """
 
     def __init__(
-        self, plan: Plan, workspace: Words, slot: Slot, example: Tensors, sms: int, is_traced: bool = False
+        self, plan: Plan, workspace: Words, heap: Heap, example: Tensors, sms: int, is_traced: bool = False
     ) -> None:
-        self.plan, self.workspace, self.slot, self.rank = plan, workspace, slot, workspace.group.rank
+        self.plan, self.workspace, self.heap, self.rank = plan, workspace, heap, workspace.group.rank
         layout = lay_out(plan.schedule, plan.realization.dtype)
-        self.addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, slot.bases)
-        self.protocol = signal_words(workspace, slot, layout.signals)
+        self.addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, heap.addresses)
+        self.protocol = signal_words(workspace, heap, layout.signals)
         self.moved: list[tuple[str, Moving]] = []
         self.traces: dict[str, torch.Tensor] = {}
         self.sms, self._example, self._is_traced = sms, example, is_traced
@@ -80,7 +80,7 @@ class Binding:
         """The own instance of a workspace buffer."""
         buffer = self.plan.schedule.buffer(name)
         dtype = getattr(torch, buffer.dtype or self.plan.realization.dtype)
-        return self.slot.view(self.addresses.layout.buffers[name], (buffer.rows, buffer.cols), dtype)
+        return self.heap.view(self.addresses.layout.buffers[name], (buffer.rows, buffer.cols), dtype)
 
     def callers(self, name: str) -> Moving:
         """A stand-in of a tensor of the caller's."""

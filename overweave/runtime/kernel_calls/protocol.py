@@ -11,9 +11,9 @@ from overweave.kernels.arguments import SignalWords
 from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
 from overweave.memory.device.sync_clocks import stamp_kernel
 from overweave.memory.group import Group
+from overweave.memory.heap import Heap
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.shares import SharedShares
-from overweave.memory.slot import Heap, Slot
 from overweave.runtime.kernel_calls.call import KernelCall, addresses_tensor
 
 BEGIN_BLOCK = 128
@@ -49,22 +49,22 @@ def words_of(workspace: Words) -> torch.Tensor:
     return workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
 
 
-def signal_words(workspace: Words, slot: Slot, signals: int) -> SignalWords:
-    """What waits and signals in a slot of so many signals."""
-    own = slot.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
+def signal_words(workspace: Words, heap: Heap, signals: int) -> SignalWords:
+    """What waits and signals, of so many signals at the start of a heap."""
+    own = heap.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
     return SignalWords(own, words_of(workspace), workspace.limits, workspace.group.world_size)
 
 
 def head_call(workspace: Words, protocol: SignalWords, signals: int) -> KernelCall:
-    """The head of a call, whose slot has so many signals."""
+    """The head of a call, that uses so many signals."""
     words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
     numbers = [signals, workspace.group.rank, protocol.world_size]
     return KernelCall(begin_kernel, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
 
 
 def wait_call(protocol: SignalWords, awaited: tuple[int, ...], operation: int, signals: int) -> KernelCall:
-    """A wait in the caller's stream. awaited: low, high, count, also and also_count of `wait_kernel`. signals: of the
-    slot, so many."""
+    """A wait in the caller's stream. awaited: low, high, count, also and also_count of `wait_kernel`. signals: of
+    the call, so many."""
     numbers = [*awaited, operation, signals, protocol.world_size]
     return KernelCall(wait_kernel, [*protocol[:3], *numbers], {"num_warps": 1})
 

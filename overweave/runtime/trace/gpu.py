@@ -20,8 +20,8 @@ from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.sync_clocks import CLOCK
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
-from overweave.runtime.gpu.bound import BoundSlot
-from overweave.runtime.gpu.launch import CudaRun
+from overweave.runtime.gpu.bound import BoundPlan
+from overweave.runtime.gpu.launch import bind_with_head
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.bind import Tensors
 from overweave.runtime.kernel_calls.protocol import stamp_call, words_of
@@ -36,7 +36,7 @@ from overweave.runtime.trace.trace import (
     with_waits,
 )
 
-WARM_CALLS = 4  # both slots, twice
+WARM_CALLS = 2
 SLEEP_CYCLES = 4_000_000  # about 2 ms: longer than the host needs to enqueue a call chunk by chunk
 
 
@@ -54,7 +54,7 @@ class Stamp:
 
     def __call__(self) -> None:
         """Enqueues it. Every rank calls as often."""
-        self._launch(torch.cuda.current_stream().cuda_stream)
+        self._launch.start(torch.cuda.current_stream().cuda_stream)
 
     def clock_ns(self) -> int:
         """What the device clock showed as this rank left the last barrier. Waits for it."""
@@ -69,7 +69,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline
     """
     if plan.schedule.reuse == ECHOES:
         raise InputError(f"trace {plan.name}", "the packed kernel takes no times", "Trace another plan")
-    run, stamp = CudaRun(plan, workspace, tensors, is_traced=True), Stamp(workspace)
+    run, stamp = bind_with_head(plan, workspace, tensors, is_traced=True), Stamp(workspace)
     after_stamp = torch.cuda.Event(enable_timing=True)
     for _ in range(WARM_CALLS):
         run(tensors)
@@ -83,11 +83,11 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline
     run(tensors)
     workspace.check()
     zero_ns = stamp.clock_ns()
-    by_rank = gather(workspace.group, _records(plan, workspace.group.rank, run.slot, (zero_ns, after_stamp)), zero_ns)
+    by_rank = gather(workspace.group, _records(plan, workspace.group.rank, run.bound, (zero_ns, after_stamp)), zero_ns)
     return None if by_rank is None else timeline_of(plan, by_rank)
 
 
-def _records(plan: Plan, rank: int, slot: BoundSlot, zero: tuple[int, torch.cuda.Event]) -> list[Record]:
+def _records(plan: Plan, rank: int, bound: BoundPlan, zero: tuple[int, torch.cuda.Event]) -> list[Record]:
     zero_ns, zero_event = zero
     operations = tuple(plan.schedule.of_rank(rank))
     positions = {operation.name: position for position, operation in enumerate(operations)}
@@ -96,12 +96,12 @@ def _records(plan: Plan, rank: int, slot: BoundSlot, zero: tuple[int, torch.cuda
         return zero_ns + int(zero_event.elapsed_time(event) * 1e6)
 
     records: list[Record] = []
-    for timed in slot.timed:
+    for timed in bound.timed:
         begin_ns, end_ns = at_ns(timed.begin), at_ns(timed.end)
         if timed.operation is None:
             records.append(Record(HEAD, KINDS.index(BEGIN), NOT_A_TILE, 0, begin_ns, end_ns))
         else:
             records.append(operation_record(positions[timed.operation.name], timed.operation, begin_ns, end_ns))
-    for queue, times in slot.traces.items():
-        records += tile_records(plan, rank, queue, times.cpu(), slot.programs[queue])
+    for queue, times in bound.traces.items():
+        records += tile_records(plan, rank, queue, times.cpu(), bound.programs[queue])
     return with_waits(operations, records)

@@ -209,7 +209,7 @@ def _seeds(operand: Operand, sets: int, setting: Setting, beyond: int = 0) -> ra
 
 
 def _input_sets(bytes_per_set: int) -> int:
-    """Two or four: an even number, so that with the two slots of a workspace, too, tensors soon come back."""
+    """Two or four sets."""
     return 2 if 2 * bytes_per_set >= CACHE_BYTES else MOST_INPUT_SETS
 
 

@@ -53,7 +53,7 @@ def test_packed_messages_are_a_graph_only_where_they_leave_an_sm_alone(
 
 def test_what_is_entered_is_counted(group: dist.ProcessGroup):
     names = {name.split(":")[1] for name in counted(call_of(PUSH, group, SIZES)).python}
-    assert {"all_gather_matmul", "look_up", "Board.post", "SlotCalls.run_in_turn"} <= names
+    assert {"all_gather_matmul", "look_up", "Board.post", "PlanRun.__call__"} <= names
 
 
 def test_a_known_call_is_still_announced_and_a_wrong_one_refused(

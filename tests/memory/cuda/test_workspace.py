@@ -10,7 +10,6 @@ import torch
 
 from overweave.errors import PeerDied
 from overweave.memory.layout import SlotLayout
-from overweave.memory.slot import Slot
 
 workspace = pytest.importorskip("overweave.memory.cuda.workspace", reason="no CUDA bindings here")
 GPU = torch.device("cuda", 3)
@@ -70,10 +69,14 @@ def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.Monk
         done.append("space")
         return SimpleNamespace(half_bytes=half_bytes)
 
+    def heap(group: object, device: torch.device, size_bytes: int) -> Any:
+        done.append("heap")
+        return SimpleNamespace(tensor=torch.empty(size_bytes, dtype=torch.uint8))
+
     own.group, own.device, own._heaps, own._packed = None, GPU, [], []
-    own._most_signals = own._slot_bytes = 0
+    own._most_signals = 0
     monkeypatch.setattr(own, "settle", lambda: done.append("settled"), raising=False)
-    monkeypatch.setattr(workspace, "CudaHeap", lambda *given: done.append("heap"))
+    monkeypatch.setattr(workspace, "CudaHeap", heap)
     monkeypatch.setattr(workspace, "PackedSpace", space)
     for _ in range(2):
         own.lease(LAYOUT)
@@ -82,16 +85,15 @@ def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.Monk
 
 
 def test_the_watcher_is_told_of_every_signal_that_a_plan_may_wait_for(own: Any) -> None:
-    """In both slots, of the memory that plans bound earlier have kept, too."""
-    own.group, own._most_signals, own._slot_bytes = SimpleNamespace(rank=1), 0, 1 << 21
+    """In the memory that plans bound earlier have kept, too."""
+    own.group, own._most_signals = SimpleNamespace(rank=1), 0
     own._heaps = [
-        SimpleNamespace(addresses=(place, place + (1 << 30)), tensor=torch.empty(2 * size, dtype=torch.uint8))
+        SimpleNamespace(addresses=(place, place + (1 << 30)), tensor=torch.empty(size, dtype=torch.uint8))
         for place, size in ((1 << 32, 1 << 20), (1 << 40, 1 << 21))
     ]
     layout = SlotLayout(signals=5, pads={"arrived": 0, "sums": 3}, buffers={}, size_bytes=1 << 20)
-    slots = own.lease(layout)
-    old = [Slot(own._heaps[0], slot.number, slot.number << 20) for slot in slots]
-    words = {slot.bases[1] + layout.signal_offset(*each) for slot in (*slots, *old) for each in SIGNALS}
+    assert own.lease(layout) is own._heaps[-1]
+    words = {heap.addresses[1] + layout.signal_offset(*each) for heap in own._heaps for each in SIGNALS}
     assert sorted(own.signal_addresses()) == sorted(words)
 
 

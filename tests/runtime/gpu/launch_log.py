@@ -23,7 +23,7 @@ from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu import launcher
-from tests.runtime.without_gpu import Driver, HostSlot
+from tests.runtime.without_gpu import Driver, HostHeap
 
 SMS = 132
 Text = list[str]
@@ -63,10 +63,10 @@ class Memory:
         size = tensor.untyped_storage().nbytes()
         self._known.append((tensor.untyped_storage().data_ptr(), max(size, 1), name))
 
-    def add_slot(self, slot: HostSlot) -> None:
-        self._kept.append(slot)
-        size = slot.memory.numel() // len(slot.bases)
-        self._known += [(base, size, f"slot of {rank}") for rank, base in enumerate(slot.bases)]
+    def add_heap(self, heap: HostHeap) -> None:
+        self._kept.append(heap)
+        size = heap.tensor.numel()
+        self._known += [(base, size, f"slot of {rank}") for rank, base in enumerate(heap.addresses)]
 
     def of(self, number: int) -> str:
         """A number, or where it points."""
@@ -151,26 +151,24 @@ class LaunchLog:
             stream=self.stream,
             current_stream=lambda: self.stream("caller"),
             captured=[],
-            take_turn=lambda: 0,
             board=SimpleNamespace(post=lambda signature: None),
-            lease=lambda layout: (self._slot(layout.size_bytes, ranks, rank),),
+            lease=lambda layout: self._heap(layout.size_bytes, ranks, rank),
             packed_space=lambda half_bytes: self._packed(half_bytes, ranks),
         )
 
-    def _slot(self, size_bytes: int, ranks: int, rank: int) -> HostSlot:
-        slot = HostSlot(size_bytes, ranks, rank)
-        self.memory.add_slot(slot)
-        return slot
+    def _heap(self, size_bytes: int, ranks: int, rank: int) -> HostHeap:
+        heap = HostHeap(size_bytes, ranks, rank)
+        self.memory.add_heap(heap)
+        return heap
 
     def _packed(self, half_bytes: int, ranks: int) -> Any:
-        space = HostSlot(half_bytes, ranks)
-        self.memory.add_slot(space)
+        space = self._heap(half_bytes, ranks, 0)
         state, product = torch.zeros(1, dtype=torch.int64), torch.zeros(half_bytes, dtype=torch.uint8)
         self.memory.add("calls", state)
         self.memory.add("product", product)
         return SimpleNamespace(
             half_bytes=half_bytes,
-            spaces=torch.tensor(space.bases),
+            spaces=torch.tensor(space.addresses),
             state=state,
             product=lambda shape, dtype: product[: shape[0] * shape[1] * dtype.itemsize].view(dtype).view(shape),
         )

@@ -22,7 +22,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import bound
-from overweave.runtime.gpu.packed import PackedRun
+from overweave.runtime.gpu.call_frame import PlanRun
+from overweave.runtime.gpu.packed import PackedPlan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
     FLOAT8_HOPPER,
@@ -33,7 +34,7 @@ from overweave.schedules.tiles.shape import (
     Kernel,
     TileShape,
 )
-from tests.runtime.without_gpu import CALLER, HostSlot, Launched, check_waits, launched, settle, waited, workspace
+from tests.runtime.without_gpu import CALLER, HostHeap, Launched, check_waits, launched, settle, waited, workspace
 
 __all__ = ["launched", "waited"]  # fixtures
 
@@ -267,11 +268,9 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     case: Case, launched: list[Launched], waited: list[tuple[int, int]]
 ) -> None:
     plan = case.build()
-    layout = lay_out(plan.schedule, plan.realization.dtype)
     tensors = tensors_of(plan, case.rank)
-    slot: Any = HostSlot(layout.size_bytes, case.world_size)
     space = workspace(case.rank, case.world_size)
-    call = bound.BoundSlot(plan, space, slot, tensors)
+    call = bound.BoundPlan(plan, space, tensors)
     assert all(copies._settle is settle for _, copies in call._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
@@ -307,13 +306,14 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
 def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Case, launched: list[Launched]) -> None:
     plan = case.build()
     layout = lay_out(plan.schedule, plan.realization.dtype)
-    slot: Any = HostSlot(layout.size_bytes, case.world_size)
+    space, heap = workspace(case.rank, case.world_size), HostHeap(layout.size_bytes, case.world_size, case.rank)
+    space.lease = lambda layout: heap
     tensors = tensors_of(plan, case.rank)
     with noted_peers() as made, mock.patch("overweave.runtime.kernel_calls.bind.pace_ns", return_value=77) as pace_ns:
-        bound.BoundSlot(plan, workspace(case.rank, case.world_size), slot, tensors)
+        bound.BoundPlan(plan, space, tensors)
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}
-    sums = [slot.bases[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]
+    sums = [heap.addresses[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]
     assert [peers.places[-1].tolist() for peers in made] == [[*sums, 77]]
     config = plan.realization.matmul
     assert config is not None
@@ -343,7 +343,7 @@ def test_packed_kernels_compile_with_the_arguments_of_a_launch(
     plan = case.build()
     own, others = workspace(case.rank), tensors_of(plan, case.rank)
     own.packed_space = HostSpace
-    PackedRun(plan, own, tensors_of(plan, case.rank))(others)
+    PlanRun(own, PackedPlan(plan, own, tensors_of(plan, case.rank)), (), True)(others)
     assert ["packed" in each for each in launched] == [True]
     read = plan.problem.of_sums.inputs if others["y"].numel() else ()
     assert {others[name].data_ptr() for name in ("y", *read)} <= launched[0].addresses

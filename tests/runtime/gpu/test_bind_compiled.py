@@ -25,21 +25,20 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait
 from overweave.memory.cuda import driver
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
-from overweave.memory.layout import lay_out
 from overweave.ops.author.compile import compile
 from overweave.ops.author.tile_program import TileCall
 from overweave.runtime.authored import AuthoredKernel, places_of
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import waits
 from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _standing, addresses_of, exchanged_tensors
-from overweave.runtime.gpu.bound import BoundSlot
+from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernel_calls.call import moving
 from tests.runtime.without_gpu import (
     CALLER,
     SHARED_BYTES,
     SIDE_STREAM,
-    HostSlot,
+    HostHeap,
     check_waits,
     launched,
     settle,
@@ -124,9 +123,9 @@ CASES = (
 
 
 class Bound(NamedTuple):
-    """The slot of a call, its plan, and the workspace that is not there."""
+    """What is bound, its plan, and the workspace that is not there."""
 
-    slot: BoundSlot
+    bound: BoundPlan
     plan: Plan
     workspace: Any
 
@@ -147,13 +146,12 @@ def fused(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
 
 
 def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> Bound:
-    """The slot of a call."""
+    """The plan of a kernel, bound."""
     rank, ranks = place
     plan, kernel = fused(case, folder, given, place)
-    slot: Any = HostSlot(lay_out(plan.schedule, "bfloat16").size_bytes, ranks)
     space_of_rank = workspace(rank, ranks)
     example = exchanged_tensors(plan, kernel, given)
-    made = BoundSlot(plan, space_of_rank, slot, example, author=FusedTiles(kernel, given))
+    made = BoundPlan(plan, space_of_rank, example, author=FusedTiles(kernel, given))
     assert all(copies._settle is settle for _, copies in made._queues)  # before a graph is made
     return Bound(made, plan, space_of_rank)
 
@@ -166,8 +164,8 @@ def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[in
     own = {"A": "a_ptr", "B": "b_ptr", "C": "c_ptr"} if case.file == "matmul" else {"A": "a_desc", "C": "c_desc"}
     values = {tensor: given[own[tensor]] for tensor in case.exchanges}
     tensors = {tensor: getattr(value, "base", value) for tensor, value in values.items()}
-    call.slot.begin(CALLER.cuda_stream)
-    for enqueue in call.slot.enqueue:
+    call.bound.begin(CALLER.cuda_stream)
+    for enqueue in call.bound.enqueue:
         enqueue(CALLER, tensors, addresses_of(tensors, given))
     words = " ".join(case.exchanges.values())
     kinds = {"begin_kernel": True, name: True, "copy_kernel": "_kernel" in words.replace("mover=copy_engine", "")}
@@ -188,7 +186,7 @@ def test_sums_that_wait_keep_no_block_from_its_tile(
     call = bound(case, tmp_path, given)
     monkeypatch.setattr(driver, "wait_value", lambda *step: waited.append((*step, "reduction_kernel" in launched)))
     tensor = given["c_ptr"] if file == "matmul" else given["c_desc"].base
-    for enqueue in call.slot.enqueue:
+    for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"C": tensor}, addresses_of({"C": tensor}, given))
     claims, tiles = call.workspace.claims.data_ptr(), (M // 128) * (N // 128)
     is_gated = (SIDE_STREAM.cuda_stream, claims, tiles, False) in waited
@@ -219,7 +217,7 @@ def test_sums_written_by_hand(
     exchanges: dict[str, Any] = {"C": by_hand(everywhere)}
     given = matmul({"C": "" if everywhere else "reduce_scatter"})
     call = bound(Case("matmul", exchanges), tmp_path, given, (rank, 2))
-    for enqueue in call.slot.enqueue:
+    for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"C": given["c_ptr"]}, addresses_of({"C": given["c_ptr"]}, given))
     assert launched.count("matmul_kernel") == 1
     assert ("copy_kernel" in launched) == (rank == 0)
@@ -234,7 +232,7 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
     given = matmul(case.exchanges)
     monkeypatch.setattr(waits, "unheard", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),))
     call = bound(case, tmp_path, given)
-    for enqueue in call.slot.enqueue:
+    for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))
     assert launched[-2:] == ["matmul_kernel", "wait_kernel"]
 
@@ -248,7 +246,7 @@ def test_blocks_written_by_hand(launched: list[str], tmp_path: Path) -> None:
     exchanges: dict[str, Any] = {"C": ow.AllToAll(2, moves, sends=True)}
     given = matmul({})
     call = bound(Case("matmul", exchanges), tmp_path, given)
-    for enqueue in call.slot.enqueue:
+    for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"C": given["c_ptr"]}, addresses_of({"C": given["c_ptr"]}, given))
     assert {"matmul_kernel", "copy_kernel"} <= set(launched)
 
@@ -259,7 +257,7 @@ def test_a_rank_without_rows_takes_part_in_the_exchange(mover: str, launched: li
     case = Case("matmul", {"A": f"all_gather.push mover={mover}"})
     given = matmul(case.exchanges) | {"M": 5, "a_ptr": torch.zeros(0, K, dtype=DTYPE)}
     call = bound(case, tmp_path, given, (3, 4))
-    for enqueue in call.slot.enqueue:
+    for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))
     assert launched.count("matmul_kernel") == 1
 
@@ -289,12 +287,11 @@ def launches(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> list[tuple
     made: list[tuple[str, int]] = []
 
     def workspace_of(group: object, device: torch.device) -> Any:
-        space, slots = workspace(), []
+        space, heaps = workspace(), []
         space.board = SimpleNamespace(post=lambda signature: None)
-        space.take_turn = lambda: 0
         space.current_stream = space.enter = lambda: CALLER
         space.leave = lambda stream: None
-        space.lease = lambda layout: slots or slots.append(HostSlot(layout.size_bytes)) or slots
+        space.lease = lambda layout: heaps[0] if heaps else heaps.append(HostHeap(layout.size_bytes)) or heaps[0]
         return space
 
     def variants(kernel: JITFunction[Any]) -> int:

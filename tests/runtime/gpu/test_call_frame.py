@@ -12,7 +12,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import launch, packed, replays
+from overweave.runtime.gpu import launch, packed
+from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog.catalog import build
 
@@ -60,18 +61,10 @@ class Workspace:
     captured: ClassVar[list[object]] = []
 
     def __init__(self, log: Log) -> None:
-        self.log, self.turn, self.chain = log, 0, SimpleNamespace(turn=Turn())
+        self.log, self.chain = log, SimpleNamespace(turn=Turn())
         self.streams: dict[str, Stream] = {}
         self.board = SimpleNamespace(post=lambda signature: log.append("post"))
         self.packed_space = lambda half_bytes: SimpleNamespace(product=lambda shape, dtype: torch.zeros(shape))
-
-    def lease(self, layout: object) -> tuple[int, int]:
-        return 0, 1
-
-    def take_turn(self) -> int:
-        self.turn = 1 - self.turn
-        self.log.append(f"slot {self.turn}")
-        return self.turn
 
     def stream(self, queue: str) -> Stream:
         return self.streams.setdefault(queue, Stream(self.log, queue))
@@ -90,11 +83,11 @@ class Workspace:
 
 
 class Recorded:
-    """Stands for what is bound to a slot."""
+    """Stands for what is bound."""
 
-    def __init__(self, log: Log, number: int) -> None:
-        self.log, self.replays = log, replays.Replays()
-        self.enqueue: Any = (lambda stream, *rest: log.append(f"work on {stream.name} in {number}"),)
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.enqueue: Any = (lambda stream, *rest: log.append(f"work on {stream.name}"),)
 
     def begin(self, stream: object) -> None:
         self.log.append(f"begin {stream}")
@@ -104,8 +97,8 @@ class Recorded:
 
 
 class RecordedSteps(Recorded):
-    def __init__(self, log: Log, number: int) -> None:
-        super().__init__(log, number)
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
         self.enqueue = lambda stream, action: log.append(f"{action.channel} on {stream.name}")
         self.wait = lambda stream, action: log.append(f"{stream.name} waits for {action.channel}")
 
@@ -114,16 +107,17 @@ class RecordedSteps(Recorded):
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log: Log = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(launch, "BoundSlot", lambda plan, workspace, slot, *rest: Recorded(log, slot))
-    monkeypatch.setattr(authored_gpu, "BoundSlot", lambda plan, workspace, slot, *rest, **more: Recorded(log, slot))
+    monkeypatch.setattr(launch, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
+    monkeypatch.setattr(authored_gpu, "BoundPlan", lambda plan, workspace, *rest, **more: Recorded(log))
     monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda *given: {})
-    monkeypatch.setattr(handwritten_gpu, "_BoundSlot", lambda declared, layout, space, slot: RecordedSteps(log, slot))
+    monkeypatch.setattr(handwritten_gpu, "_BoundProgram", lambda declared, layout, space: RecordedSteps(log))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
     monkeypatch.setattr(packed, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
-    monkeypatch.setattr(
-        packed.PackedRun, "_kernel", lambda self, is_early: lambda stream: log.append(f"packed on {stream}")
-    )
+    start = SimpleNamespace(start=lambda stream: log.append(f"packed on {stream}"))
+    monkeypatch.setattr(packed.PackedPlan, "_kernel", lambda self, is_later: start)
 
     def captured(enqueue: Any) -> Any:
         log.append("capture [")
@@ -144,7 +138,7 @@ def planned(operator: str, name: str) -> Plan:
 def plan_run(log: Log) -> Any:
     plan, tensor = planned("all_gather_matmul", "push"), torch.zeros(4)
     workspace: Any = Workspace(log)
-    run = launch.CudaRun(plan, workspace, {"x": tensor})
+    run = launch.bind_with_head(plan, workspace, {"x": tensor})
     log.clear()
     return lambda: run({"x": tensor})
 
@@ -173,11 +167,11 @@ def steps_run(log: Log) -> Any:
 def packed_run(log: Log, operator: str = "matmul_all_reduce", name: str = "one_shot_packed") -> Any:
     tensors = {name: torch.zeros(4) for name in ("x", "w", "y")}
     workspace: Any = Workspace(log)
-    run = packed.PackedRun(planned(operator, name), workspace, tensors)
+    run = PlanRun(workspace, packed.PackedPlan(planned(operator, name), workspace, tensors), (), True)
     return lambda where=tensors: run(where)
 
 
-def frame(slot: int, side: str, work: list[str], head: tuple[str, ...] = (), stream: str = "caller") -> list[str]:
+def frame(side: str, work: list[str], head: tuple[str, ...] = (), stream: str = "caller") -> list[str]:
     """A call with work beside it."""
     return [*head, f"begin {stream}", f"{side} waits for {stream}", *work, f"{stream} waits for {side}"]
 
@@ -192,19 +186,17 @@ def eager(run: Any, log: Log) -> list[str]:
 @pytest.mark.parametrize("make", [plan_run, compiled_run])
 def test_a_call_is_chained_and_work_beside_it_begins_and_ends_with_it(log: Log, make: Any) -> None:
     found = eager(make(log), log)
-    expected = frame(1, "copies", ["work on caller in 1"], ("enter caller", "slot 1", "prepare"))
+    expected = frame("copies", ["work on caller"], ("enter caller", "prepare"))
     assert found == [*expected, "leave caller"]
 
 
 @pytest.mark.parametrize("make", [plan_run, compiled_run])
 def test_a_call_whose_tensors_come_back_is_launched_as_one_graph(log: Log, make: Any) -> None:
     run = make(log)
-    for _ in range(2):  # once in each slot
-        eager(run, log)
-    inside = frame(1, "copies", ["work on graph in 1"], stream="graph")
-    assert eager(run, log) == ["enter caller", "slot 1", "capture [", *inside, "]", "replay", "leave caller"]
     eager(run, log)
-    assert eager(run, log) == ["enter caller", "slot 1", "replay", "leave caller"]
+    inside = frame("copies", ["work on graph"], stream="graph")
+    assert eager(run, log) == ["enter caller", "capture [", *inside, "]", "replay", "leave caller"]
+    assert eager(run, log) == ["enter caller", "replay", "leave caller"]
 
 
 @pytest.mark.parametrize("make", [plan_run, compiled_run])
@@ -213,17 +205,17 @@ def test_what_the_caller_captures_is_neither_chained_nor_prepared(
 ) -> None:
     run = make(log)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    for slot in (1, 0, 1, 0):
-        assert eager(run, log) == frame(slot, "copies", [f"work on caller in {slot}"], (f"slot {slot}",))
+    for _ in range(2):
+        assert eager(run, log) == frame("copies", ["work on caller"])
 
 
 def test_steps_of_hand_fused_kernels(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     run, steps = steps_run(log), ["first on caller", "second on beside", "caller waits for third"]
     steps.append("caller waits for second")
-    expected = frame(1, "beside", steps, ("post", "enter caller", "slot 1"))
+    expected = frame("beside", steps, ("post", "enter caller"))
     assert eager(run, log) == [*expected, "leave caller"]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert eager(run, log) == frame(0, "beside", steps, ("post", "slot 0"))
+    assert eager(run, log) == frame("beside", steps, ("post",))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +243,7 @@ def test_packed_messages_whose_tensors_come_back_are_one_graph(log: Log) -> None
     assert eager(run, log) == captured
     assert eager(run, log) == ["enter caller", "replay", "leave caller"]
     assert eager(lambda: run(elsewhere), log) == captured
-    (bound,) = (cell.cell_contents for cell in run.__closure__ if isinstance(cell.cell_contents, packed.PackedRun))
+    (bound,) = (cell.cell_contents for cell in run.__closure__ if isinstance(cell.cell_contents, PlanRun))
     bound._may_replay = False
     assert eager(run, log) == ["enter caller", *steps, "packed on caller", "leave caller"]
 

@@ -34,10 +34,10 @@ DECLARED = Declared(
 STREAM: Any = SimpleNamespace(cuda_stream=77)
 
 
-class FakeSlot:
-    """A slot in host memory that claims to lie elsewhere."""
+class FakeHeap:
+    """Memory on the host that claims to lie elsewhere."""
 
-    number, bases = 0, BASES
+    addresses = BASES
 
     def __init__(self, size_bytes: int) -> None:
         self.memory = torch.zeros(size_bytes, dtype=torch.uint8)
@@ -58,7 +58,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "waiting",
         lambda counts, *told: lambda stream: calls.append(("wait_kernel", stream, counts, *told[:2], told[2][-1])),
     )
-    monkeypatch.setattr(handwritten_gpu, "KernelLaunch", lambda call: lambda stream: None)
+    monkeypatch.setattr(handwritten_gpu, "KernelLaunch", lambda call: SimpleNamespace(start=lambda stream: None))
     return calls
 
 
@@ -75,8 +75,8 @@ def slot(done: list[tuple[Any, ...]]) -> Any:
         claims=torch.zeros(3, dtype=torch.int32),
         limits=torch.zeros(5, dtype=torch.int64),
     )
-    fake: Any = FakeSlot(layout.size_bytes)
-    return handwritten_gpu._BoundSlot(DECLARED, layout, workspace, fake)
+    workspace.lease = lambda layout: FakeHeap(layout.size_bytes)
+    return handwritten_gpu._BoundProgram(DECLARED, layout, workspace)
 
 
 def test_copies_between_ranks_name_the_addresses_of_both(slot: Any, done: list[tuple[Any, ...]]):
@@ -138,11 +138,11 @@ def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):
     layout = DECLARED.lay_out()
     first = layout.signal_offset("second", 0)
     assert channel.peers.tolist() == [base + first for base in BASES]
-    assert channel.signals.data_ptr() == slot._slot.memory.data_ptr() + first
+    assert channel.signals.data_ptr() == slot._heap.memory.data_ptr() + first
     assert (channel.number, channel.rank, channel.producer_table) == (1, RANK, None)
     assert channel.consumer_table is table
     assert tensor.addresses.tolist() == [base + layout.buffers["b"] for base in BASES]
-    assert tensor.own.data_ptr() == slot._slot.memory.data_ptr() + layout.buffers["b"]
+    assert tensor.own.data_ptr() == slot._heap.memory.data_ptr() + layout.buffers["b"]
     assert (number, options) == (3, {"x": 1})
 
 

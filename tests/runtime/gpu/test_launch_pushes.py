@@ -12,7 +12,7 @@ from overweave.ir.plan import COPY_KERNEL, Plan
 from overweave.ir.problem import Problem
 from overweave.kernels.copy import copy_kernel
 from overweave.memory.layout import lay_out
-from overweave.runtime.gpu.bound import BoundSlot
+from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call
 from overweave.schedules.catalog.catalog import build
 from tests.runtime.gpu.launch_log import logged
@@ -31,7 +31,7 @@ def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
     """(what, stream) in the order of the host, of one call on rank 1."""
     with logged(1, plan.schedule.world_size, monkeypatch) as log:
         tensors = tensors_of(plan, 1)
-        call = BoundSlot(plan, log.workspace, log.workspace.lease(lay_out(plan.schedule, "bfloat16"))[0], tensors)
+        call = BoundPlan(plan, log.workspace, tensors)
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         for enqueue in call.enqueue:
             enqueue(log.stream("caller"), tensors, addresses)
@@ -88,8 +88,8 @@ def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatc
     """source: the caller's tensor, whose address of each call the launch follows."""
     plan = plan_of(name)
     with logged(1, 3, monkeypatch) as log:
-        slot = log.workspace.lease(lay_out(plan.schedule, "bfloat16"))[0]
-        binding = Binding(plan, log.workspace, slot, tensors_of(plan, 1), 132)
+        heap = log.workspace.lease(lay_out(plan.schedule, "bfloat16"))
+        binding = Binding(plan, log.workspace, heap, tensors_of(plan, 1), 132)
     call = kernel_call(binding, pushing_queue(plan))
     assert call is not None
     taken = dict(zip(copy_kernel.arg_names, call.arguments, strict=True))

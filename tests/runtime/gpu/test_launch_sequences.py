@@ -18,7 +18,8 @@ from overweave.ir.schedule import ECHOES
 from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import launch
-from overweave.runtime.gpu.packed import PackedRun
+from overweave.runtime.gpu.call_frame import PlanRun
+from overweave.runtime.gpu.packed import PackedPlan
 from tests.runtime.gpu import test_bind_compiled as compiled
 from tests.runtime.gpu.launch_log import LaunchLog, logged
 from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, SWIGLU, Case, tensors_of
@@ -84,7 +85,10 @@ def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.Mon
         monkeypatch.setattr(launch, "make_parts", lambda group, operations: None)
         tensors, moved = tensors_of(plan, rank), tensors_of(plan, rank)
         log.tensors({f"bound {name}": tensor for name, tensor in tensors.items()} | moved)
-        run: Any = (PackedRun if plan.schedule.reuse == ECHOES else launch.CudaRun)(plan, log.workspace, tensors)
+        if plan.schedule.reuse == ECHOES:
+            run: Any = PlanRun(log.workspace, PackedPlan(plan, log.workspace, tensors), (), True)
+        else:
+            run = launch.bind_with_head(plan, log.workspace, tensors)
         run(moved)
     return text_of(log)
 

@@ -14,7 +14,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.packed_space import HALVES, PackedSpace
-from overweave.runtime.gpu.packed import PackedRun
+from overweave.runtime.gpu.call_frame import PlanRun
+from overweave.runtime.gpu.packed import PackedPlan
 from overweave.schedules.catalog.catalog import build
 from tests.runtime.without_gpu import CALLER, Launched, launched, workspace
 
@@ -39,7 +40,7 @@ class HostHeap:
 
 def bound(
     name: str, m: int, rank: int, monkeypatch: pytest.MonkeyPatch, **form: Any
-) -> tuple[Plan, Any, dict[str, torch.Tensor], PackedRun]:
+) -> tuple[Plan, Any, dict[str, torch.Tensor], PlanRun[PackedPlan]]:
     """A plan bound on a rank, with its workspace, and the tensors that it was bound with."""
     monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
     operator = name.split(".")[0]
@@ -59,7 +60,7 @@ def bound(
     shapes |= {"residual": (m, N), "norm_weight": (1, N), "z": (m, N)} if "norm" in form else {}
     shapes |= {"gathered_out": (m, K)} if "returns_gathered" in form else {}
     tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-    return plan, host, tensors, PackedRun(plan, host, tensors)
+    return plan, host, tensors, PlanRun(host, PackedPlan(plan, host, tensors), (), True)
 
 
 @pytest.mark.slow

@@ -23,6 +23,6 @@ def test_matmul_alone(launched: list[Launched], config: MatmulConfig, split_k: i
     matmul = Matmul(config, rows, a.bfloat16(), b.bfloat16(), out.bfloat16())
     assert matmul.shares is not None
     assert matmul.shares.partials.numel() == sum(row.shares > 0 for row in rows) * config.block_m * config.block_n
-    matmul.run = lambda: matmul.launch(0)  # type: ignore[method-assign]
+    matmul.run = lambda: matmul.launch.start(0)  # type: ignore[method-assign]
     matmul()
     assert {matmul.shares.partials.data_ptr(), matmul.shares.arrivals.data_ptr()} <= launched[-1].addresses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...]]]
 
     def launch(call: KernelCall) -> Any:
         assert call.arguments[:3] == [*PROTOCOL[:3]]
-        return lambda stream: launches.append((stream, tuple(call.arguments[3:])))
+        return SimpleNamespace(start=lambda stream: launches.append((stream, tuple(call.arguments[3:]))))
 
     monkeypatch.setattr(waits, "Launch", launch)
     return launches

@@ -26,7 +26,7 @@ def test_alone(launched: list[Launched], config: SkinnyConfig, is_transposed: bo
     b = torch.empty(n, k).bfloat16().t() if is_transposed else torch.empty(k, n).bfloat16()
     memory = SharedShares(a.device)
     launch = Launch(skinny_call(config, Factors(a, b, out), memory))
-    launch(0)
+    launch.start(0)
     assert launched == ["skinny_matmul_kernel"]
     assert {tensor.data_ptr() for tensor in (a, b, out)} <= launched[-1].addresses
     if config.splits > 1:
