@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 
-from overweave.compiler.emit.emit import CARRYING, PARAMETERS
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
-from overweave.ir.schedule import INPUT, Apply, Operation, Put
+from overweave.ir.schedule import INPUT, Apply
 from overweave.ir.tensors import exchanged
-from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 
 
 @dataclass(frozen=True)
@@ -70,59 +67,6 @@ def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, 
             held |= {exchanged(made.tensor): made.region.buffer for made in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
     return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
-
-
-def tiles_and_parts(rows: tuple[TileRow, ...]) -> tuple[int, int]:
-    """How many tiles a table has, and how many parts behind them."""
-    kinds = [row.kind for row in rows]
-    return kinds.count(APPLY), kinds.count(PART)
-
-
-def protocol_arguments(arrays: list[Any], tiles: int, parts: int, world_size: int) -> dict[str, Any]:
-    """The compiler's own parameters by name. arrays: table, claims, signals, words, limits."""
-    return dict(zip(PARAMETERS, (*arrays, tiles, parts, world_size), strict=True))
-
-
-def slice_arguments(targets: torch.Tensor, plan: Plan, rank: int, queue: str) -> dict[str, Any]:
-    """The compiler's parameters for what tiles carry, if they carry anything. targets: memory/lower.py."""
-    slices = [row.kind for row in plan.tile_order(rank, queue).rows].count(COPY)
-    carries = any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations)
-    return dict(zip(CARRYING, (targets, slices), strict=True)) if carries else {}
-
-
-Place = tuple[str, int, int]  # a buffer, on a rank, and how many rows further on it is stored there
-
-
-def place_rows(
-    operations: Iterable[Operation],
-    kernel: AuthoredKernel,
-    ranks: int,
-    distance: Callable[[Place], int],
-    signals: Callable[[int], int],
-) -> list[list[int]]:
-    """For tiles that store at peers, one row per operation of their queue: at how many places, then for each how many
-    elements it lies behind the own buffer, and where its rank's signals are (0: nobody there waits).
-    """
-    rows: list[list[int]] = []
-    for apply in operations:
-        places = _places(apply, kernel) if isinstance(apply, Apply) else []
-        told = {notify.rank for notify in apply.notifies}
-        row = [number for place in places for number in (distance(place), signals(place[1]) if place[1] in told else 0)]
-        rows.append([len(places), *row])
-    return [row + [0] * (1 + 2 * ranks - len(row)) for row in rows]
-
-
-def _places(apply: Apply, kernel: AuthoredKernel) -> list[Place]:
-    """Where the tiles of an Apply store the tensor that goes to peers: the first of its tiles has its first row."""
-    assert kernel.away is not None
-    made = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.away.tensor]
-    lowest: dict[tuple[str, int], int] = {}
-    for region in made:
-        key = (region.buffer, region.rank)
-        lowest[key] = min(region.rows[0], lowest.get(key, region.rows[0]))
-    first = next(islice(kernel.space.coordinates(), apply.tiles[0][0], None))
-    row, _ = kernel.space.touched(kernel.away.dims[0], first)
-    return [(buffer, rank, low - row) for (buffer, rank), low in lowest.items()]
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:

@@ -9,31 +9,23 @@ from typing import Any
 import torch
 import triton
 
-from overweave.compiler.emit.emit import PLACES
 from overweave.errors import ScheduleError
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
+from overweave.ir.tile_order import APPLY
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.memory.group import Group
-from overweave.memory.lower import slice_targets
 from overweave.memory.steps import WaitStep
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.authored import (
-    AuthoredKernel,
-    Place,
-    place_rows,
-    protocol_arguments,
-    slice_arguments,
-    tensor_of,
-    tiles_and_parts,
-)
+from overweave.runtime.authored import AuthoredKernel, tensor_of
 from overweave.runtime.gpu.bound import BoundPlan, free_sms
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.launch import sides_of
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.replays import may_replay
+from overweave.runtime.kernel_calls.author import author_call, count
 from overweave.runtime.kernel_calls.bind import Binding, Tensors
-from overweave.runtime.kernel_calls.call import KernelCall, Moving, moving, table_tensor
+from overweave.runtime.kernel_calls.call import KernelCall, Moving, moving
 
 _ARGUMENT = "argument "  # stands before the names of a kernel's arguments, among those of buffers, which have no space
 
@@ -50,31 +42,23 @@ class FusedTiles:
             return None
         engines = {one.queue: one.engine for one in binding.plan.realization.engines}
         tables = (table for table in binding.plan.tile_orders if table.rank == binding.rank)
-        count = sum(tiles_and_parts(one.rows)[0] for one in tables if engines[one.queue] == AUTHOR_KERNEL)
-        return WaitStep(binding.workspace.claims.data_ptr(), count)
+        tiles = sum(count(one.rows, APPLY) for one in tables if engines[one.queue] == AUTHOR_KERNEL)
+        return WaitStep(binding.claims(AUTHOR_KERNEL).data_ptr(), tiles)
 
     def launch(self, binding: Binding, queue: str) -> Launch | None:
         """The launch of the kernel, compiled for the arguments that it is bound with."""
-        kernel, plan, workspace, rank = self._kernel, binding.plan, binding.workspace, binding.rank
-        rows = plan.tile_order(rank, queue).rows
-        tiles, parts = tiles_and_parts(rows)
-        if not tiles:
+        kernel, realization, device = self._kernel, binding.plan.realization, binding.workspace.device
+        made = author_call(kernel, self._given, binding, queue)
+        if made is None:
             return None
-        signals, words, limits, world_size = binding.protocol
-        buffers = binding.addresses.layout.buffers
-        arguments = kernel.arguments(self._given, lambda name: binding.own(name) if name in buffers else None)
-        self._stand_in(arguments, binding)
-        table = table_tensor(rows, workspace.device)
-        arguments |= protocol_arguments([table, workspace.claims, signals, words, limits], tiles, parts, world_size)
-        arguments |= slice_arguments(binding.table(slice_targets(binding.addresses, rank, queue)), plan, rank, queue)
-        arguments |= self._places(binding, queue) if kernel.away is not None else {}
-        copy = plan.realization.copy
-        beside = (copy.programs if copy else 0) + plan.realization.library_sms
-        most = free_sms(workspace.device, beside) if kernel.is_persistent else None
-        call = KernelCall(kernel.function, _in_order(kernel.function, arguments), dict(kernel.options), tiles)
+        self._stand_in(made.arguments, binding)
+        beside = (realization.copy.programs if realization.copy else 0) + realization.library_sms
+        most = free_sms(device, beside) if kernel.is_persistent else None
+        arguments = _in_order(kernel.function, made.arguments)
+        call = KernelCall(kernel.function, arguments, dict(kernel.options), made.tiles)
         launch = Launch(call, most)
-        if "overweave_slices" in arguments and plan.realization.slices == "bulk":
-            _check_shared(kernel.space.kernel, launch.compiled.metadata.shared, workspace.device)
+        if "overweave_slices" in made.arguments and realization.slices == "bulk":
+            _check_shared(kernel.space.kernel, launch.compiled.metadata.shared, device)
         return launch
 
     def _stand_in(self, arguments: dict[str, Any], binding: Binding) -> None:
@@ -85,27 +69,6 @@ class FusedTiles:
                 stand = moving(tensor)
                 binding.moved.append((_ARGUMENT + name, stand))
                 arguments[name] = _standing(value, stand)
-
-    def _places(self, binding: Binding, queue: str) -> dict[str, torch.Tensor]:
-        """Where tiles store at peers."""
-        assert self._kernel.away is not None
-        plan, bases, offsets, rank = (
-            binding.plan,
-            binding.heap.addresses,
-            binding.addresses.layout.buffers,
-            binding.rank,
-        )
-        own = bases[rank] + offsets[self._kernel.places[self._kernel.away.parameter][1]]
-        itemsize = getattr(torch, plan.realization.dtype).itemsize
-
-        def distance(place: Place) -> int:
-            buffer, rank, rows = place
-            between: int = (bases[rank] + offsets[buffer] - own) // itemsize
-            return between + rows * plan.schedule.buffer(buffer).cols
-
-        operations = (one for one in plan.schedule.of_rank(rank) if one.queue == queue)
-        rows = place_rows(operations, self._kernel, plan.schedule.world_size, distance, lambda rank: bases[rank])
-        return {PLACES: binding.table(rows)}
 
 
 class AuthoredRun(PlanRun[BoundPlan]):

@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from overweave.compiler.emit.emit import PLACES
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
-from overweave.memory.lower import slice_targets
-from overweave.runtime.authored import (
-    AuthoredKernel,
-    Place,
-    place_rows,
-    protocol_arguments,
-    slice_arguments,
-    tensor_of,
-    tiles_and_parts,
-)
+from overweave.runtime.authored import AuthoredKernel, tensor_of
 from overweave.runtime.host.agenda import Step
 from overweave.runtime.host.beside import IsDone
 from overweave.runtime.host.emulate import Tensors
 from overweave.runtime.interpreted.interpreted import PROGRAMS, InterpretedCall
+from overweave.runtime.kernel_calls.author import author_call
 
 
 class AuthoredRun:
@@ -62,32 +51,8 @@ class AuthoredCall(InterpretedCall):
         """Launches the author's kernel in a thread; everything else as for our own kernels."""
         if not step.is_kernel or self.plan.realization.engine_of(step.queue) != AUTHOR_KERNEL:
             return super().begin_step(step)
-        kernel, rows = self._kernel, self.plan.tile_order(self.group.rank, step.queue).rows
-        tiles, parts = tiles_and_parts(rows)
-        binding, rank = self.binding, self.group.rank
-        arrays = [torch.tensor(rows, dtype=torch.int32), self.words.claims, *binding.protocol[:3]]
-        arguments = kernel.arguments(self._given, self._matrix)
-        arguments |= protocol_arguments(arrays, tiles, parts, self.group.world_size)
-        targets = binding.table(slice_targets(binding.addresses, rank, step.queue))
-        arguments |= slice_arguments(targets, self.plan, rank, step.queue)
-        if kernel.away is not None:
-            arguments |= self._places(step)
-        programs = min(PROGRAMS, tiles) if kernel.is_persistent else tiles
-        return self.start(lambda: kernel.function[(programs,)](**arguments))
-
-    def _matrix(self, buffer: str) -> torch.Tensor:
-        return self.tensors[buffer] if buffer in self.tensors else self.instance(buffer, self.group.rank)
-
-    def _places(self, step: Step) -> dict[str, torch.Tensor]:
-        """Where tiles store at peers."""
-        assert self._kernel.away is not None
-        own = self._matrix(self._kernel.places[self._kernel.away.parameter][1])
-
-        def distance(place: Place) -> int:
-            buffer, rank, rows = place
-            there = self._matrix(buffer) if rank == self.group.rank else self.instance(buffer, rank)
-            return (there.data_ptr() - own.data_ptr()) // own.element_size() + rows * there.shape[1]
-
-        bases, ranks = self.slot.heap.addresses, self.group.world_size
-        rows = place_rows(step.operations, self._kernel, ranks, distance, lambda rank: bases[rank])
-        return {PLACES: self.binding.table(rows)}
+        kernel, made = self._kernel, author_call(self._kernel, self._given, self.binding, step.queue)
+        if made is None:
+            return None
+        programs = min(PROGRAMS, made.tiles) if kernel.is_persistent else made.tiles
+        return self.start(lambda: kernel.function[(programs,)](**made.arguments))
