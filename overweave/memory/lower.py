@@ -13,7 +13,6 @@ from overweave.ir.schedule import (
     OUTPUT,
     SYMMETRIC,
     Compute,
-    Notify,
     Operation,
     Put,
     Reduce,
@@ -80,14 +79,9 @@ def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None
 
 
 def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WriteStep]:
-    """Stream writes for an operation's notifies. A write sets a word, so it must be the word's only contributor."""
+    """Stream writes for an operation's notifies. A write sets a word, whose only contributor it is, as verify knows
+    (ir/verify/engines/replays.py)."""
     for notify in operation.notifies:
-        if (count := _full_count(addresses.schedule, notify)) not in (None, 1):
-            raise ScheduleError(
-                f"{operation.name}: notify {notify} from a stream",
-                f"the signal counts to {count}, and a stream can only set a word to 1",
-                "Give each contributor a signal of its own and wait for the range",
-            )
         yield WriteStep(addresses.signal(notify.rank, notify.pad, notify.signal), 1)
 
 
@@ -126,7 +120,7 @@ def sums_first(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> b
 def addend_addresses(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
     """One row per Compute of the queue: for each addend, where row 0 of the output's buffer would lie beside it.
 
-    Rows are as wide as the most addends need: address 0 is none. Raises ScheduleError for the caller's tensors.
+    Rows are as wide as the most addends need: address 0 is none. All lie in the workspace, as verify knows.
     """
     computes = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
     width = max((len(compute.addends) for compute in computes), default=0)
@@ -161,9 +155,6 @@ def peer_places(addresses: SlotAddresses, rank: int, queue: str) -> list[list[in
 
 def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[int]:
     places = [addresses.place(region) for region in compute.addends]
-    if any(place.tensor for place in places):
-        found, cure = "an addend is the caller's tensor", "Add from symmetric or local buffers"
-        raise ScheduleError(f"{compute.name}: add", found, cure)
     top = compute.out[0].rows[0] if compute.out else 0
     return [place.address - top * place.pitch_bytes for place in places] + [0] * (width - len(places))
 
@@ -223,16 +214,3 @@ def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]
             rows, cols = source.shape
             row_bytes = cols * addresses.schedule.buffer(source.buffer).itemsize_bytes(addresses.dtype)
             yield CopyStep(addresses.place(source), addresses.place(target), row_bytes, rows)
-
-
-def _full_count(schedule: Schedule, notify: Notify) -> int | None:
-    return next((wait.count for wait in _waits_of(schedule, notify.rank) if _covers(wait, notify)), None)
-
-
-def _waits_of(schedule: Schedule, rank: int) -> Iterator[Wait]:
-    for operation in schedule.of_rank(rank):
-        yield from operation.all_waits
-
-
-def _covers(wait: Wait, notify: Notify) -> bool:
-    return wait.pad == notify.pad and wait.signals[0] <= notify.signal < wait.signals[1]

@@ -9,7 +9,7 @@ import pytest
 from overweave.errors import ScheduleError
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Compute, Notify, Put, Region, Schedule, Wait
+from overweave.ir.schedule import Compute, Put, Region, Schedule
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
@@ -22,7 +22,6 @@ from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import PUSHES
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, total, whole
-from tests.ir.verify.engines.test_addends import add
 
 BASES = (1 << 20, 1 << 40)
 
@@ -56,13 +55,6 @@ def test_a_callers_tensor_is_named_and_a_rectangle_starts_inside_it():
 def test_an_empty_chunk_still_signals():
     nothing = {"sources": (whole("x", 0, (2, 2)),), "destinations": (whole("slot", 1, (2, 2)),)}
     assert [type(step) for step in steps_of(exchange(put(0, **nothing)))] == [WriteStep]
-
-
-def test_a_stream_cannot_add_to_a_counter():
-    shared = altered(sums(), put_0=put(0, waits=(Wait("computed", (0, 1), 3),), notifies=(Notify("computed", 0, 0),)))
-    with pytest.raises(ScheduleError) as caught:
-        steps_of(shared)
-    assert "counts to 3" in str(caught.value)
 
 
 class Memory:
@@ -197,9 +189,3 @@ def test_an_addend_is_found_by_the_rows_of_the_output():
         assert row == [start if compute.addends else 0]  # rank 0's slot is the first, its row 0 the shard's
     tops = [compute.out[0].rows[0] for compute in computes if compute.addends]
     assert tops == [0, 32]
-
-
-def test_what_the_caller_owns_is_no_addend():
-    given = altered(sums(), total_0=add(0, addends=(whole("x", 0),)))
-    with pytest.raises(ScheduleError, match="caller's tensor"):
-        addend_addresses(addresses_of(given), 0, "main")

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from overweave.errors import ScheduleError
-from overweave.ir.launch.gates import first_own_waits, gate_obstacle, waits_for_nothing
+from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import (
@@ -206,10 +205,6 @@ class BoundPlan:
         kernel leaves to them; those that wait for nothing are launched ahead of it.
         """
         rank, first, launch = self._binding.rank, action.operations[0], self._launches[action.queue]
-        obstacle = gate_obstacle(self._plan, rank, action.queue)
-        if obstacle:
-            cure = "Give it `after`, or let it wait for own results; `overweave verify` tells before a launch"
-            raise ScheduleError(f"run queue {action.queue} beside others", obstacle, cure)
         waits = first_own_waits(self._plan, rank, action.queue)
         gate = [step for wait in waits for step in wait_steps(self._binding.addresses, first, wait)]
         gate += [self._tiles_started] if self._tiles_started and self._may_hold_all(action) else []
