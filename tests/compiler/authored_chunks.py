@@ -5,6 +5,8 @@ Run by test_authored.py in a process of its own, as authored_kernels.py.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from overweave.errors import OverweaveError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.compile import Fused, compile  # noqa: E402
 from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from tests.compiler.annotated import changed  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     CALLS,
     WORLDS,
@@ -30,6 +33,9 @@ from tests.compiler.authored_kernels import (  # noqa: E402
     reduced_matmul,
     shard,
 )
+from tests.compiler.untruths.public_forms import PERSISTENT  # noqa: E402
+from tests.compiler.untruths.public_rows import HEAD, RMS_NORM  # noqa: E402
+from tests.source_tree import ROOT  # noqa: E402
 
 TEMPLATES = (
     "all_gather.mesh pieces=1 col_pieces=2 lanes=2",
@@ -164,3 +170,66 @@ def test_an_automatic_schedule_chooses_and_is_right():
     assert way.startswith("A=all_gather.")
     assert "BLOCK_M=16" in way
     assert tried >= 8
+
+
+WHOLE = (
+    ("    # @overweave.axis S block=BLOCK_S streamed\n", ""),
+    ("    # @overweave.stream S\n", ""),
+    ("axis H block=1", "axis HEADS=H block=1"),
+    ("H=head", "HEADS=head"),
+    ("O=out[Q, H, D]", "O=out[Q, HEADS, D]"),
+    ("K=k[S, H, D]", "K=k[S, H * D]"),
+    ("V=v[S, H, D]", "V=v[S, H * D]"),
+)
+
+
+def attended_whole(path: str, schedule: str) -> float:
+    """Keys and values are both extents of which every tile waits for all: their signals are one range."""
+    group, heads, dim = resolve(None), 2, 16
+    fused = compile(f"{path}:attention_kernel", {"K": schedule, "V": schedule})
+    length = 32 * group.world_size
+    q, k, v = (integers(length, heads, dim, seed=i) / 2 for i in range(3))
+    mine, out = shard(q, group), torch.full((32, heads, dim), torch.nan).bfloat16()
+    numbers = (len(mine), length, heads, dim, 0, dim**-0.5)
+    fused(mine, shard(k, group), shard(v, group), out, *numbers, BLOCK_Q=16, BLOCK_S=16, CAUSAL=False)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.float().transpose(0, 1) for x in (q, k, v)))
+    return off(out, exact.transpose(0, 1)[32 * group.rank :][:32])
+
+
+@pytest.mark.parametrize("schedule", ["all_gather.push pieces=2", "all_gather.pull", "all_gather.ring"])
+def test_two_tensors_of_which_tiles_read_all(tmp_path: Path, schedule: str):
+    path = tmp_path / "attention.py"
+    path.write_text(changed((ROOT / "examples" / "kernels" / "attention.py").read_text(), *WHOLE))
+    assert max(run_ranks(attended_whole, 3, str(path), schedule)) < 0.05
+
+
+def rows_of_a_tensor(path: str) -> float:
+    """A kernel without a number of rows, whose tile's number is 64 bits wide."""
+    group = resolve(None)
+    fused = compile(f"{path}:rms_norm_forward_kernel", {"X": "all_gather.push"})
+    x, weight = integers(10, 40, seed=1).float(), integers(40, seed=2).float()
+    y, rstd = torch.full((10, 40), torch.nan), torch.full((10,), torch.nan)
+    fused(y, 40, shard(x, group), 40, weight, rstd, 40, 1e-6, 0.0, BLOCK_SIZE=64)
+    return off(y, x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6) * weight)
+
+
+def test_extents_of_tensors(tmp_path: Path):
+    path = tmp_path / "norm.py"
+    path.write_text(HEAD + RMS_NORM.text)
+    assert max(run_ranks(rows_of_a_tensor, 3, str(path))) < 1e-5
+
+
+def persistent_of_the_tutorial(path: str) -> float:
+    """The blocks of its store are reckoned from a second number."""
+    group, (m, n, k) = resolve(None), (52, 24, 32)
+    fused = compile(f"{path}:matmul_kernel_persistent", {"A": "all_gather.push pieces=2"})
+    a, b, c = integers(m, k, seed=1).half(), integers(k, n, seed=7).half(), torch.full((m, n), torch.nan).half()
+    sizes = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 4, "NUM_SMS": 3}
+    fused(shard(a, group), b, c, m, n, k, k, 1, n, 1, n, 1, **sizes)
+    return off(c, a.float() @ b.float())
+
+
+def test_a_persistent_loop_as_the_tutorial_writes_it(tmp_path: Path):
+    path = tmp_path / "persistent.py"
+    path.write_text(HEAD + PERSISTENT.text)
+    assert max(run_ranks(persistent_of_the_tutorial, 3, str(path))) == 0.0

@@ -196,8 +196,18 @@ def _parts(
 
 
 def _told(asked: str, waits: tuple[Wait, ...], first: Mapping[str, int]) -> Waits:
-    """A range of signals, and one more signal with a count of its own, is all that a row can wait for."""
-    ranges = sorted(((first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits), key=_shorter)
+    """A range of signals, and one more signal with a count of its own, is all that a row can wait for.
+
+    The signals of two tensors follow each other where tiles wait for all of both.
+    """
+    each = sorted((first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits)
+    joined: list[tuple[int, int, int]] = []
+    for lo, hi, count in each:
+        if joined and joined[-1][1:] == (lo, count):
+            joined[-1] = (joined[-1][0], hi, count)
+        else:
+            joined.append((lo, hi, count))
+    ranges = sorted(joined, key=_shorter)
     if len(ranges) > 2 or any(hi - lo > 1 for lo, hi, _ in ranges[1:]):
         found = f"it waits for {', '.join(map(str, waits))}: more than a range and one signal"
         raise ScheduleError(asked, found, "Use another schedule, or fewer pieces")

@@ -29,9 +29,10 @@ from overweave.ir.schedule import (
     Range,
     Region,
     Schedule,
+    SignalPad,
     Wait,
 )
-from overweave.schedules.communication import MAIN, TILES, Chunk, common, is_empty, shifted, united
+from overweave.schedules.communication import MAIN, TILES, Chunk, Communication, common, is_empty, shifted, united
 from overweave.schedules.families.beside_tiles import announced_by, from_workspace, with_puts
 from overweave.schedules.weave.assemble_schedule import check_stores, counted, credits, goals, output, queues
 from overweave.schedules.weave.exchange import Exchange
@@ -79,7 +80,7 @@ def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: in
     moved = {bound.operand.tensor for bound in bounds}
     outputs = [store for store in space.stores if store.tensor not in moved]
     buffers = tuple(buffer for one in communications for buffer in one.buffers)
-    pads = tuple(pad for one in communications for pad in one.pads)
+    pads = _pads(communications, [one for one in woven.wholes if not is_streamed(one, space)])
     return Schedule(
         name=name,
         world_size=world_size,
@@ -91,6 +92,14 @@ def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: in
         goal=(*(goal for one in communications for goal in one.goal), *goals(outputs, world_size)),
         operations=counted(tuple(not_twice(operations, ordered))),
     )
+
+
+def _pads(communications: list[Communication], wholes: list[Bound]) -> tuple[SignalPad, ...]:
+    """Those of one tensor after the other; where tiles wait for all of several, like ones beside each other, so that a
+    row of the table tells them as one range."""
+    if len(wholes) < 2:
+        return tuple(pad for one in communications for pad in one.pads)
+    return tuple(pad for pads in zip_longest(*(one.pads for one in communications)) for pad in pads if pad is not None)
 
 
 def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group]:
