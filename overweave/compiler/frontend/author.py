@@ -17,7 +17,8 @@ from msgspec import Struct
 from overweave.compiler.frontend.directives import Directive, Place, is_directive, parse_directive
 from overweave.compiler.frontend.language import Language, language_of
 from overweave.errors import InputError
-from overweave.ir.text.files import read_bytes, shown
+from overweave.ir.text.files import shown
+from overweave.ir.text.strangers import read_bytes
 
 Statement = cst.BaseStatement
 Kind = TypeVar("Kind", bound=Directive)

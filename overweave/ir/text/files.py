@@ -8,8 +8,6 @@ values are read straight into the types (which knows no other keys), then for ke
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +19,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import LIMIT, Schedule
 from overweave.ir.text.forms import MAX_BYTES, VERSION
 from overweave.ir.text.parse import from_text
+from overweave.ir.text.strangers import read_bytes
 
 MAX_DEPTH = 16
 _ASKED = "read a schedule file"
@@ -64,7 +63,7 @@ def from_json(data: bytes) -> Schedule | Plan:
 def read_file(path: Path) -> Schedule | Plan:
     """A JSON or text file's schedule or plan. Raises ScheduleFileError, also when it cannot be read."""
     try:
-        data = read_bytes(path)
+        data = read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         found = shown(error.strerror or error if isinstance(error, OSError) else error)
         raise ScheduleFileError(f"open {shown(path)}", found, "Give a file that can be read") from None
@@ -72,19 +71,6 @@ def read_file(path: Path) -> Schedule | Plan:
         return _value(data)
     except ScheduleFileError as error:
         raise ScheduleFileError(f"{error.asked} {shown(path)}", error.found, error.cure) from None
-
-
-class NotAFileError(OSError):
-    """A folder, a pipe or a device."""
-
-
-def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """What a regular file holds, up to one byte more than it may; nobody is waited for. Raises OSError, NotAFileError
-    for anything else, or ValueError where the name cannot be one."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NotAFileError("not a regular file")
-        return file.read(most + 1)
 
 
 def shown(words: object) -> str:

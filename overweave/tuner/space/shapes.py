@@ -19,6 +19,7 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import LONGEST_LIST, Problem
+from overweave.ir.text.strangers import read_bytes
 from overweave.tuner.space.problem_words import compared, dressed
 
 SETS = Path("benchmarks/shapes")
@@ -65,9 +66,10 @@ def read_shapes(name: str, operator: str) -> ShapeSet:
     path = _find(name, operator)
     asked = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
+        data = read_bytes(path, LARGEST_FILE_BYTES)
+        if len(data) > LARGEST_FILE_BYTES:
             raise InputError(asked, "it is larger than 1 MiB", _CURE)
-        shapes = msgspec.json.decode(path.read_bytes(), type=ShapeSet)
+        shapes = msgspec.json.decode(data, type=ShapeSet)
     except OSError as error:
         raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from platformdirs import user_cache_path
 
 from overweave.errors import InputError
-from overweave.ir.text.files import NotAFileError, read_bytes
+from overweave.ir.text.strangers import NotAFileError, read_bytes
 from overweave.tuner.store.whole_file import by_turns, replace_whole
 
 T = TypeVar("T")
