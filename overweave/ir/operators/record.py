@@ -59,22 +59,15 @@ class Forms(Struct, frozen=True, kw_only=True):
 
 
 class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator, its options on a GPU, and how long the plain calls must take for it to pay.
+    """The overlapped plan of an operator, and its options on a GPU (tuner/model/size_rule.py).
 
     without_kernel: the plan where no tile kernel can run. A scatter of library matmuls would be summed by library
     passes over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
-
-    MEASURED: eager calls of 256 to 8,192 rows of Llama-3 and mlp layers, W=4 (4 x H200, 2026-11-20): below about
-    115 us the overlapped plan's launches and flags cost more than the overlap gains. The two rates are those of cuBLAS
-    and NCCL on the same machine.
     """
 
     overlapped: str
     without_kernel: str
     options: dict[str, str | int] = {}
-    sequential_us: float = 115.0
-    tflops: float = 650.0
-    wire_gb_per_s: float = 250.0
 
 
 class Demo(Struct, frozen=True):
