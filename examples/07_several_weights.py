@@ -28,7 +28,7 @@ def layer() -> str:
     one_by_one = [ow.all_gather_matmul(x_shard, w) for w in (w_q, w_k, w_v)]
     difference = max(float((a - b).abs().max()) for a, b in zip((query, key, value), one_by_one, strict=True))
     w_up, w_gate = (torch.randn(WIDTH, COLUMNS[0], generator=generator) for _ in range(2))
-    hidden = ow.all_gather_matmul(x_shard, w_up, extras=ow.Extras(gate=w_gate, activation="silu"))
+    hidden = ow.all_gather_matmul(x_shard, w_up, gate=w_gate, activation="silu")
 
     up, gate = ow.all_gather_matmul(x_shard, [w_up, w_gate])
     plain = torch.nn.functional.silu(gate) * up

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from overweave.ops.author.compile import compile
     from overweave.ops.author.compile_auto import compile_auto
     from overweave.ops.author.tile_program import SymmetricBuffer, TileProgram
-    from overweave.ops.call.epilogue import Extras
     from overweave.ops.call.norm import RmsNorm
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
@@ -41,7 +40,6 @@ _HOMES = {
     "compile_auto": "overweave.ops.author.compile_auto",
     "explain": "overweave.ops.explain",
     "tune": "overweave.ops.tune",
-    "Extras": "overweave.ops.call.epilogue",
     "AllToAll": "overweave.schedules.moves.moves",
     "Chunk": "overweave.schedules.moves.moves",
     "Collective": "overweave.schedules.moves.moves",
@@ -64,7 +62,6 @@ __all__ = [
     "AllToAll",
     "Chunk",
     "Collective",
-    "Extras",
     "Gather",
     "Get",
     "Put",

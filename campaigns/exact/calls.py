@@ -211,13 +211,9 @@ def results(case: Case, inputs: Inputs, group: dist.ProcessGroup | None = None) 
     """What the operator under test gives back: y; z behind it, if rows are normed; products, if weights are several."""
     form, given = case.form, dict[str, Any]()
     if form._replace(weights=1, norm=False) != BARE and not form.norm:
-        given["extras"] = ow.Extras(
-            inputs.bias,
-            form.activation,
-            inputs.residual,
-            *(inputs.scale_x, inputs.scale_w, form.out_dtype),
-            gate=inputs.gate,
-        )
+        named = {"activation": form.activation, "out_dtype": form.out_dtype}
+        named |= {name: getattr(inputs, name) for name in ("bias", "residual", "gate", "scale_x", "scale_w")}
+        given |= {name: value for name, value in named.items() if value is not None}
     if form.norm:
         assert inputs.norm_weight is not None
         given["norm"] = ow.RmsNorm(inputs.norm_weight, inputs.residual, EPS)

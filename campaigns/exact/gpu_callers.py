@@ -31,7 +31,7 @@ from campaigns.exact.calls import Case, Inputs, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from campaigns.rates.gpu_beside import SHAPES
 from overweave.errors import OverweaveError
-from overweave.ops.call.dispatch import group_of
+from overweave.ops.call.groups import group_of
 from overweave.schedules.methods.outside import TORCH_ONE_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
 

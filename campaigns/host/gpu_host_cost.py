@@ -30,7 +30,7 @@ from campaigns.gpu_ranks import join
 from campaigns.host.host_cases import CASES, GATHER, REDUCE, SCATTER, Case, Sizes, call_of
 from campaigns.host.host_parts import WARM, Call, host_and_bare_us, host_us, parts, slowest, warm
 from overweave.errors import OverweaveError
-from overweave.ops.call import dispatch
+from overweave.ops.call import prepared
 
 HOST_US, BEYOND_US = 30.0, 8.0
 BY_TORCH = " torch."  # torch's own operators, as plans of ours: told, and not judged
@@ -155,7 +155,7 @@ def cost_of(case: Case, sizes: Sizes, part: dict[str, Call]) -> Cost:
         call()
     ow.check()
     eager_us, directly_us = host_and_bare_us(case, sizes, call, part)
-    bound: Any = dispatch._PREPARED[group].latest().bound
+    bound: Any = prepared.CALLS[group].latest().bound
     stepwise_us = eager_us
     if getattr(bound, "_may_replay", False):
         bound._may_replay = False

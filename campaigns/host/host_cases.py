@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,10 @@ class Case(NamedTuple):
 
     operator: str
     plan: str
-    extras: str = ""
+    beside: str = ""
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.operator, self.extras, self.plan)))
+        return " ".join(filter(None, (self.operator, self.beside, self.plan)))
 
 
 def has_few_launches(method: Method) -> bool:
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
 CASES = (
     *(Case(*one) for plain in PLAIN if has_few_launches(plain.method) for one in in_kernels(plain, (KERNEL,))),
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
-    *(Case(GATHER, f"push {KERNEL}", extras) for extras in ("three weights", "bias silu", "gate", "fp8")),
+    *(Case(GATHER, f"push {KERNEL}", beside) for beside in ("three weights", "bias silu", "gate", "fp8")),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),
 )
 
@@ -62,30 +62,30 @@ def sizes_of(case: Case, sizes: Sizes) -> Sizes:
 def call_of(case: Case, group: dist.ProcessGroup, sizes: Sizes) -> Callable[[], object]:
     """The call, as a user makes it, with tensors that are the same every time."""
     sizes = sizes_of(case, sizes)
-    dtype = torch.float8_e4m3fn if case.extras == "fp8" else torch.bfloat16
+    dtype = torch.float8_e4m3fn if case.beside == "fp8" else torch.bfloat16
     rows = sizes.m // sizes.ranks if case.operator == GATHER else sizes.m
     x, w = _random(sizes, rows, sizes.k).to(dtype), _random(sizes, sizes.n, sizes.k).to(dtype).t()
     if case.operator == SCATTER:
         return partial(ow.matmul_reduce_scatter, x, w, group, plan=case.plan)
     if case.operator == REDUCE:
-        norm = ow.RmsNorm(_random(sizes, 1, sizes.n)[0], _random(sizes, sizes.m, sizes.n)) if case.extras else None
+        norm = ow.RmsNorm(_random(sizes, 1, sizes.n)[0], _random(sizes, sizes.m, sizes.n)) if case.beside else None
         return partial(ow.matmul_all_reduce, x, w, group, norm=norm, plan=case.plan)
-    if case.extras == "three weights":
+    if case.beside == "three weights":
         half, quarter = sizes.n // 2, sizes.n // 4
         weights = [w[:, :half], w[:, half : half + quarter], w[:, half + quarter :]]
         return partial(ow.all_gather_matmul, x, weights, group, plan=case.plan)
-    return partial(ow.all_gather_matmul, x, w, group, extras=_extras(case, x, sizes), plan=case.plan)
+    return partial(ow.all_gather_matmul, x, w, group, plan=case.plan, **_beside(case, x, sizes))
 
 
-def _extras(case: Case, x: torch.Tensor, sizes: Sizes) -> ow.Extras | None:
-    if case.extras == "bias silu":
-        return ow.Extras(bias=_random(sizes, 1, sizes.n)[0], activation="silu")
-    if case.extras == "gate":
-        return ow.Extras(gate=_random(sizes, sizes.n, sizes.k).t(), activation="silu")
-    if case.extras == "fp8":
+def _beside(case: Case, x: torch.Tensor, sizes: Sizes) -> dict[str, Any]:
+    if case.beside == "bias silu":
+        return {"bias": _random(sizes, 1, sizes.n)[0], "activation": "silu"}
+    if case.beside == "gate":
+        return {"gate": _random(sizes, sizes.n, sizes.k).t(), "activation": "silu"}
+    if case.beside == "fp8":
         by_row, by_column = x.new_ones(x.shape[0], 1, dtype=torch.float32), x.new_ones(1, sizes.n, dtype=torch.float32)
-        return ow.Extras(scale_x=by_row, scale_w=by_column)
-    return None
+        return {"scale_x": by_row, "scale_w": by_column}
+    return {}
 
 
 def _random(sizes: Sizes, rows: int, cols: int) -> torch.Tensor:

@@ -90,7 +90,7 @@ def host_and_bare_us(case: Case, sizes: Sizes, call: Call, part: dict[str, Call]
 
 
 def _direct(case: Case, sizes: Sizes) -> Call | None:
-    if case.extras:
+    if case.beside:
         return None
     if case.plan == "sequential":
         return _library(case.operator, sizes)

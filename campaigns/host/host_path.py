@@ -29,7 +29,7 @@ from campaigns.host.host_cases import CASES, Case, Sizes, call_of
 from campaigns.host.host_path_cold import print_cold
 from campaigns.host.no_gpu import Graph, group_without_gpus
 from overweave.memory.board.records import ENTRIES
-from overweave.ops.call import dispatch
+from overweave.ops.call import groups, prepared
 
 SIZES = Sizes(ranks=4, m=512, n=256, k=128)
 
@@ -104,7 +104,7 @@ def costs(case: Case, process_group: dist.ProcessGroup, calls: int) -> Iterator[
     call = call_of(case, process_group, SIZES)
     for _ in range(ENTRIES):  # until every entry of the board says what this call is
         call()
-    bound: Any = dispatch._PREPARED[process_group].latest().bound
+    bound: Any = prepared.CALLS[process_group].latest().bound
     if getattr(bound, "_may_replay", False):
         before, warm = Graph.replayed, 0
         while Graph.replayed < before + 4 and warm < MOST_WARM:
@@ -124,11 +124,11 @@ def ready(ranks: int = SIZES.ranks) -> Iterator[dist.ProcessGroup]:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             with group_without_gpus(ranks) as group:
-                dispatch._GROUPS[group.process_group] = group
+                groups._GROUPS[group.process_group] = group
                 yield group.process_group
         finally:
-            dispatch._PREPARED.clear()
-            dispatch._GROUPS.clear()
+            prepared.CALLS.clear()
+            groups._GROUPS.clear()
             dist.destroy_process_group()
 
 

@@ -29,7 +29,7 @@ def cold_calls(plan: str | None) -> Counter[str]:
 def _first_call(plan: str | None) -> dict[str, int]:
     generator = torch.Generator().manual_seed(0)
     x, w, bias = (torch.randn(shape, generator=generator) for shape in ((M // WORLD_SIZE, K), (K, N), (N,)))
-    extras = ow.Extras(bias=bias, activation="silu")
+    given: dict[str, Any] = {"bias": bias, "activation": "silu"}
     entered: Counter[str] = Counter()
     importing = 0
 
@@ -43,7 +43,7 @@ def _first_call(plan: str | None) -> dict[str, int]:
     with torch.no_grad():
         sys.setprofile(note)
         try:
-            ow.all_gather_matmul(x, w, extras=extras, plan=plan)
+            ow.all_gather_matmul(x, w, **given, plan=plan)
         finally:
             sys.setprofile(None)
     return dict(entered)

@@ -27,7 +27,7 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
 from overweave.memory.host.shared import SharedFile
-from overweave.ops.call import dispatch
+from overweave.ops.call import prepare
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.launcher import PackedLaunch
 from overweave.runtime.kernel_calls.call import KernelCall
@@ -191,8 +191,8 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Board, "of", lambda group: own),
             (Workspace, "of", workspace_of),
             (Workspace, "opened", lambda group: opened[0] if opened else None),
-            (dispatch, "_bind", dispatch._bind_aligned),
-            *((where, "maker", blocks.maker) for where in (dispatch, library_run)),
+            (prepare, "_bind", prepare._bind_aligned),
+            *((where, "maker", blocks.maker) for where in (prepare, library_run)),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (launcher.Launch, "__init__", _init_launch),

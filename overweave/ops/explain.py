@@ -8,10 +8,12 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
-from overweave.ops.call.scales import problem_of
+from overweave.ir.problem import Problem
+from overweave.ops.call.operands import TAKEN, name_of
+from overweave.schedules.catalog.catalog import check_problem
 from overweave.tuner.model.choice import Choice
 from overweave.tuner.model.choose import explained
-from overweave.tuner.space.problem_words import dressed
+from overweave.tuner.space.problem_words import compared, dressed
 from overweave.tuner.space.target import Target, target_of
 
 
@@ -33,23 +35,39 @@ def explain(
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. n, a list or tuple: the
     columns of each of several weights (all_gather_matmul). dtype: fp8 (e4m3) is scaled by rows, into bf16.
     after: what happens to the product, words joined by `+`: `bias`, `silu`, `gelu`, `gelu_tanh`, `gate`, `residual`
-    (as ow.Extras; `gate`, all_gather_matmul alone), `rms_norm`, `residual+rms_norm` (matmul_all_reduce, as ow.RmsNorm).
+    (each as the operator's keyword; `gate`, all_gather_matmul alone), `rms_norm` (matmul_all_reduce, as ow.RmsNorm).
     Without a GPU at hand, device "cuda" means an H200.
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """
-    operator_of(operator, "explain")
+    problem = problem_to_choose_for("explain", operator, (m, n, k), (world_size, dtype, after))
+    return explained(problem, target_for(device_of("explain", device)))
+
+
+def target_for(device: torch.device) -> Target:
+    """What runs there; without a GPU at hand, a GPU is an H200."""
+    is_at_hand = device.type == "cpu" or torch.cuda.is_available()
+    return target_of(device) if is_at_hand else Target(device.type)
+
+
+def problem_to_choose_for(
+    asked: str, operator: str, sizes: tuple[int, int | Sequence[int], int], others: tuple[int, torch.dtype, str]
+) -> Problem:
+    """A problem as `explain` and `tune` take it. sizes: m, n, k. others: the world size, the dtype, and what follows.
+
+    Raises InputError for what is none, and for what the operator has not.
+    """
+    operator_of(operator, asked)
+    (m, n, k), (world_size, dtype, after) = sizes, others
     columns = tuple(n) if isinstance(n, Sequence) else (n,)
     are_ints = all(isinstance(size, int) for size in (m, *columns, k, world_size))
     if not columns or not are_ints or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:
         found = f"m={m} n={n} k={k} world_size={world_size}"
-        raise InputError(f"explain {operator}", found, "Pass ints, m at least 0, the others at least 1")
-    where = device_of("explain", device)
-    for each in columns:
-        problem_of(operator, (m, each, k), world_size, dtype)
-    problem = dressed(problem_of(operator, (m, sum(columns), k), world_size, dtype), columns, after)
-    has_gpu = where.type == "cuda" and torch.cuda.is_available()
-    target = target_of(where) if has_gpu or where.type == "cpu" else Target("cuda")
-    return explained(problem, target)
+        raise InputError(f"{asked} {operator}", found, "Pass ints, m at least 0, the others at least 1")
+    if dtype not in TAKEN:
+        raise InputError(f"{asked} {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, TAKEN))}")
+    problem = Problem(operator=operator, m=m, n=sum(columns), k=k, world_size=world_size, dtype=name_of(dtype))
+    check_problem(f"{asked} {operator}", problem)
+    return dressed(compared(problem), columns, after)
 
 
 def device_of(asked: str, device: torch.device | str) -> torch.device:

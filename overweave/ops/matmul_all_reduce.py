@@ -9,8 +9,7 @@ import torch
 from overweave.ir.epilogue import Z
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ops.call.call import call
-from overweave.ops.call.dispatch import GroupLike, Options
-from overweave.ops.call.epilogue import Extras
+from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
 
 
@@ -20,7 +19,12 @@ def matmul_all_reduce(
     w: torch.Tensor,
     group: GroupLike = None,
     *,
-    extras: Extras | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     norm: None = None,
     plan: str | None = None,
 ) -> torch.Tensor: ...
@@ -32,7 +36,10 @@ def matmul_all_reduce(
     w: torch.Tensor,
     group: GroupLike = None,
     *,
-    extras: Extras | None = None,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     norm: RmsNorm,
     plan: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -43,30 +50,34 @@ def matmul_all_reduce(
     w: torch.Tensor,
     group: GroupLike = None,
     *,
-    extras: Extras | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     norm: RmsNorm | None = None,
     plan: str | None = None,
+    **others: object,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """y = the sum over ranks of x @ w, on every rank. Sums of finished pieces travel while later tiles are computed.
 
-    Plain torch:  y = x @ w; dist.all_reduce(y)
-                  of fp8:  y = torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype); as before
-                  with extras:  y = activation(y + bias) + residual
-                  with a norm:  z = y + residual; normed = torch.nn.functional.rms_norm(z, (n,), weight, eps)
+    Plain torch:  partial = x @ w, or of fp8 torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype)
+                  dist.all_reduce(partial); y = activation(partial + bias) + residual
+                  with a norm:  z = partial + residual; normed = torch.nn.functional.rms_norm(z, (n,), weight, eps)
 
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
     n]`, in either memory layout. Returns y `[m, n]`, the same bits on every rank. Each rank waits for its peers'
     partials of what it sums, and for their sums.
-    fp8: as in `matmul_reduce_scatter`, with `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`; a norm's tensors, the
-    sum, z and the result are then of out_dtype.
-    extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as
-    torch.nn.functional has them. residual: `[m, n]`. Both the same on every rank, in the dtype of y. Done once to the
-    sum, of a two-shot by the owner of the rows before it shares them: in fp32 before it is rounded wherever it is
-    summed by us, and where the library sums (`sequential`) to what that rounded. torch's own all-reduces take none, and
-    nor does a norm, which has a residual of its own.
-    norm: `ow.RmsNorm(weight, residual=, eps=)`; then it returns (normed, z), both `[m, n]`, and y is nowhere. Every
-    rank adds and norms in the pass that brings it the sums, so that nothing more than those travels. The sum, z and
-    the result are rounded to the dtype of y, in every plan.
+    bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as torch.nn.functional has them. residual: `[m, n]`. Both
+    tensors the same on every rank, in the dtype of y. Done once to the sum, of a two-shot by the owner of the rows
+    before it shares them: in fp32 before it is rounded wherever it is summed by us, and where the library sums
+    (`sequential`) to what that rounded. torch's own all-reduces take none.
+    fp8: as in `matmul_reduce_scatter`; a norm's tensors, the sum, z and the result are of out_dtype.
+    norm: `ow.RmsNorm(weight, eps=)`; then the call returns (normed, z), both `[m, n]`, and y is nowhere. The residual
+    may be passed as `ow.RmsNorm(weight, residual)` as well; a norm takes no bias and no activation. Every rank adds and
+    norms in the pass that brings it the sums, so that nothing more than those travels. The sum, z and the result are
+    rounded to the dtype of y, in every plan.
     Partials travel in the dtype of y and are summed in fp32, in rank order, rounded once: the same bits every time;
     the plans `sequential`, `torch.one_shot` and `torch.two_shot` leave both to the library and to torch.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
@@ -76,6 +87,9 @@ def matmul_all_reduce(
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source:
     schedules/families/all_reduce.py.
     """
-    options: Options = {"m": None, "return_gathered": False, "plan": plan}
-    tensors = call(OPERATOR, x, w, group, options, (extras, norm))
+    given = {
+        "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,
+        "scale_w": scale_w, "out_dtype": out_dtype, "norm": norm, "plan": plan, **others,
+    }  # fmt: skip
+    tensors = call(OPERATOR, group, given)
     return tensors["y"] if norm is None else (tensors["y"], tensors[Z])

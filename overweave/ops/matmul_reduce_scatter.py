@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Never
+
 import torch
 
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.call import call
-from overweave.ops.call.dispatch import GroupLike, Options
-from overweave.ops.call.epilogue import Extras
+from overweave.ops.call.groups import GroupLike
 
 
 def matmul_reduce_scatter(
@@ -15,14 +16,19 @@ def matmul_reduce_scatter(
     w: torch.Tensor,
     group: GroupLike = None,
     *,
-    extras: Extras | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     plan: str | None = None,
+    **others: Never,
 ) -> torch.Tensor:
     """y = this rank's rows of the sum over ranks of x @ w. Finished chunks travel while later tiles are computed.
 
-    Plain torch:  partial = x @ w; dist.all_reduce(partial); y = torch.chunk(partial, W)[rank]
-                  of fp8:  partial = torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype); as before
-                  with extras:  y = activation(y + bias) + residual
+    Plain torch:  partial = x @ w, or of fp8 torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype)
+                  dist.all_reduce(partial); y = activation(torch.chunk(partial, W)[rank] + bias) + residual
 
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
     n]`, in either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
@@ -30,19 +36,22 @@ def matmul_reduce_scatter(
     which they pass, the next rank first and the own one last, each hop rounded. The same bits every time, but for
     `plan="remote_add"`, which nothing but this argument chooses: there partials are added in fp32 as they come, so that
     last bits may differ between calls.
-    fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16, and
-    `extras=ow.Extras(scale_x=, scale_w=, out_dtype=)`: each rank's own scales, one element each, or `[m, 1]` and
-    `[1, n]`. Each partial is scaled in fp32 before it is rounded to out_dtype (bf16 if None) and sent; sums are of
-    scaled partials. So it is no further from the truth than plain torch, whose collective rounds as it adds.
-    extras: `ow.Extras(bias=, activation=, residual=)`. bias: `[n]`, the same on every rank. activation: `silu`, `gelu`,
-    `gelu_tanh`, as torch.nn.functional has them. residual: `[S, n]` for the own S rows. In the dtype of y, and done
-    once, by the owner, to the sum: in fp32 before it is rounded wherever it is summed by us, and where the library sums
-    (`sequential`) to what that rounded. torch's own operators take none.
+    bias: `[n]`, the same on every rank. activation: `silu`, `gelu`, `gelu_tanh`, as torch.nn.functional has them.
+    residual: `[S, n]` for the own S rows. In the dtype of y, and done once, by the owner, to the sum: in fp32 before it
+    is rounded wherever it is summed by us, and where the library sums (`sequential`) to what that rounded. torch's own
+    operators take none.
+    fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16. It needs scale_x
+    and scale_w, fp32, each rank's own: one element each, or `[m, 1]` and `[1, n]`. Each partial is scaled in fp32
+    before it is rounded to out_dtype (bf16 if None) and sent; sums are of scaled partials. So the result is no further
+    from the truth than plain torch, whose collective rounds as it adds.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`scatter pieces=2`); None: chosen, see `overweave.explain`.
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
-    options: Options = {"m": None, "return_gathered": False, "plan": plan}
-    return call(OPERATOR, x, w, group, options, (extras, None))["y"]
+    given = {
+        "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,
+        "scale_w": scale_w, "out_dtype": out_dtype, "plan": plan, **others,
+    }  # fmt: skip
+    return call(OPERATOR, group, given)["y"]

@@ -7,21 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.ops.call.devices import current, own_device
-from overweave.ops.call.dispatch import GroupLike, forget_choices, group_of, refuse
-from overweave.ops.call.scales import problem_of
-from overweave.ops.explain import device_of
+from overweave.ops.call.groups import GroupLike, group_of, refuse
+from overweave.ops.call.prepared import calls_of
+from overweave.ops.explain import device_of, problem_to_choose_for
 from overweave.ops.operators import operator_for
 from overweave.tuner.measure.search import EFFORT, OnRound, Tuned, tune_problem
 from overweave.tuner.measure.sides import Setting
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.model.choice import Choice
 from overweave.tuner.model.choose import choose
-from overweave.tuner.space.problem_words import dressed
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.agreement import agreed_knowledge, learn
 from overweave.tuner.store.cache import fingerprint, keep
@@ -50,10 +48,11 @@ def tune(
     problem or no device, RankMismatch on every rank where they differ, PeerError, and MachineError if nothing runs.
     """
     resolved = group_of(group)
-    columns = tuple(n) if isinstance(n, Sequence) else (n,)
     try:
         where = device_named(device)
-        problem = dressed(_problem(operator, (m, columns, k), resolved.world_size, dtype), columns, after)
+        problem = problem_to_choose_for("tune", operator, (m, n, k), (resolved.world_size, dtype, after))
+        if not problem.m:
+            raise InputError(f"tune {operator}", "m=0", "Pass at least one row")
     except InputError as error:
         raise refuse(resolved, error) from None
     with resolved.turn, current(where):
@@ -71,7 +70,7 @@ def tune_and_learn(
     setting = Setting(group, device, getattr(torch, problem.dtype), operator_for)
     tuned = tune_problem(problem, setting, target, effort, on_round)
     learn(group, target, tuned.entry)
-    forget_choices(group, problem.operator)
+    calls_of(group).forget(problem.operator)
     if group.rank == 0:
         keep((tuned.entry,), fingerprint(target, group.world_size))
     # A rank that goes on to another group reads the file again: not before it is written.
@@ -79,15 +78,6 @@ def tune_and_learn(
     board.agree(b"go on after tuning")
     board.finish()
     return tuned
-
-
-def _problem(operator: str, sizes: tuple[int, tuple[int, ...], int], world_size: int, dtype: torch.dtype) -> Problem:
-    operator_of(operator, "tune")
-    m, columns, k = sizes
-    if not columns or not all(isinstance(extent, int) and extent > 0 for extent in (m, *columns, k)):
-        n = columns[0] if len(columns) == 1 else list(columns)
-        raise InputError(f"tune {operator}", f"m={m} n={n} k={k}", "Pass ints of at least 1")
-    return problem_of(operator, (m, sum(columns), k), world_size, dtype)
 
 
 def device_named(device: torch.device | str | None) -> torch.device:

@@ -12,7 +12,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.ops.call.devices import current, own_device
-from overweave.ops.call.dispatch import GroupLike, group_of, refuse
+from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 
 

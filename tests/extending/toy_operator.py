@@ -13,7 +13,7 @@ from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
 from overweave.ir.schedule import Buffer, Compute, Given, Goal, Operation, Queue, Schedule
 from overweave.ir.tensors import product
 from overweave.ops.call.call import call
-from overweave.ops.call.dispatch import GroupLike
+from overweave.ops.call.groups import GroupLike
 from overweave.schedules.catalog.catalog import register
 from overweave.schedules.communication import COMPLETE, MAIN, PARTIAL, A, B, W, X, Y, gathered_by_library, region
 from overweave.schedules.methods.record import Method, Work
@@ -25,7 +25,7 @@ OPERATOR = Operator(
     w=Operand("w", ("k", "n"), "replicated"),
     y=Operand("y", ("m", "n"), "gathered", "m"),
     split=None,
-    forms=Forms(extras=False, scaling=False),
+    forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.all_gather(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("sequential", "sequential"),
 )
@@ -41,7 +41,7 @@ def matmul_all_gather(
     x_shard: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, m: int | None = None, plan: str | None = None
 ) -> torch.Tensor:
     """y `[m, n]` = all_gather(x_shard @ w), of the rank's shard `[m/W, k]` and `[k, n]`, the same on every rank."""
-    return call(OPERATOR, x_shard, w, group, {"m": m, "return_gathered": False, "plan": plan})["y"]
+    return call(OPERATOR, group, {"x": x_shard, "w": w, "m": m, "plan": plan})["y"]
 
 
 def schedule(work: Work) -> Schedule:

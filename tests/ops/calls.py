@@ -12,7 +12,7 @@ from campaigns.exact.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
 from overweave.ir.dtype import Dtype
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.ops.call.dispatch import GroupLike
+from overweave.ops.call.groups import GroupLike
 
 ALIGNED = {"n": 24, "k": 16}  # what tile kernels take in every dtype
 RAGGED = {"n": 13, "k": 9}

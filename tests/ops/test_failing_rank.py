@@ -11,7 +11,7 @@ import torch
 
 import overweave as ow
 from overweave.errors import PeerError
-from overweave.ops.call import dispatch
+from overweave.ops.call import prepare, prepared
 from overweave.runtime.host.processes import run_ranks
 
 DEADLINE_S = 30.0
@@ -31,11 +31,12 @@ def fails_once(plan: str, where: str) -> dict[str, Any]:
     calls = 1 if where == "bind" else 2
     for _ in range(calls - 1):
         call(plan)
+    torch.distributed.barrier()  # an alarm ends whatever call a peer is still in
     if rank == 1 and where == "bind":
-        original, dispatch._bind = dispatch._bind, exhausted  # type: ignore[assignment]
+        original, prepare._bind = prepare._bind, exhausted  # type: ignore[assignment]
     elif rank == 1:
-        (known,) = next(iter(dispatch._PREPARED.values())).items()
-        dispatch._PREPARED[next(iter(dispatch._PREPARED))][known[0]] = replace(known[1], make=exhausted)
+        (known,) = next(iter(prepared.CALLS.values())).items()
+        prepared.CALLS[next(iter(prepared.CALLS))][known[0]] = replace(known[1], make=exhausted)
     start_s = time.monotonic()
     try:
         call(plan)
@@ -44,9 +45,9 @@ def fails_once(plan: str, where: str) -> dict[str, Any]:
         raised = error
     took_s = time.monotonic() - start_s
     if rank == 1 and where == "bind":
-        dispatch._bind = original
+        prepare._bind = original
     elif rank == 1:
-        dispatch._PREPARED[next(iter(dispatch._PREPARED))][known[0]] = known[1]
+        prepared.CALLS[next(iter(prepared.CALLS))][known[0]] = known[1]
     ow.reset()
     is_right = all(bool((call(plan, value) == 16 * 2 * value).all()) for value in (2, 3))
     return {"raised": type(raised).__name__, "message": str(raised), "took_s": took_s, "is_right": is_right}

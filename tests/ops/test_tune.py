@@ -16,7 +16,7 @@ import overweave as ow
 from overweave.errors import InputError, OverweaveError, RankMismatch
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.ops.call import dispatch
+from overweave.ops.call import prepared
 from overweave.ops.tune import tune_and_learn
 from overweave.runtime.host.processes import run_ranks
 from overweave.tuner.measure.timer import Effort
@@ -103,8 +103,8 @@ def tuned_beside(operator: str, n: Any, after: str) -> list[Any]:
     elif operator == AR:
         ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(torch.ones(24), torch.ones(44, 24)))
     else:
-        ow.all_gather_matmul(x, w, extras=ow.Extras(activation="silu", gate=torch.ones(16, 24)))
-    told.append(dispatch._calls(resolve(None)).latest().choice.text)
+        ow.all_gather_matmul(x, w, activation="silu", gate=torch.ones(16, 24))
+    told.append(prepared.calls_of(resolve(None)).latest().choice.text)
     other = ow.explain(operator, n=24, **asked)
     return [*told, other.source]
 
@@ -269,7 +269,7 @@ def choose_anew() -> list[Any]:
 
 
 def _sources(group: Group) -> list[str]:
-    return sorted({call.choice.source for call in dispatch._calls(group).values()})
+    return sorted({call.choice.source for call in prepared.calls_of(group).values()})
 
 
 def test_calls_that_are_known_choose_anew_after_tuning():

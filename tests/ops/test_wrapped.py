@@ -60,7 +60,7 @@ def refused(way: str, is_known: bool) -> list[str]:
 
             def call(given: torch.Tensor, operator=operator, wrapped=wrapped, plain=plain) -> torch.Tensor:
                 x, w, bias = (plain | {wrapped: given}).values()
-                return operator(x, w, extras=ow.Extras(bias=bias))
+                return operator(x, w, bias=bias)
 
             if is_known:
                 call(plain[wrapped])

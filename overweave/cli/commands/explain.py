@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from overweave.cli.shape import SHAPE_HELP, problem_of_shape, shapes_of, tell_of_rounding
+from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
 from overweave.errors import InputError
-from overweave.ops.call.scales import dtype_of
-from overweave.ops.explain import explain as explain_choice
-from overweave.tuner.space.shapes import DTYPES, DtypeWord
-
-AFTER_HELP = "What happens to the product: bias+silu+residual, gate+silu, residual+rms_norm, ..."
+from overweave.ir.operators.registry import operator_of
+from overweave.ops.explain import device_of, target_for
+from overweave.tuner.model.choose import explained
+from overweave.tuner.space.shapes import DtypeWord
 
 
 def explain(
@@ -30,13 +29,10 @@ def explain(
     norm: Annotated[bool, typer.Option("--norm", help="As --after residual+rms_norm")] = False,
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
-    problems = [problem_of_shape(operator, each, world) for each in shapes_of(shape)]
-    columns = tuple(problem.n for problem in problems)
-    m, k, kind = problems[0].m, problems[0].k, dtype_of(DTYPES[dtype])
-    n = columns if len(columns) > 1 else columns[0]
+    record = operator_of(operator, "explain")
     if norm and after:
         raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
-    after = "residual+rms_norm" if norm else after
-    choice = explain_choice(operator, m=m, n=n, k=k, world_size=world, dtype=kind, device=device, after=after)
-    tell_of_rounding(operator, shape, world)
+    case = case_of(shape, "residual+rms_norm" if norm else after)
+    choice = explained(case.problem(operator, world, dtype), target_for(device_of("explain", device)))
+    tell_of_rounding(record, case, world)
     typer.echo(str(choice))

@@ -17,7 +17,7 @@ from overweave.cli.limits import limited, told_as_json
 from overweave.cli.pictures import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
-from overweave.cli.shape import local_shape, tell_of_rounding
+from overweave.cli.shape import case_of, tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
@@ -62,7 +62,7 @@ class Report(Struct, frozen=True, kw_only=True):
 def simulate(
     schedule: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A schedule, or a file of `overweave show`")],
     shape: Annotated[str | None, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")] = None,
-    world: Annotated[int | None, typer.Option("--world", "-w", help="How many ranks; 4 unless a file says")] = None,
+    world: Annotated[int | None, typer.Option("--world", "-w", min=1, help="4 unless a file says")] = None,
     machine: Annotated[str, typer.Option(help="A described machine")] = "h200x4",
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace of every tile for ui.perfetto.dev there")] = None,
@@ -92,13 +92,14 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
     """The catalog's plan for a global shape, proven. Raises InputError and ScheduleRefused."""
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
-    sizes = local_shape(METHODS[name].operator, shape, world_size)
+    case = case_of(shape)
+    sizes = case.problem(METHODS[name].operator, world_size, "bf16").sizes
     twice = [key for key in sizes if key in options]
     if twice:
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
     plan = build(name, problem, rest)
-    tell_of_rounding(problem.operator, shape, world_size)
+    tell_of_rounding(problem.record, case, world_size)
     prove(plan).raise_if_refused()  # no time is told of what cannot run, as where rows start at no multiple of 16 bytes
     return plan
 

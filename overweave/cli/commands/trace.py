@@ -20,7 +20,8 @@ from overweave.cli.ranks import (
     try_emulated,
     where,
 )
-from overweave.cli.shape import problem_of_shape, tell_of_rounding
+from overweave.cli.shape import case_of as case_of_shape
+from overweave.cli.shape import tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.operators.registry import OPERATORS
@@ -47,13 +48,14 @@ def trace(
     """Record when each tile and chunk ran, and draw it beside what was simulated."""
     place = where(device)
     world_size = how_many(place, world)
-    problem = problem_of_shape(operator, shape, world_size)
+    whole = case_of_shape(shape)
+    problem = whole.problem(operator, world_size, "bf16")
     name, options = _schedule(problem, place, plan, options_of(option or []))
     is_large_enough = world_size <= load(MACHINE).gpus
     predicted = [simulated(name, problem, options, machine or MACHINE)] if machine or is_large_enough else []
     make_folder(out)
     if not is_one_of_the_ranks():
-        tell_of_rounding(operator, shape, world_size)
+        tell_of_rounding(problem.record, whole, world_size)
     if place == "cuda" and not is_one_of_the_ranks():
         words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
         words += [f"--out={out}", *(f"--option={word}" for word in option or [])]

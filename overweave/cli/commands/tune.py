@@ -14,12 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from overweave.cli.commands.explain import AFTER_HELP
 from overweave.cli.destination import check_file, write_file
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
-from overweave.cli.shape import SHAPE_HELP, shapes_of, three_numbers
+from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.errors import InputError
-from overweave.ir.epilogue import SCALE_W, SCALE_X
+from overweave.ir.epilogue import SCALE_X
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
@@ -101,16 +100,12 @@ def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> Non
 def code(problem: Problem, plan: str) -> str:
     """The winner as code to paste."""
     weights = f"[{', '.join(f'w{index}' for index in range(len(problem.columns)))}]" if problem.columns else "w"
-    epilogue, norm, named = problem.epilogue, "", {}
-    if epilogue.scaling:
-        named = {SCALE_X: "sx", SCALE_W: "sw"}
-    named |= {name: name for name in epilogue.inputs if name not in named}
-    if epilogue.activation:
-        named["activation"] = f'"{epilogue.activation}"'
-    extras = f"extras=ow.Extras({', '.join(f'{name}={value}' for name, value in named.items())}), " if named else ""
-    if problem.norm is not None:
-        norm = f"norm=ow.RmsNorm(weight{', residual' if problem.norm.residual else ''}), "
-    return f'ow.{problem.operator}(x, {weights}, group, {extras}{norm}plan="{plan}")'
+    epilogue, norm = problem.epilogue, problem.norm
+    read = (*epilogue.inputs, *((SCALE_X,) if epilogue.scaling else ()), *(norm.inputs if norm else ()))
+    given = [f"{name}={name}" for name in problem.record.keywords if name in read]
+    given += [f'activation="{epilogue.activation}"'] * bool(epilogue.activation)
+    given += ["norm=ow.RmsNorm(norm_weight)"] * bool(norm)
+    return f'ow.{problem.operator}({", ".join(("x", weights, "group", *given))}, plan="{plan}")'
 
 
 def _line(name: str, tuned: Tuned) -> str:
@@ -131,7 +126,4 @@ def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[C
         raise InputError(f"tune after {after[:60]!r}", "no shape is given", "Give --shape, or a set that says it")
     if shape is None:
         return read_shapes(shapes, operator).cases
-    extents = [three_numbers(each, least=1) for each in shapes_of(shape)]
-    (m, _, k), columns = extents[0], tuple(cols for _, cols, _ in extents)
-    name = f"{m}x{'+'.join(map(str, columns))}x{k}{f' {after}' if after else ''}"
-    return (Case(name, m, sum(columns), k, columns if len(columns) > 1 else (), after),)
+    return (case_of(shape, after, least_rows=1),)

@@ -11,6 +11,13 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 Dim = Literal["m", "n", "k"]
+KEYWORDS = {  # of each of `Forms`
+    "epilogue": ("bias", "activation", "residual"),
+    "gate": ("gate",),
+    "scaling": ("scale_x", "scale_w", "out_dtype"),
+    "norm": ("norm",),
+    "returns_gathered": ("return_gathered",),
+}
 # gathered: each rank brings a shard, and all ranks need all of it. sharded: each rank has a shard, and keeps to it.
 # summed: each rank has a part of every element, and the sum of all ranks' parts is meant. replicated: every rank has
 # the same. exchanged: each rank brings a block for each rank.
@@ -46,16 +53,21 @@ class Operand(Struct, frozen=True):
 class Forms(Struct, frozen=True, kw_only=True):
     """What may be asked of an operator beyond the bare product.
 
-    extras: a bias, an activation, a residual. scaling: fp8 operands with scales. gate: a second weight. norm: of the
+    epilogue: a bias, an activation, a residual. scaling: fp8 operands with scales. gate: a second weight. norm: of the
     rows of the result. several_weights: over one gather. returns_gathered: the gathered operand is a result as well.
     """
 
-    extras: bool = True
+    epilogue: bool = True
     scaling: bool = True
     gate: bool = False
     norm: bool = False
     several_weights: bool = False
     returns_gathered: bool = False
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """What a caller passes by name to ask for them."""
+        return tuple(name for form, names in KEYWORDS.items() if getattr(self, form) for name in names)
 
 
 class SizeRule(Struct, frozen=True):
@@ -121,6 +133,11 @@ class Operator(Struct, frozen=True, kw_only=True):
     matmuls: int = 1
     groups: int = 1
     demo: Demo | None = None
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """What a call takes beside its operands and the group."""
+        return (*(("m",) if self.has_row_shards else ()), *self.forms.keywords, "plan")
 
     @property
     def gathers(self) -> bool:

@@ -12,7 +12,7 @@ from overweave.compiler.frontend.expressions import SHAPE
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
 from overweave.ir.footprint import Operand
-from overweave.ops.call.arguments import DTYPES, check_plain
+from overweave.ops.call.operands import DTYPES, check_plain
 from overweave.runtime.authored import shape_of, tensor_of
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments

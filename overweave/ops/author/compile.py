@@ -31,9 +31,9 @@ from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.author.arguments import where_of
 from overweave.ops.author.trial import NOT_CHECKED, check_footprint
-from overweave.ops.call.arguments import DTYPES
-from overweave.ops.call.devices import is_away, run_on
-from overweave.ops.call.dispatch import ALIGNED_BYTES, GroupLike, group_of, refuse
+from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
+from overweave.ops.call.groups import GroupLike, group_of, refuse
+from overweave.ops.call.operands import DTYPES
 from overweave.ops.call.surroundings import check_untraced
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load

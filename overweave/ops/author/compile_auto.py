@@ -25,9 +25,9 @@ from overweave.ops.author.arguments import (
     where_of,
 )
 from overweave.ops.author.compile import OPTIONS, Fused, by_name
-from overweave.ops.call.arguments import DTYPES
 from overweave.ops.call.devices import current
-from overweave.ops.call.dispatch import GroupLike, group_of, refuse
+from overweave.ops.call.groups import GroupLike, group_of, refuse
+from overweave.ops.call.operands import DTYPES
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan

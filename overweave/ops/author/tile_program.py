@@ -23,7 +23,7 @@ from overweave.memory.group import Group
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.author.arguments import LAUNCH_OPTIONS
 from overweave.ops.call.devices import current, own_device
-from overweave.ops.call.dispatch import GroupLike, group_of, refuse
+from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import (
     MAIN,

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 
 _T = TypeVar("_T")
+ALIGNED_BYTES = 16  # where kernels expect a tensor to begin
 
 
 def is_away(tensor: object) -> TypeGuard[torch.Tensor]:

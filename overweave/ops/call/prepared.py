@@ -5,18 +5,21 @@ A call that was forgotten is prepared again when it comes back; its peers, who m
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import numbered
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import Make, maker
+from overweave.memory.group import Group
 from overweave.tuner.model.choice import Choice
 
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
@@ -125,3 +128,15 @@ class Calls(dict[Key, Prepared]):
         if dropped:
             torch.cuda.synchronize()  # none of them is under way when its memory goes
         self._held += [bound for bound in dropped if bound.was_captured]
+
+
+CALLS: dict[dist.ProcessGroup, Calls] = {}
+atexit.register(CALLS.clear)  # a process group must not outlive the interpreter
+
+
+def calls_of(group: Group) -> Calls:
+    """The prepared calls of a group."""
+    calls = CALLS.get(group.process_group)
+    if calls is None:
+        calls = CALLS[group.process_group] = Calls()
+    return calls

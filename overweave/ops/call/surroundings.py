@@ -1,18 +1,32 @@
-"""What may surround a call: a tracer, which would record memory that only this call fills, and autocast."""
+"""What may surround a call: a compiler that reads it, a tracer that would record memory, and autocast."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from overweave.errors import InputError
 
+_T = TypeVar("_T")
 _C = torch._C
-_PROXY = _C._TorchDispatchModeKey.PROXY
-PRE_DISPATCH = _C.DispatchKey.PreDispatch
+_PROXY, PRE_DISPATCH = _C._TorchDispatchModeKey.PROXY, _C.DispatchKey.PreDispatch
 _OF_THE_CALLER = 5  # frames up: from here through `call` and the operator
 _CASTS = (torch.bfloat16, torch.float16, torch.float32)
+
+# Whether torch's compiler reads the code that asks, instead of Python running it.
+is_read_by_compiler = torch.compiler.is_dynamo_compiling
+
+
+def _call(operator: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+    return operator(*arguments, **options)
+
+
+# An operator under torch.compile runs as it is, between two graphs: it agrees with peers, looks addresses up, launches.
+# `fullgraph=True` refuses it. `torch.compiler.disable` would load the compiler, a second, here and not when called.
+eagerly = torch._disable_dynamo(_call)
 
 
 def check_surroundings(operator: str, x: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import those_with
 from overweave.ir.problem import Problem
 
@@ -19,19 +18,14 @@ def check_forms(asked: str, problem: Problem) -> None:
 _Obstacle = tuple[str, str] | None  # what was found, and the cure
 
 
-def no_gate(operator: Operator) -> _Obstacle:
-    """What an operator without a gate says of one."""
-    cure = f"Only {those_with(lambda forms: forms.gate)} has one: finish the product yourself"
-    return None if operator.forms.gate else (f"{operator.name} takes no gate", cure)
-
-
 def _of_epilogue(problem: Problem) -> _Obstacle:
     forms, epilogue, name = problem.record.forms, problem.epilogue, problem.operator
-    if epilogue.gate and (found := no_gate(problem.record)):
-        return found
+    if epilogue.gate and not forms.gate:
+        cure = f"Only {those_with(lambda forms: forms.gate)} has one: finish the product yourself"
+        return f"{name} takes no gate", cure
     if epilogue.gate and epilogue.bias:
         return "a bias beside a gate", "Leave out one of them: what is gated has no bias"
-    if epilogue != epilogue.of_parts and not forms.extras:
+    if epilogue != epilogue.of_parts and not forms.epilogue:
         return f"{name} ends with its product", f"Leave out {epilogue}"
     if epilogue.scaling and not forms.scaling:
         return f"{name} takes no scales", "Multiply numbers of 16 bits or more"

@@ -16,7 +16,7 @@ from overweave.memory.board.board import Board
 
 PUSH = Case(GATHER, f"push {KERNEL}")
 # A call that replays a graph, one that a library runs whole, and one that is launched step by step.
-MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 18, 20, 66
+MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 16, 20, 66
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
-from overweave.cli.shape import problem_of_shape
+from overweave.cli.shape import case_of as case_of_shape
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog.catalog import names
 from tests.source_tree import ROOT
@@ -50,8 +50,10 @@ def test_more_ranks_than_a_described_machine_has_are_traced_without_it(tmp_path:
 
 
 def test_what_the_interpreter_cannot_end_in_time_torch_computes():
-    small, large = (problem_of_shape("all_gather_matmul", shape, 2) for shape in ("256,256,64", "8192,8192,4096"))
-    odd = problem_of_shape("all_gather_matmul", "256,256,63", 2)
+    small, large = (
+        case_of_shape(shape).problem("all_gather_matmul", 2, "bf16") for shape in ("256,256,64", "8192,8192,4096")
+    )
+    odd = case_of_shape("256,256,63").problem("all_gather_matmul", 2, "bf16")
     depths = [case_of("all_gather_matmul.push", problem, "cpu", {}).depth for problem in (small, large, odd)]
     assert depths == ["interpreter", "library", "library"]
 

@@ -101,17 +101,17 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (
             Case("a", 64, 64, 32, after="gate+silu"),
             "all_gather_matmul",
-            '(x, w, group, extras=ow.Extras(gate=gate, activation="silu"), plan="p")',
+            '(x, w, group, gate=gate, activation="silu", plan="p")',
         ),
         (
             Case("a", 64, 64, 32, after="residual+rms_norm"),
             "matmul_all_reduce",
-            '(x, w, group, norm=ow.RmsNorm(weight, residual), plan="p")',
+            '(x, w, group, residual=residual, norm=ow.RmsNorm(norm_weight), plan="p")',
         ),
         (
             Case("a", 64, 64, 32, after="bias+gelu+residual"),
             "matmul_reduce_scatter",
-            '(x, w, group, extras=ow.Extras(bias=bias, residual=residual, activation="gelu"), plan="p")',
+            '(x, w, group, bias=bias, residual=residual, activation="gelu", plan="p")',
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_what_is_pasted_has_all_that_was_tuned(case: Case, operator: str, pasted
 
 def test_what_is_pasted_for_fp8_passes_scales():
     problem = Case("a", 64, 64, 32).problem("all_gather_matmul", 2, "fp8")
-    assert "scale_x=sx, scale_w=sw), plan=" in command.code(problem, "push")
+    assert "scale_x=scale_x, scale_w=scale_w, plan=" in command.code(problem, "push")
 
 
 def test_it_starts_its_ranks_with_the_same_words(monkeypatch: pytest.MonkeyPatch):

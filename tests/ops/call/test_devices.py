@@ -42,11 +42,11 @@ def test_a_tensor_is_away_where_another_gpu_is_current(gpus: Any) -> None:
 
 def calls() -> list[Callable[[], object]]:
     """Every operator, with all that it takes."""
-    extras = ow.Extras(bias=ONES, activation="silu", residual=torch.ones(3, 4))
+    given: dict[str, Any] = {"bias": ONES, "activation": "silu", "residual": torch.ones(3, 4)}
     norm = ow.RmsNorm(ONES, eps=1e-5)
     return [
-        lambda: ow.all_gather_matmul(X, W, None, m=3, extras=extras, return_gathered=True, plan="sequential"),
-        lambda: ow.matmul_reduce_scatter(X, W, None, extras=extras, plan="sequential"),
+        lambda: ow.all_gather_matmul(X, W, None, m=3, **given, return_gathered=True, plan="sequential"),
+        lambda: ow.matmul_reduce_scatter(X, W, None, **given, plan="sequential"),
         lambda: ow.matmul_all_reduce(X, W, None, norm=norm, plan="sequential"),
     ]
 

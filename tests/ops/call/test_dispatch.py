@@ -14,7 +14,7 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.exact.exactness import make_data
 from overweave.errors import GroupError, OverweaveError
-from overweave.ops.call.dispatch import aligned
+from overweave.ops.call.prepare import aligned
 from overweave.runtime.host.processes import run_ranks
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right, run

@@ -22,7 +22,7 @@ def compiled(name: str) -> dict[str, Any]:
     bias = torch.ones(16)
 
     def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return operator(x + 1, w, dist.group.WORLD, extras=ow.Extras(bias=bias, activation="silu")) * 2
+        return operator(x + 1, w, dist.group.WORLD, bias=bias, activation="silu") * 2
 
     graphs, apart = torch.compile(layer, backend=counter), torch.compile(operator, backend="eager")
     for turn in range(3):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ops import reference
@@ -34,7 +37,7 @@ def wrong_epilogues() -> list[str]:
         PLANS, (None, "silu", "gelu", "gelu_tanh"), (False, True), (False, True)
     ):
         extras = {"bias": bias if has_bias else None, "residual": residual if has_residual else None}
-        y = ow.all_gather_matmul(x, w, m=M, extras=ow.Extras(activation=activation, **extras), plan=plan)
+        y = ow.all_gather_matmul(x, w, m=M, activation=activation, **extras, plan=plan)
         wide = {name: tensor if tensor is None else tensor.float() for name, tensor in extras.items()}
         exact = reference.all_gather_matmul(x.float(), w.float(), m=M, activation=activation, **wide)
         if not torch.allclose(y.float(), exact, rtol=2**-6, atol=2**-5):
@@ -63,8 +66,8 @@ def wrong_gates(m: int) -> list[str]:
             w, gate = (torch.randn(N, K).bfloat16().t() for _ in range(2))
             if not is_transposed:
                 w, gate = w.contiguous(), gate.contiguous()
-            extras = ow.Extras(activation=activation, residual=residual, gate=gate)
-            y = ow.all_gather_matmul(shard, w, m=m, extras=extras, plan=plan)
+            given: dict[str, Any] = {"activation": activation, "residual": residual, "gate": gate}
+            y = ow.all_gather_matmul(shard, w, m=m, **given, plan=plan)
             wide = residual if residual is None else residual.float()
             exact = reference.all_gather_matmul(
                 shard.float(), w.float(), m=m, activation=activation, residual=wide, gate=gate.float()
@@ -86,7 +89,7 @@ def swiglu() -> float:
     torch.manual_seed(0)
     x, w_up, w_gate = torch.randn(8, K), torch.randn(K, N), torch.randn(K, N)
     shard = x.chunk(dist.get_world_size())[dist.get_rank()]
-    y = ow.all_gather_matmul(shard, w_up, extras=ow.Extras(gate=w_gate, activation="silu"))
+    y = ow.all_gather_matmul(shard, w_up, gate=w_gate, activation="silu")
     exact = torch.nn.functional.silu(x @ w_gate) * (x @ w_up)
     return float((y - exact).abs().max() / exact.abs().max())
 
@@ -98,7 +101,7 @@ def test_swiglu():
 def moved_extras() -> bool:
     """The second call of a signature reads its own bias, not that of the first."""
     x, w = torch.ones(2, K), torch.ones(K, N)
-    first, second = (ow.all_gather_matmul(x, w, extras=ow.Extras(torch.full((N,), by))) for by in (1.0, 2.0))
+    first, second = (ow.all_gather_matmul(x, w, bias=torch.full((N,), by)) for by in (1.0, 2.0))
     return torch.equal(first + 1, second)
 
 
@@ -122,7 +125,7 @@ def errors_of_bad_extras() -> list[str]:
         {"gate": torch.ones(K, N), "bias": torch.ones(N)},
     ):
         try:
-            ow.all_gather_matmul(x, w, extras=ow.Extras(**extras))
+            ow.all_gather_matmul(x, w, **extras)
             found.append("nothing raised")
         except OverweaveError as error:
             found.append(f"{type(error).__name__} {error}")
@@ -137,22 +140,46 @@ def test_bad_arguments_are_typed_errors_on_every_rank():
         assert all(word in found for word, found in zip(words, of_rank, strict=True)), of_rank
 
 
-def pass_no_extras() -> str:
-    try:
-        ow.all_gather_matmul(torch.ones(2, K), torch.ones(K, N), extras="silu")  # type: ignore[arg-type]
-    except InputError as error:
-        return str(error)
-    return "nothing raised"
+NAMES = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 
 
-def test_extras_of_another_type_are_refused():
-    assert all("Pass ow.Extras" in found for found in run_ranks(pass_no_extras, 2))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_signature_has_the_keywords_of_the_record(name: str):
+    _, _, group, *keywords, others = inspect.signature(getattr(ow, name)).parameters.values()
+    assert tuple(each.name for each in keywords) == operator_of(name).keywords
+    assert {each.kind for each in keywords} == {inspect.Parameter.KEYWORD_ONLY}
+    assert (group.name, others.kind) == ("group", inspect.Parameter.VAR_KEYWORD)
+
+
+def what_unknown_keywords_get() -> dict[str, list[str]]:
+    """Of every operator: what it says of a keyword that it has not, behind a call that prepared the signature."""
+    told: dict[str, list[str]] = {}
+    x, w = torch.ones(2, K), torch.ones(K, N)
+    for name in NAMES:
+        call: Any = getattr(ow, name)
+        call(x, w)
+        for keyword in ("extras", "gate", "norm", "biass", "m"):
+            if keyword not in operator_of(name).keywords:
+                with pytest.raises(InputError) as raised:
+                    call(x, w, **{keyword: None})
+                told.setdefault(keyword, []).append(str(raised.value))
+    return told
+
+
+def test_keywords_that_an_operator_has_not_are_refused_with_those_that_it_has():
+    for told in run_ranks(what_unknown_keywords_get, 2):
+        assert [len(told[keyword]) for keyword in ("extras", "gate", "norm", "biass", "m")] == [3, 2, 2, 3, 2]
+        for keyword, words in told.items():
+            assert all(f"{keyword}=: it takes no such keyword. It takes " in word for word in words)
+            assert all("bias=, activation=, residual=" in word for word in words)
+        assert all("gate= is taken by all_gather_matmul" in word for word in told["gate"])
+        assert all("norm= is taken by matmul_all_reduce" in word for word in told["norm"])
 
 
 def ask_for_different_ends() -> str:
     x, w = torch.ones(2, K), torch.ones(K, N)
     try:
-        ow.all_gather_matmul(x, w, extras=ow.Extras(activation="silu") if dist.get_rank() else None)
+        ow.all_gather_matmul(x, w, activation="silu" if dist.get_rank() else None)
     except OverweaveError as error:
         return type(error).__name__
     return "nothing raised"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from overweave.errors import OverweaveError
+from overweave.errors import InputError, OverweaveError
 from overweave.ops import reference
 from overweave.runtime.host.processes import run_ranks
 
@@ -74,6 +74,23 @@ def test_floats_have_the_bits_of_a_sum_and_then_a_residual():
     assert run_ranks(sum_floats, 3) == [[]] * 3
 
 
+def residuals_by_keyword() -> list[bool]:
+    """A residual beside a norm is that of the norm; of two residuals neither is."""
+    torch.manual_seed(7)
+    x, w, weight, residual = torch.randn(5, K), torch.randn(K, N), torch.randn(N), torch.randn(5, N)
+    wanted = ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(weight, residual))
+    for _ in range(2):
+        found = ow.matmul_all_reduce(x, w, residual=residual, norm=ow.RmsNorm(weight))
+        bare = ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(weight))
+    with pytest.raises(InputError, match="Pass one of the two"):
+        ow.matmul_all_reduce(x, w, residual=residual, norm=ow.RmsNorm(weight, residual))
+    return [*map(torch.equal, found, wanted), not torch.equal(bare[1], wanted[1])]
+
+
+def test_the_residual_of_a_norm_may_be_a_keyword():
+    assert run_ranks(residuals_by_keyword, 2) == [[True] * 3] * 2
+
+
 def moved_norms() -> bool:
     """The second call of a signature reads its own weight and residual, not those of the first."""
     x, w = torch.ones(2, K), torch.ones(K, N)
@@ -124,7 +141,7 @@ def errors_of_bad_norms() -> list[str]:
 
 
 def test_bad_arguments_are_typed_errors_on_every_rank():
-    words = ("norm weight", "float32", "list", "norm residual", "contiguous", "eps", "eps", "no_grad", "ow.RmsNorm")
+    words = ("norm_weight", "float32", "list", "residual", "contiguous", "eps", "eps", "no_grad", "RmsNorm or None")
     words += ("torch's",)
     for of_rank in run_ranks(errors_of_bad_norms, 2):
         assert all(found.startswith("InputError") for found in of_rank), of_rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,8 +50,8 @@ def wrong_plans(rows: tuple[int, ...]) -> list[str]:
     wrong = []
     for m, by_rows, out, plan in product(rows, (True, False), (None, torch.float32, torch.float16), PLANS):
         data = Data(m, by_rows)
-        extras = ow.Extras(scale_x=data.scale_x, scale_w=data.scale_w, out_dtype=out)
-        y, gathered = ow.all_gather_matmul(data.x, data.w, m=m, extras=extras, return_gathered=True, plan=plan)
+        given: dict[str, Any] = {"scale_x": data.scale_x, "scale_w": data.scale_w, "out_dtype": out}
+        y, gathered = ow.all_gather_matmul(data.x, data.w, m=m, **given, return_gathered=True, plan=plan)
         is_right = torch.equal(y, data.exact.to(out or torch.bfloat16)) and y.dtype == (out or torch.bfloat16)
         if not is_right or not torch.equal(gathered.float(), data.gathered):
             wrong.append(f"m={m} by_rows={by_rows} {out} {plan}")
@@ -76,8 +77,8 @@ def errors_of_floats() -> list[float]:
     exact += bias.double()
     errors = []
     for plan in ("sequential", "push"):
-        extras = ow.Extras(bias=bias, scale_x=scale_x, scale_w=scale_w)
-        y = ow.all_gather_matmul(x, w, extras=extras, plan=plan)
+        given: dict[str, Any] = {"bias": bias, "scale_x": scale_x, "scale_w": scale_w}
+        y = ow.all_gather_matmul(x, w, **given, plan=plan)
         errors.append(float((y.double() - exact).norm() / exact.norm()))
     return errors
 
@@ -91,8 +92,8 @@ def moved_scales() -> bool:
     data = Data(8, by_rows=True)
     ys = []
     for by in (1.0, 2.0, 4.0):
-        extras = ow.Extras(scale_x=data.scale_x * by, scale_w=data.scale_w)
-        ys.append(ow.all_gather_matmul(data.x, data.w, extras=extras))
+        given: dict[str, Any] = {"scale_x": data.scale_x * by, "scale_w": data.scale_w}
+        ys.append(ow.all_gather_matmul(data.x, data.w, **given))
     return torch.equal(ys[0] * 2, ys[1]) and torch.equal(ys[0] * 4, ys[2])
 
 
@@ -122,7 +123,7 @@ def errors_of_bad_scales() -> list[str]:
         ((x.to(torch.float8_e5m2), w.to(torch.float8_e5m2)), {"scale_x": one, "scale_w": one}),
     ):
         try:
-            ow.all_gather_matmul(*operands, extras=None if extras is None else ow.Extras(**extras))
+            ow.all_gather_matmul(*operands, **(extras or {}))
             found.append("nothing raised")
         except OverweaveError as error:
             found.append(f"{type(error).__name__} {error}")
@@ -131,7 +132,7 @@ def errors_of_bad_scales() -> list[str]:
 
 WORDS = (
     "scale_x of fp8 operands",
-    "scale_w of fp8 operands: got NoneType",
+    "scale_w of fp8 operands: got None",
     "Pass one element each",
     "(4, 1) for the own rows",
     "float64",
@@ -157,7 +158,7 @@ def test_bad_arguments_are_typed_errors_on_every_rank():
 def disagree() -> str:
     data = Data(8, by_rows=bool(dist.get_rank()))
     try:
-        ow.all_gather_matmul(data.x, data.w, extras=ow.Extras(scale_x=data.scale_x, scale_w=data.scale_w))
+        ow.all_gather_matmul(data.x, data.w, scale_x=data.scale_x, scale_w=data.scale_w)
     except OverweaveError as error:
         return type(error).__name__
     return "nothing raised"
@@ -180,7 +181,7 @@ def tuned() -> list[object]:
     taken = ow.tune("all_gather_matmul", m=64, n=N, k=K, dtype=FP8)
     told = ow.explain("all_gather_matmul", m=64, n=N, k=K, world_size=2, dtype=FP8, device="cpu")
     data = Data(64, by_rows=True)
-    y = ow.all_gather_matmul(data.x, data.w, extras=ow.Extras(scale_x=data.scale_x, scale_w=data.scale_w))
+    y = ow.all_gather_matmul(data.x, data.w, scale_x=data.scale_x, scale_w=data.scale_w)
     return [taken.source, told.text == taken.text, torch.equal(y, data.exact.bfloat16())]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def wrong_sums(cases: tuple[Case, ...]) -> list[str]:
         wide = {name: one.double() if isinstance(one, torch.Tensor) else one for name, one in extras.items()}
         exact = REFERENCES[operator](x.double(), w.double(), **wide)
         for plan in PLANS[operator]:
-            y = OPERATORS[operator](x, w, extras=ow.Extras(**extras), plan=plan)
+            y = OPERATORS[operator](x, w, **extras, plan=plan)
             roundings = 2 if plan == "sequential" and dtype == torch.bfloat16 else 1
             near = roundings * (2**-8 if dtype == torch.bfloat16 else 2**-20)
             is_near = torch.allclose(y.double(), exact, near, near)
@@ -107,7 +108,7 @@ def disagreements() -> list[str]:
     x, w, residual = torch.randn(11, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(11, N).bfloat16()
     dist.broadcast(residual, 0)
     for plan in PLANS[REDUCE]:
-        y = ow.matmul_all_reduce(x, w, extras=ow.Extras(activation="gelu", residual=residual), plan=plan)
+        y = ow.matmul_all_reduce(x, w, activation="gelu", residual=residual, plan=plan)
         everybodys = [torch.empty_like(y) for _ in range(ranks)]
         dist.all_gather(everybodys, y)
         if not all(torch.equal(y, other) for other in everybodys):
@@ -122,18 +123,18 @@ def test_every_rank_has_the_same_bits():
 def errors_of_bad_extras() -> list[str]:
     x, w, found = torch.ones(4, K), torch.ones(K, N), []
     norm = ow.RmsNorm(torch.ones(N))
-    calls = (
-        (SCATTER, ow.Extras(bias=torch.ones(N + 1)), {}),
-        (SCATTER, ow.Extras(residual=torch.ones(4, N)), {}),  # of all rows, not the own ones
-        (REDUCE, ow.Extras(residual=torch.ones(2, N)), {}),
-        (REDUCE, ow.Extras(activation="relu"), {}),
-        (SCATTER, ow.Extras(gate=torch.ones(K, N)), {}),
-        (REDUCE, ow.Extras(bias=torch.ones(N)), {"norm": norm}),
-        (REDUCE, ow.Extras(bias=torch.ones(N)), {"plan": "torch.two_shot"}),
+    calls: tuple[tuple[str, dict[str, Any]], ...] = (
+        (SCATTER, {"bias": torch.ones(N + 1)}),
+        (SCATTER, {"residual": torch.ones(4, N)}),  # of all rows, not the own ones
+        (REDUCE, {"residual": torch.ones(2, N)}),
+        (REDUCE, {"activation": "relu"}),
+        (SCATTER, {"gate": torch.ones(K, N)}),
+        (REDUCE, {"bias": torch.ones(N), "norm": norm}),
+        (REDUCE, {"bias": torch.ones(N), "plan": "torch.two_shot"}),
     )
-    for operator, extras, others in calls:
+    for operator, given in calls:
         try:
-            OPERATORS[operator](x, w, extras=extras, **others)
+            OPERATORS[operator](x, w, **given)
             found.append("nothing raised")
         except OverweaveError as error:
             found.append(f"{type(error).__name__} {error}")

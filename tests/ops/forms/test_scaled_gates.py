@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +38,8 @@ class Data:
         self.exact = (wide @ w.float().t() * by_row * of_w) * (wide @ gate.float().t() * by_row * of_gate)
 
     def product(self, plan: str | None, **more: object) -> torch.Tensor:
-        extras = ow.Extras(scale_x=self.scale_x, scale_w=self.scale_w, gate=self.gate, **more)  # type: ignore[arg-type]
-        return ow.all_gather_matmul(self.x, self.w, m=self.m, extras=extras, plan=plan)
+        given: dict[str, Any] = {"scale_x": self.scale_x, "scale_w": self.scale_w, "gate": self.gate, **more}  # type: ignore[arg-type]
+        return ow.all_gather_matmul(self.x, self.w, m=self.m, **given, plan=plan)
 
 
 def wrong_gates(rows: tuple[int, ...], plans: tuple[str | None, ...]) -> list[str]:
@@ -77,8 +78,8 @@ def errors_of_floats() -> list[float]:
     )
     errors = []
     for plan in ("sequential", "push"):
-        extras = ow.Extras(activation="silu", gate=gate.t(), scale_x=scale_x, scale_w=scale_w)
-        y = ow.all_gather_matmul(x, w.t(), extras=extras, plan=plan)
+        given: dict[str, Any] = {"activation": "silu", "gate": gate.t(), "scale_x": scale_x, "scale_w": scale_w}
+        y = ow.all_gather_matmul(x, w.t(), **given, plan=plan)
         errors.append(float((y.double() - exact).norm() / exact.norm()))
     return errors
 
@@ -95,7 +96,7 @@ BAD = {
     "got (2,) and (2,)": {"scale_x": TWO, "scale_w": TWO},
     "got (1,) and (2, 1)": {"scale_x": ONE, "scale_w": TWO[:, None]},
     "(1, 96) for the columns of w and, behind them, of the gate": {"scale_x": ROWS, "scale_w": torch.ones(1, N)},
-    "scale_w of fp8 operands: got NoneType": {"scale_x": ONE},
+    "scale_w of fp8 operands: got None": {"scale_x": ONE},
     "a bias beside a gate": {"scale_x": ONE, "scale_w": TWO, "bias": torch.ones(N).bfloat16()},
     "Pass [32, 48] of torch.float8_e4m3fn": {"scale_x": ONE, "scale_w": TWO, "gate": torch.ones(N, K).bfloat16().t()},
     "gate: got [32, 16]": {"scale_x": ONE, "scale_w": TWO, "gate": torch.ones(16, K).to(FP8).t()},
@@ -108,7 +109,7 @@ def errors_of_bad_scales() -> list[str]:
     found = []
     for extras in BAD.values():
         try:
-            ow.all_gather_matmul(x, w, extras=ow.Extras(**{"gate": w, **extras}))
+            ow.all_gather_matmul(x, w, **{"gate": w, **extras})
             found.append("nothing raised")
         except OverweaveError as error:
             found.append(f"{type(error).__name__} {error}")

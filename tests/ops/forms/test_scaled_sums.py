@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,8 +60,8 @@ class Data:
         return total[slice(*own)] if operator == SCATTER else total
 
     def run(self, operator: str, plan: str | None, out: torch.dtype | None) -> torch.Tensor:
-        extras = ow.Extras(scale_x=self.scale_x, scale_w=self.scale_w, out_dtype=out)
-        y: torch.Tensor = getattr(ow, operator)(self.x, self.w, extras=extras, plan=plan)
+        given: dict[str, Any] = {"scale_x": self.scale_x, "scale_w": self.scale_w, "out_dtype": out}
+        y: torch.Tensor = getattr(ow, operator)(self.x, self.w, **given, plan=plan)
         return y
 
 
@@ -95,13 +96,13 @@ def errors_of_floats(operator: str) -> list[list[float]]:
     torchs = ((x.float() @ w.float()) * scale_x * scale_w).bfloat16()
     dist.all_reduce(torchs)
     own = slice(*shard_rows(24, dist.get_world_size(), dist.get_rank())) if operator == SCATTER else slice(None)
-    extras = ow.Extras(scale_x=scale_x, scale_w=scale_w)
+    given: dict[str, Any] = {"scale_x": scale_x, "scale_w": scale_w}
 
     def error(y: torch.Tensor) -> float:
         return float((y.double() - exact[own]).norm() / exact[own].norm())
 
     plans = (plan for plan in PLANS[operator] if plan is not None)
-    ours = [error(getattr(ow, operator)(x, w, extras=extras, plan=plan)) for plan in plans]
+    ours = [error(getattr(ow, operator)(x, w, **given, plan=plan)) for plan in plans]
     return [ours, [error(torchs[own])]]
 
 
@@ -117,10 +118,10 @@ def normed_sums(plans: tuple[str, ...]) -> list[str]:
     data, wrong = Data(21, by_rows=True), []
     exact = data.exact(REDUCE)
     weight, residual = torch.ones(N, dtype=torch.float16), torch.ones(21, N, dtype=torch.float16)
-    extras = ow.Extras(scale_x=data.scale_x, scale_w=data.scale_w, out_dtype=torch.float16)
+    given: dict[str, Any] = {"scale_x": data.scale_x, "scale_w": data.scale_w, "out_dtype": torch.float16}
     for plan in plans:
         norm = ow.RmsNorm(weight, residual)
-        normed, z = ow.matmul_all_reduce(data.x, data.w, extras=extras, norm=norm, plan=plan)
+        normed, z = ow.matmul_all_reduce(data.x, data.w, **given, norm=norm, plan=plan)
         expected = (exact.half() + residual).half()
         if not torch.equal(z, expected) or (normed - torch.nn.functional.rms_norm(z, (N,), weight)).abs().max() > 0.01:
             wrong.append(plan)
@@ -136,8 +137,8 @@ def moved_scales(operator: str) -> bool:
     """Each call of a signature reads its own scales."""
     data, ys = Data(8, by_rows=True), []
     for by in (1.0, 2.0, 4.0):
-        extras = ow.Extras(scale_x=data.scale_x * by, scale_w=data.scale_w)
-        ys.append(getattr(ow, operator)(data.x, data.w, extras=extras))
+        given: dict[str, Any] = {"scale_x": data.scale_x * by, "scale_w": data.scale_w}
+        ys.append(getattr(ow, operator)(data.x, data.w, **given))
     return torch.equal(ys[0] * 2, ys[1]) and torch.equal(ys[0] * 4, ys[2])
 
 
@@ -162,7 +163,7 @@ def errors_of_bad_arguments(operator: str) -> list[str]:
         ((x.bfloat16(), w.bfloat16()), {"gate": bias}),  # refused as such, whatever its shape
     ):
         try:
-            getattr(ow, operator)(*operands, extras=None if extras is None else ow.Extras(**extras))
+            getattr(ow, operator)(*operands, **(extras or {}))
             found.append("nothing raised")
         except OverweaveError as error:
             found.append(f"{type(error).__name__} {error}")
@@ -178,7 +179,7 @@ WORDS = (
     "k=24",
     "leave the scales out",
     "Pass [48] of torch.bfloat16",
-    "takes no gate",
+    "gate=: it takes no such keyword",
 )
 
 

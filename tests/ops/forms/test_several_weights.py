@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,9 +84,9 @@ def forms_and_errors() -> list[str]:
         ([w, w[:, ::2]], {}),
         ([w] * 65, {}),
         ([w] * 4, {"plan": "push"}),
-        ([w, w], {"extras": ow.Extras(residual=torch.ones(m, 16))}),
-        ([w, w], {"extras": ow.Extras(gate=w)}),
-        ([w, w], {"extras": ow.Extras(bias=torch.ones(8))}),
+        ([w, w], {"residual": torch.ones(m, 16)}),
+        ([w, w], {"gate": w}),
+        ([w, w], {"bias": torch.ones(8)}),
         ((each for each in (w, w)), {}),
     ):
         try:
@@ -106,8 +107,8 @@ def test_bad_weights_are_typed_errors_on_every_rank():
         "w[1] [16, 4] has strides (8, 2)",
         "got 65 weights",
         "4 weights",
-        "a residual or a gate with 2 weights",
-        "a residual or a gate with 2 weights",
+        "2 weights: all_gather_matmul with residual takes one",
+        "2 weights: all_gather_matmul with gate takes one",
         "bias: got [8] of",
         "got generator",
     )
@@ -155,14 +156,13 @@ def wrong_finished_products() -> list[str]:
         product_of_all = torch.cat([x @ w.t() for w in weights], dim=1)
         exact = product_of_all * scales[0] * scales[1] if scales else product_of_all
         exact = exact + bias
-        if scales is None:
-            extras = ow.Extras(bias=bias)
-        else:
+        beside: dict[str, Any] = {"bias": bias}
+        if scales is not None:
             own_scales = scales[0][own] if form == "rows" else scales[0]
-            extras = ow.Extras(bias=bias.half(), scale_x=own_scales, scale_w=scales[1], out_dtype=torch.float16)
+            beside = {"bias": bias.half(), "scale_x": own_scales, "scale_w": scales[1], "out_dtype": torch.float16}
         dtype = fp8 if is_fp8 else torch.float32
         given = [w.to(dtype).t() for w in weights]
-        ys = ow.all_gather_matmul(x[own].to(dtype), given, m=m, extras=extras, plan=plan)
+        ys = ow.all_gather_matmul(x[own].to(dtype), given, m=m, **beside, plan=plan)
         parts = exact.split(columns, dim=1)
         if len(ys) != 3 or not all(torch.equal(y.float(), part) for y, part in zip(ys, parts, strict=True)):
             wrong.append(f"{plan} m={m} {form}")

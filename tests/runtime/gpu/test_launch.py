@@ -10,7 +10,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import resolve
 from overweave.ops import reference
-from overweave.ops.call import dispatch
+from overweave.ops.call import prepare
 from overweave.ops.call.prepared import outputs_of
 from overweave.runtime.backends import load
 from overweave.runtime.host.processes import run_ranks
@@ -52,7 +52,7 @@ def results_it_makes(operator: str, m: int) -> list[object]:
     x = torch.randn((own if gathers else m) * 16 + 1)[1:].view(-1, 16)
     problem = Problem(operator=operator, m=m, n=24, k=16, world_size=2, dtype="float32")
     example = {"x": x, "w": w, **{name: torch.empty(shape) for name, shape, _ in outputs_of(problem, group.rank)}}
-    run, bound = dispatch._bind_aligned(build(f"{operator}.sequential", problem, {}, rank=group.rank), group, example)
+    run, bound = prepare._bind_aligned(build(f"{operator}.sequential", problem, {}, rank=group.rank), group, example)
     function = getattr(reference, operator)
     wanted = function(x, w, m=m) if gathers else function(x, w)
     found = []

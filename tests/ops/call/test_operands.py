@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from overweave.errors import InputError
-from overweave.ops.call.arguments import DTYPES, check_kinds, check_operands
+from overweave.ir.operators.all_gather_matmul import OPERATOR
+from overweave.ops.call.operands import DTYPES, check_kinds, check_operands
 
 X, W = torch.zeros(3, 8), torch.zeros(8, 5)
 
@@ -45,7 +46,7 @@ def test_dense_matrices_in_both_layouts_are_taken(dtype: torch.dtype, rows: int)
         (torch.zeros(3, 16)[:, ::2], W, "its strides are (16, 2)"),
         (X, torch.zeros(8, 10)[:, ::2], "w [8, 5] has strides (10, 2)"),
         (X, torch.zeros(1, 5).expand(8, 5), "has strides (0, 1)"),
-        (X, W.clone().requires_grad_(), "requires_grad is set"),
+        (X, W.clone().requires_grad_(), "w requires_grad"),
     ],
 )
 def test_other_operands_are_refused(x: torch.Tensor, w: torch.Tensor, found: str):
@@ -60,8 +61,8 @@ def test_gradients_are_no_matter_where_none_are_kept():
 @pytest.mark.parametrize(
     ("x", "w", "options", "found"),
     [
-        (None, W, {}, "operator: x: got NoneType"),
-        (X, [[1.0]], {}, "operator: w: got list"),
+        (None, W, {}, "all_gather_matmul: x: got NoneType"),
+        (X, [W] * 65, {}, "all_gather_matmul: w: got 65 weights"),
         (np.zeros((3, 8)), W, {}, "x: got ndarray"),
         (X.to_sparse(), W, {}, "its layout is torch.sparse_coo"),
         (X, W, {"m": 3.0}, "m: got float. Pass int or None"),
@@ -70,7 +71,14 @@ def test_gradients_are_no_matter_where_none_are_kept():
         (X, W, {"plan": 3}, "plan: got int"),
         (X, W, {"plan": ["push"]}, "plan: got list"),
         (X, W, {"return_gathered": None}, "return_gathered: got NoneType. Pass bool"),
+        (X, W, {"bias": [1.0]}, "bias: got list. Pass Tensor or None"),
+        (X, W, {"residual": X.to_sparse()}, "residual: its layout is torch.sparse_coo"),
+        (X, W, {"activation": torch.nn.functional.silu}, "activation: got function. Pass str or None"),
+        (X, W, {"out_dtype": "bfloat16"}, "out_dtype: got str. Pass dtype or None"),
     ],
 )
 def test_other_kinds_are_refused(x: object, w: object, options: dict[str, object], found: str):
-    assert found in refusal(check_kinds, x, w, options)
+    with pytest.raises(InputError) as caught:
+        check_kinds(OPERATOR, {"x": x, "w": w, **options})
+    assert caught.value.cure
+    assert found in str(caught.value)

@@ -1,0 +1,307 @@
+"""What the operators accept: one typed error, with the cure, for everything else, before anything is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from math import prod
+from types import NoneType
+from typing import Any, get_args
+
+import torch
+from torch.autograd import forward_ad
+
+from overweave.errors import InputError
+from overweave.ir.dtype import Dtype
+from overweave.ir.epilogue import (
+    BIAS,
+    GATE,
+    NORM_WEIGHT,
+    RESIDUAL,
+    SCALE_W,
+    SCALE_X,
+    Activation,
+    Epilogue,
+    Norm,
+    Scaling,
+)
+from overweave.ir.operators.record import Operator
+from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.plan import numbered
+from overweave.ir.problem import LONGEST_LIST, Problem
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import Group
+from overweave.ops.call.norm import FIELDS, RmsNorm
+from overweave.schedules.catalog.forms import check_forms
+from overweave.tuner.space.problem_words import FP8_STEP, unaligned
+
+Given = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
+WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
+DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+FP8 = torch.float8_e4m3fn
+TAKEN = (*DTYPES, FP8)  # by the operators
+_KINDS: dict[str, tuple[type, ...]] = {
+    "m": (int, NoneType),
+    "return_gathered": (bool,),
+    "plan": (str, NoneType),
+    "activation": (str, NoneType),
+    "out_dtype": (torch.dtype, NoneType),
+    "norm": (RmsNorm, NoneType),
+}
+
+
+def name_of(dtype: torch.dtype) -> Dtype:
+    """As plans call it."""
+    return str(dtype).removeprefix("torch.")  # type: ignore[return-value]
+
+
+def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dict[str, torch.Tensor]) -> Problem:
+    """What a call asks of its operator. tensors: all of them, by the names under which plans know them.
+
+    Raises InputError for what the operator does not take.
+    """
+    check_kinds(operator, given)
+    name, x, weights, norm = operator.name, tensors["x"], weights_of(given), given.get("norm")
+    is_transposed = check_operands(name, x, *weights)
+    columns = tuple(w.shape[1] for w in weights)
+    epilogue = Epilogue(
+        bias=given.get(BIAS) is not None,
+        activation=_activation(name, given.get("activation")),
+        residual=given.get(RESIDUAL) is not None and norm is None,
+        scaling=_scaling(name, x, weights, given),
+        gate=given.get(GATE) is not None,
+    )
+    problem = Problem(
+        operator=name,
+        m=_rows(operator, x, group, given.get("m")) if operator.has_row_shards else x.shape[0],
+        n=sum(columns),
+        k=x.shape[1],
+        world_size=group.world_size,
+        dtype=name_of(x.dtype),
+        b_is_transposed=is_transposed,
+        returns_gathered=given.get("return_gathered", False),
+        epilogue=epilogue,
+        norm=_norm(name, norm, given.get(RESIDUAL)),
+        columns=columns if len(columns) > 1 else (),
+        out_dtype=name_of(given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else None,
+    )
+    check_forms(name, problem)
+    _check_beside(problem, group.rank, tensors)
+    return problem
+
+
+def weights_of(given: Given) -> list[Any]:
+    """What the caller passed as `w`, one by one."""
+    return [given[name] for name in WEIGHTS if name in given]
+
+
+def check_kinds(operator: Operator, given: Given) -> None:
+    """Keywords that the operator has, of the types that it declares, and strided tensors. Raises InputError."""
+    name, weights = operator.name, weights_of(given)
+    keywords = {keyword: value for keyword, value in given.items() if keyword not in ("x", *WEIGHTS)}
+    for keyword in keywords:
+        if keyword not in operator.keywords:
+            raise _unknown(operator, keyword)
+    if operator.forms.several_weights and isinstance(given["w"], (list, tuple)):  # too few or too many
+        cure = f"Pass a weight, or a list of 1 to {LONGEST_LIST}"
+        raise InputError(f"{name}: w", f"got {len(given['w'])} weights", cure)
+    for called, tensor in (("x", given["x"]), *_named(weights)):
+        check_plain(f"{name}: {called}", tensor)
+    for keyword, value in keywords.items():
+        kinds = _KINDS.get(keyword, (torch.Tensor, NoneType))
+        is_unasked_bool = isinstance(value, bool) and bool not in kinds  # to Python a bool is an int
+        if is_unasked_bool or not isinstance(value, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
+            raise InputError(f"{name}: {keyword}", f"got {type(value).__name__}", f"Pass {wanted}")
+        if isinstance(value, torch.Tensor):
+            check_plain(f"{name}: {keyword}", value)
+        if isinstance(value, RmsNorm):
+            for field, part in zip(FIELDS[:2], value[:2], strict=True):
+                if part is not None or field == NORM_WEIGHT:
+                    check_plain(f"{name}: {field}", part)
+
+
+def _unknown(operator: Operator, keyword: str) -> InputError:
+    """A keyword that an operator has not, with those that it has, and the operators that have it."""
+    others = [name for name, record in OPERATORS.items() if keyword in record.keywords]
+    cure = f"It takes {', '.join(f'{each}=' for each in operator.keywords)}"
+    cure += f"; {keyword}= is taken by {', '.join(others)}" if others else ""
+    return InputError(f"{operator.name}: {keyword[:40]}=", "it takes no such keyword", cure)
+
+
+def check_plain(asked: str, tensor: object) -> None:
+    """A strided torch.Tensor whose elements lie where it says, and that nobody differentiates. Raises InputError."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(asked, f"got {type(tensor).__name__}", "Pass a torch.Tensor")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        found = f"got {type(tensor).__name__}, which stands for tensors that lie elsewhere, or nowhere"
+        cure = "Pass the local tensor: `.to_local()` of a DTensor, `.wait()` of an AsyncCollectiveTensor"
+        raise InputError(asked, found, cure)
+    if tensor.layout is not torch.strided:
+        raise InputError(asked, f"its layout is {tensor.layout}", "Pass a dense tensor")
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        cure = "Call it outside of torch.func and vmap: it has no rules for them"
+        raise InputError(asked, "it has no memory of its own: a transform of torch.func wraps it", cure) from None
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients, forward or backward")
+
+
+def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor) -> bool:
+    """`x @ w` for dense matrices of one dtype on one device, all weights in one layout. Raises InputError.
+
+    Returns whether the weights lie in memory as `[n, k]`.
+    """
+    if x.dtype not in TAKEN:
+        known = ", ".join(map(str, TAKEN))
+        raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
+    for name, w in _named(weights):
+        _check_pair(operator, x, w, name)
+    if all(w.is_contiguous() for w in weights):
+        return False
+    if not all(w.t().is_contiguous() for w in weights):
+        found = ", ".join("[k, n]" if w.is_contiguous() else "[n, k]" for w in weights)
+        raise InputError(f"{operator}: weights in one memory layout", f"they lie as {found}", "Lay them out alike")
+    return True
+
+
+def _named(weights: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [("w" if len(weights) == 1 else f"w[{index}]", each) for index, each in enumerate(weights)]
+
+
+def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str) -> None:
+    for name, tensor in (("x", x), (called, w)):
+        if tensor.dim() != 2:
+            raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
+    if x.dtype != w.dtype or x.device != w.device:
+        found = f"x is {x.dtype} on {x.device}, {called} is {w.dtype} on {w.device}"
+        raise InputError(f"{operator}: x and {called} alike", found, "Cast or move one of them")
+    if x.device.type not in ("cpu", "cuda"):
+        raise InputError(f"{operator}: tensors on a CPU or a CUDA GPU", f"got {x.device}", "Move them")
+    if x.shape[1] != w.shape[0]:
+        found = f"x is {list(x.shape)}, {called} is {list(w.shape)}"
+        raise InputError(
+            f"{operator}: x [.., k] @ {called} [k, n]", found, "Pass w as [k, n]; `w.t()` is accepted as it is"
+        )
+    if not w.numel():
+        raise InputError(f"{operator}: {called} [k, n], both at least 1", f"got {list(w.shape)}", "Leave out the call")
+    if not x.is_contiguous():
+        raise InputError(f"{operator}: x row-major", f"its strides are {x.stride()}", "Pass x.contiguous()")
+    if not (w.is_contiguous() or w.t().is_contiguous()):
+        found = f"{called} {list(w.shape)} has strides {w.stride()}"
+        raise InputError(f"{operator}: {called} dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
+    for name, tensor in (("x", x), (called, w)):
+        _check_no_gradient(operator, name, tensor)
+
+
+def _check_no_gradient(operator: str, name: str, tensor: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", "Call it under no_grad")
+
+
+def _rows(operator: Operator, x: torch.Tensor, group: Group, m: int | None) -> int:
+    """All rows, of which a rank passes its shard."""
+    rows = x.shape[0] * group.world_size if m is None else m
+    if rows < 0:
+        raise InputError(f"{operator.name}: m, the rows after the gather", f"got {m}", "Pass an int >= 0, or None")
+    lo, hi = shard_rows(rows, group.world_size, group.rank)
+    if x.shape[0] != hi - lo:
+        found = f"rank {group.rank} of {group.world_size} holds {x.shape[0]} rows, not {hi - lo}"
+        raise InputError(f"{operator.name}: shards of m={rows} rows", found, "Deal rows as torch.chunk does, or pass m")
+    return rows
+
+
+def _activation(operator: str, activation: str | None) -> Activation | None:
+    known = get_args(Activation)
+    if activation is not None and activation not in known:
+        cure = f"Use one of {', '.join(known)}, or None"
+        raise InputError(f"{operator}: activation", f"got {activation[:40]!r}", cure)
+    return activation  # type: ignore[return-value]
+
+
+def _norm(operator: str, norm: RmsNorm | None, residual: torch.Tensor | None) -> Norm | None:
+    """residual: the one that was passed as a keyword, which stands for that of the norm."""
+    if norm is None:
+        return None
+    if residual is not None and norm.residual is not None:
+        raise InputError(f"{operator}: residual", "the norm has one, too", "Pass one of the two")
+    if not isinstance(norm.eps, float) or not 0 < norm.eps < math.inf:
+        raise InputError(f"{operator}: norm eps", f"got {norm.eps!r}"[:60], "Pass a float above 0, such as 1e-5")
+    return Norm(eps=norm.eps, residual=residual is not None or norm.residual is not None)
+
+
+def _check_beside(problem: Problem, rank: int, tensors: dict[str, torch.Tensor]) -> None:
+    """What the epilogue and the norm read has the shapes and the dtypes that the problem implies. Raises InputError."""
+    operator, x, w = problem.operator, tensors["x"], tensors["w"]
+    for name in (*problem.epilogue.inputs, *(problem.norm.inputs if problem.norm else ())):
+        if name in (SCALE_X, SCALE_W):  # which say themselves what they scale
+            continue
+        tensor, (rows, cols, dtype) = tensors[name], problem.operand(name, rank)
+        wanted = (cols,) if name in (BIAS, NORM_WEIGHT) else (rows, cols)
+        if (tuple(tensor.shape), name_of(tensor.dtype), tensor.device) != (wanted, dtype, x.device):
+            found = f"got {list(tensor.shape)} of {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
+            raise InputError(f"{operator}: {name}", found, f"Pass {list(wanted)} of torch.{dtype} on {x.device}")
+        if name == GATE:
+            if not (tensor.is_contiguous() if w.is_contiguous() else tensor.t().is_contiguous()):
+                found = f"gate has strides {tensor.stride()}, w {w.stride()}"
+                raise InputError(f"{operator}: gate in the memory layout of w", found, "Lay them out alike")
+        elif not tensor.is_contiguous():
+            found = f"its strides are {tensor.stride()}"
+            raise InputError(f"{operator}: {name} row-major", found, f"Pass {name}.contiguous()")
+        _check_no_gradient(operator, name, tensor)
+
+
+def _scaling(operator: str, x: torch.Tensor, weights: Sequence[torch.Tensor], given: Given) -> Scaling | None:
+    """How the products by all weights are scaled; None if they are not. Raises InputError."""
+    scales = {name: given.get(name) for name in (SCALE_X, SCALE_W)}
+    if x.dtype != FP8:
+        _refuse_scales(operator, x, scales, given.get("out_dtype"))
+        return None
+    for w in weights:
+        _check_layout(operator, w)
+    if given.get("out_dtype") not in (None, *DTYPES):
+        known = ", ".join(map(str, DTYPES))
+        raise InputError(f"{operator}: out_dtype", f"got {given['out_dtype']}", f"Use one of {known}, or None")
+    shapes = {name: _shape_of_scale(operator, name, scale, x) for name, scale in scales.items()}
+    products = 1 if given.get(GATE) is None else 2
+    if prod(shapes[SCALE_X]) == 1 and prod(shapes[SCALE_W]) == products and shapes[SCALE_W][-1:] in ((), (products,)):
+        return "tensor"
+    wanted = {SCALE_X: (x.shape[0], 1), SCALE_W: (1, products * sum(w.shape[1] for w in weights))}
+    if shapes != wanted:
+        one = (
+            f"one element of {SCALE_X} and two of {SCALE_W}, w's and the gate's" if products > 1 else "one element each"
+        )
+        columns = "columns of w and, behind them, of the gate" if products > 1 else "columns"
+        cure = f"Pass {one}, or {wanted[SCALE_X]} for the own rows and {wanted[SCALE_W]} for the {columns}"
+        raise InputError(f"{operator}: {SCALE_X} and {SCALE_W}", f"got {shapes[SCALE_X]} and {shapes[SCALE_W]}", cure)
+    return "rows"
+
+
+def _shape_of_scale(operator: str, name: str, scale: torch.Tensor | None, x: torch.Tensor) -> tuple[int, ...]:
+    if scale is None:
+        cure = f"Pass {SCALE_X}= and {SCALE_W}=, fp32 tensors; of ones if nothing was scaled"
+        raise InputError(f"{operator}: {name} of fp8 operands", "got None", cure)
+    if (scale.dtype, scale.device) != (torch.float32, x.device) or not scale.is_contiguous():
+        found = f"got {scale.dtype} on {scale.device}, strides {scale.stride()}"
+        raise InputError(f"{operator}: {name}, fp32, contiguous, beside x", found, f"Pass {name}.float().contiguous()")
+    _check_no_gradient(operator, name, scale)
+    return tuple(scale.shape)
+
+
+def _refuse_scales(
+    operator: str, x: torch.Tensor, scales: dict[str, torch.Tensor | None], out_dtype: torch.dtype | None
+) -> None:
+    if any(scale is not None for scale in scales.values()):
+        raise InputError(f"{operator}: scales", f"x is {x.dtype}", f"Cast x and w to {FP8}, or leave the scales out")
+    if out_dtype not in (None, x.dtype):
+        raise InputError(f"{operator}: out_dtype {out_dtype}", f"x is {x.dtype}", "Only fp8 has another: cast y")
+
+
+def _check_layout(operator: str, w: torch.Tensor) -> None:
+    k, n = w.shape
+    if k % FP8_STEP or n % FP8_STEP:
+        raise unaligned(operator, n, k)
+    if not w.t().is_contiguous():
+        found, cure = f"w {list(w.shape)} has strides {w.stride()}", "Store the weight as [n, k] and pass weight.t()"
+        raise InputError(f"{operator}: fp8 w with k contiguous", found, cure)

@@ -1,0 +1,139 @@
+"""A call that is new to its group: choose a plan, prove it, agree on it with the peers, and bind it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from overweave.errors import InputError, ScheduleError
+from overweave.ir.epilogue import Z
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.memory.board.board import Board
+from overweave.memory.fast_empty import maker
+from overweave.memory.group import Group
+from overweave.memory.outside_inference_mode import lasting
+from overweave.ops.call.devices import ALIGNED_BYTES
+from overweave.ops.call.groups import refuse
+from overweave.ops.call.plan_words import candidate_of
+from overweave.ops.call.prepared import Bound, Key, Prepared, Run, Tensors, as_matrices, calls_of, outputs_of
+from overweave.ops.call.torch_symm_mem import bind_by_torch
+from overweave.runtime.backends import load
+from overweave.runtime.host.host import run_on_host
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.tuner.model.choice import Choice, chosen
+from overweave.tuner.model.choose import choose
+from overweave.tuner.space.space import Candidate, obstacle
+from overweave.tuner.space.target import Target, target_of
+from overweave.tuner.store.agreement import agreed_knowledge
+
+
+@lasting()
+def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> Prepared:
+    """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it. tensors: its inputs.
+
+    Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
+    """
+    target = target_of(tensors["x"].device)
+    known = agreed_knowledge(group, target, problem.operator) if plan is None else None
+    try:
+        choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)
+        built = None if choice.plan in OUTSIDE else _proven(choice, problem, group.rank)
+    except (InputError, ScheduleError) as error:
+        raise refuse(group, error) from None
+    signature = _signature(problem, choice)
+    Board.of(group).agree(signature)
+    outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
+    try:
+        made = {name: make(shape, dtype) for name, shape, dtype in outputs}
+        run, bound = _bound(built, choice, problem, (group, as_matrices(tensors) | made))
+    except BaseException as error:
+        Board.of(group).give_up(error, problem.operator)
+        raise
+    if bound is not None:
+        outputs = tuple(each for each in outputs if each[0] not in bound.makes)
+    prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
+    calls_of(group).put(key, prepared)
+    return prepared
+
+
+def _asked(problem: Problem, target: Target, plan: str) -> Choice:
+    """The plan that the caller named, `push` or `push pieces=4`. Raises InputError."""
+    what = candidate_of(problem.operator, plan)
+    why = _cannot(problem, target, what)
+    if why:
+        raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
+    return chosen(problem, target, what, ("asked", "the caller asked for it"))
+
+
+def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
+    """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
+    if what.is_by_torch and what.options:
+        return f"{what.plan} takes no options"
+    return obstacle(problem, target, what, "device")
+
+
+def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
+    """The plan of a choice. Raises InputError and ScheduleRefused."""
+    built = build(choice.plan, problem, choice.options, rank=rank)
+    verify_plan(built, MachineLimits(), rank=rank).raise_if_refused()
+    return built
+
+
+def _signature(problem: Problem, choice: Choice) -> bytes:
+    layout = " b=[n,k]" if problem.b_is_transposed else ""
+    gathered = " with the gathered input" if problem.returns_gathered else ""
+    done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
+    done += f" then {problem.norm}" if problem.norm else ""
+    done += f" in {problem.out_dtype}" if problem.out_dtype else ""
+    shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
+    options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
+    return f"{choice.plan} {shape} {options}".strip().encode()
+
+
+def _bound(
+    built: Plan | None, choice: Choice, problem: Problem, where: tuple[Group, Tensors]
+) -> tuple[Run, Bound | None]:
+    """How a plan runs, or what torch has in its place. where: the group, and tensors as it will be called with."""
+    group, example = where
+    if built is None:
+        return bind_by_torch(choice.plan, problem, group, example["x"].device)
+    return _bind(built, group, example)
+
+
+def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None]:
+    if tensors["x"].device.type == "cuda":
+        return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
+    outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
+    outputs |= {Z} if plan.problem.norm else set()
+    plan = replace(plan, tile_orders=())  # torch computes whole operations here, and the tables are large
+
+    def run(moved: Tensors) -> None:
+        inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}
+        run_on_host(plan, group, as_matrices(inputs), {name: moved[name] for name in outputs})
+
+    return run, None
+
+
+def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
+    """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
+    run: Bound = load("gpu launch")(plan, group, aligned(tensors))
+    if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
+        return run, run
+
+    def run_aligned(moved: Tensors) -> None:
+        whole = aligned(moved)
+        run(whole)
+        moved |= {name: whole[name] for name in run.makes}
+
+    return run_aligned, run
+
+
+def aligned(tensors: Tensors) -> Tensors:
+    """The tensors, each at a multiple of 16 bytes: as it is, or a copy in the same layout."""
+    return {name: t.clone() if t.data_ptr() % ALIGNED_BYTES else t for name, t in tensors.items()}
+
+
+def _do_nothing(tensors: Tensors) -> None:
+    """A call without rows: ranks agree on it, and nothing is launched."""
