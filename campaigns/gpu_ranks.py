@@ -12,10 +12,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
+
 _T = TypeVar("_T")
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-# Torch maps memory between ranks of one GPU if told to; and what they copy there shares no queue with their kernels.
-SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def spread_over(items: Sequence[_T], count: int) -> list[_T]:

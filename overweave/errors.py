@@ -7,6 +7,11 @@ died, stalled or disagreed is a `PeerError`; something the machine cannot do is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MOST_NAMED = 3
+
 
 class OverweaveError(Exception):
     """Base of all errors. `asked`, `found` and `cure` are kept apart so that tools can print them as they like."""
@@ -77,6 +82,18 @@ class ScheduleUndecided(ScheduleRefused):
 
 class MachineError(OverweaveError, RuntimeError):
     """This machine, or its software, cannot do what was asked."""
+
+
+def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> str:
+    """A cure for a name that is unknown: those that are known, or the nearest of many and the command that lists all.
+
+    kind: what the names are of, such as `Schedules`. known: names, or `name=what it takes`.
+    """
+    names = {each.partition("=")[0]: each for each in known}
+    if len(names) <= MOST_NAMED:
+        return f"{kind}: {', '.join(names.values()) or 'none'}"
+    near = get_close_matches(str(asked)[:80], names, MOST_NAMED, cutoff=0.0)
+    return f"{kind}, nearest first: {', '.join(names[name] for name in near)}; `{listed_by}` lists all"
 
 
 # What a part of the library needs beside the packages that it always has, and where it comes from.

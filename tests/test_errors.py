@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from overweave.errors import DirectiveError, InputError, OverweaveError, PeerTimeout, ScheduleRefused
+from overweave.errors import DirectiveError, InputError, OverweaveError, PeerTimeout, ScheduleRefused, nearest
 
 ERRORS = (
     InputError("call", "a wrong shape", "Give another"),
@@ -22,3 +22,13 @@ def test_an_error_is_rebuilt_as_it_was(error: OverweaveError):
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+def test_of_many_names_the_nearest_three_are_told_and_the_command_that_lists_all():
+    many = ("push=1", "pull=2", "ring=3", "mesh=4", "islands=5")
+    assert nearest("Names", "pul", many, "overweave show") == (
+        "Names, nearest first: pull=2, push=1, islands=5; `overweave show` lists all"
+    )
+    assert nearest("Names", "pul", many[:2], "overweave show") == "Names: push=1, pull=2"
+    assert nearest("Names", "pul", (), "overweave show") == "Names: none"
+    assert nearest("Names", "\n" * 10_000, many, "x").count("=") == 3

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from pkgutil import resolve_name
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -82,8 +82,18 @@ def _nothing() -> None:
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"overweave {sys.modules['overweave'].__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def overweave() -> None:
+def overweave(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Communication woven into computation: prove, predict, run and measure schedules."""
 
 

@@ -24,7 +24,7 @@ from overweave.tuner.measure.bench import NO_MULTICAST, device_count, joined_wor
 from overweave.tuner.space.shapes import Case as Shape
 
 Device = Literal["auto", "cpu", "cuda"]
-CPU_RANKS = 4
+CPU_RANKS = SHARING_RANKS = 4
 LONG_ON_A_CPU = 2**32  # products of one matmul: a tenth of a second, hundreds of times
 TIMEOUT_S = 600.0
 ENDING_S = 40.0  # torchrun asks its ranks to end, and kills after 30 s those that do not
@@ -42,23 +42,25 @@ def is_one_of_the_ranks() -> bool:
     return "RANK" in os.environ
 
 
-def where(device: Device) -> Literal["cpu", "cuda"]:
-    """The device meant by `auto`: a GPU where there are at least two."""
+def where(device: Device, least: int = 2) -> Literal["cpu", "cuda"]:
+    """The device meant by `auto`: a GPU where there are at least so many."""
     if device == "auto":
-        return "cuda" if device_count() > 1 else "cpu"
+        return "cuda" if device_count() >= least else "cpu"
     return device
 
 
-def how_many(device: str, asked: int) -> int:
+def how_many(device: str, asked: int, may_share: bool = False) -> int:
     """How many ranks; 0 asks for every GPU, or four emulated ones. Raises MachineError for more than there are GPUs.
 
-    Where torchrun has started them, as many as there are.
+    Where torchrun has started them, as many as there are. may_share: ranks may be more than GPUs, and are four on one.
     """
     if is_one_of_the_ranks() and "WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"])
     if device == "cpu":
         return asked or CPU_RANKS
     gpus = device_count()
+    if may_share and gpus and (gpus == 1 or asked > gpus):
+        return asked or SHARING_RANKS
     if not gpus or asked > gpus:
         raise MachineError(f"run on {asked or 'all'} GPUs", f"torch sees {gpus}", "Ask for fewer ranks, or for the CPU")
     return asked or gpus

@@ -94,10 +94,13 @@ def all_gather_bytes(group: Group, data: bytes, width: int, deadline_s: float | 
 def collective_failure(group: Group, error: RuntimeError) -> PeerError:
     """The typed error for what a collective library raised: a connection that broke is a peer that died."""
     text = str(error)
-    asked = f"library collective in group {group.name}, rank {group.rank}"
+    backend = dist.get_backend(group.process_group)
+    asked = f"meet the other ranks of group {group.name}, on rank {group.rank} of {group.world_size}"
     if "timed out" in text.lower() or "timeout" in text.lower():
-        return PeerTimeout(asked, text[:300], "Find the rank that is absent or stuck")
-    return PeerDied(asked, text[:300], "Find out why the peer's process ended")
+        found = f"a rank did not come in time ({backend}: {text[:240]})"
+        return PeerTimeout(asked, found, "Make the same call on every rank of the group; find the rank that is stuck")
+    found = f"the connection to a rank broke ({backend}: {text[:240]})"
+    return PeerDied(asked, found, "Find out why that rank's process ended; start the group anew")
 
 
 def process_group_of(group: GroupLike) -> ProcessGroup:

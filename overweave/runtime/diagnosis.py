@@ -58,11 +58,11 @@ class Check(Struct, frozen=True):
 
 
 def installed(package: str) -> str:
-    """The version of an installed package, or an empty string."""
+    """The version of a package that is installed, or was loaded from its tree; else an empty string."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return ""
+        return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -92,7 +92,8 @@ def _triton() -> Finding:
         return Finding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
                        "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
     if _numbers(found) <= (3, 6) and _numbers(numpy) >= (2, 4):
-        return Finding("failed", f"{found} with numpy {numpy}: its interpreter breaks there", "pip install 'numpy<2.4'")
+        told = f"{found} with numpy {numpy}: its interpreter, which emulated ranks need, breaks there"
+        return Finding("note" if torch.cuda.device_count() else "failed", told, "pip install 'numpy<2.4'")
     return Finding("ok", found)
 
 

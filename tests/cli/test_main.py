@@ -9,6 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+import overweave
 from overweave.cli import main
 from overweave.errors import InputError, MachineError
 from tests.source_tree import ROOT
@@ -20,6 +21,11 @@ def test_help_lists_the_commands_that_are_there():
     result = RUN.invoke(main.app, ["--help"])
     assert result.exit_code == 0
     assert all(name in result.output for name in ("show", "verify"))
+
+
+def test_it_says_which_version_it_is():
+    result = RUN.invoke(main.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"overweave {overweave.__version__}\n")
 
 
 def test_an_unknown_command_is_unusable():

@@ -20,11 +20,11 @@ from overweave.cli.bench_file import Draft, Report, write_report
 from overweave.cli.bench_rank import Order, run_as_rank
 from overweave.cli.bench_table import print_runs
 from overweave.cli.destination import check_file
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, torchrun, warn_of_hours
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, torchrun, warn_of_hours, where
 from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ops.call.plan_words import candidate_of
-from overweave.tuner.measure.bench import Request, device_count
+from overweave.tuner.measure.bench import Request
 from overweave.tuner.space.shapes import DtypeWord, read_shapes
 
 
@@ -41,13 +41,13 @@ def bench(
     """Compare an operator with the library, torch's fused op and the roofs, side by side in one run."""
     operator_of(operator, "bench")
     shape_set = read_shapes(shapes, operator)
-    where = device if device != "auto" else "cuda" if device_count() else "cpu"
-    ranks = how_many(where, world)
+    place = where(device, least=1)
+    ranks = how_many(place, world)
     for case in shape_set.cases:
         case.problem(operator, ranks, dtype)  # what cannot be is refused before any rank is started
     for words in plan or ():
         candidate_of(operator, words)
-    warn_of_hours(where, shape_set.cases)
+    warn_of_hours(place, shape_set.cases)
     if json is not None:
         check_file(json)
     draft = Draft(
@@ -56,7 +56,7 @@ def bench(
         cases=len(shape_set.cases),
         repeats=repeat,
     )
-    request = Request(operator=operator, cases=shape_set.cases, device=where, dtype=dtype, plans=tuple(plan or ()))
+    request = Request(operator=operator, cases=shape_set.cases, device=place, dtype=dtype, plans=tuple(plan or ()))
     order = Order(request=request, draft=draft, file=str(json or ""))
     if not is_one_of_the_ranks():
         report = run_on_own_ranks(order, ranks)

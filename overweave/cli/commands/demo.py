@@ -1,6 +1,6 @@
 """`overweave demo`: operators with the real kernels on the ranks at hand, checked and drawn beside the forecast.
 
-Without GPUs the ranks are processes of this machine and the kernels are interpreted: everything is real but the time.
+On one GPU the ranks share it. Without GPUs the ranks are processes of this machine and the kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.ops.trial import case_of
+from overweave.tuner.measure.bench import device_count
 
 MACHINE, MACHINE_RANKS = "h200x4", 4
 FAILED = 1
@@ -33,14 +34,14 @@ EMULATED = Demo("", m=128, n=128, k=64)  # small enough for the interpreter; m i
 
 
 def demo(
-    ranks: Annotated[int, typer.Option(min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
-    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    ranks: Annotated[int, typer.Option(min=0, max=32, help="0: every GPU, or 4 that share one or are emulated")] = 0,
+    device: Annotated[Device, typer.Option(help="auto: GPUs where there is one")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path(),
 ) -> None:
     """Run two operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
     make_folder(out)
-    place = where(device)
-    world_size = how_many(place, ranks)
+    place = where(device, least=1)
+    world_size = how_many(place, ranks, may_share=True)
     if place == "cuda" and not is_one_of_the_ranks():
         start_ranks(["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"], world_size)
         return
@@ -53,8 +54,9 @@ def demo(
     if not trials:
         return  # another rank tells
     console = Console()
-    what = "GPUs" if place == "cuda" else "emulated ranks, kernels interpreted"
+    what, times = told_of(place, world_size)
     print_trials(console, f"{world_size} {what}", trials)
+    console.print(times)
     predicted = [
         simulated(name, problem_for(record, "cuda", MACHINE_RANKS), {}, MACHINE) for name, record in shown.items()
     ]
@@ -63,6 +65,21 @@ def demo(
     save(console, out, "demo", *timelines)
     if not all(trial.is_right for trial in trials):
         raise typer.Exit(FAILED)
+
+
+def told_of(place: str, world_size: int) -> tuple[str, str]:
+    """What the ranks are, and what their times mean."""
+    if place == "cpu":
+        return (
+            "emulated ranks, kernels interpreted",
+            "Times are those of interpreted kernels on the processors of this machine: they say nothing of a GPU.",
+        )
+    if world_size <= (gpus := device_count()):
+        return "GPUs", "Times are those of the GPUs, with a clock that all ranks share."
+    return (
+        f"ranks that share {'one GPU' if gpus == 1 else f'{gpus} GPUs'}",
+        "Kernels, copies and signals are real. Ranks take a GPU by turns: times say nothing of overlap.",
+    )
 
 
 def problem_for(record: Operator, place: str, world_size: int) -> Problem:

@@ -14,7 +14,11 @@ from overweave.errors import InputError
 from overweave.ir.text.files import to_json
 from overweave.ir.text.printed import to_text
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.catalog.options import Option
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.weave.transports import TRANSPORTS
+
+WIDTH = 36  # of a name
 
 
 def show(
@@ -46,10 +50,14 @@ def show(
 
 
 def listing() -> str:
-    """One line per schedule: its name, what it does and the options it takes."""
-    width = max(map(len, METHODS))
-    lines = []
-    for name, method in METHODS.items():
-        options = " ".join(option.name for option in method.options)
-        lines.append(f"{name:{width}}  {method.summary}{f' [{options}]' if options else ''}")
-    return "\n".join(lines)
+    """One line per schedule of operators and of annotated kernels: its name, what it does, the options it takes."""
+    lines = [_line(name, method.summary, method.options) for name, method in METHODS.items()]
+    woven = [_line(name, "", transport.options) for name, transport in TRANSPORTS.items()]
+    return "\n".join(
+        [*lines, "", "Of a tensor of an annotated kernel (docs/directives.md, `overweave compile`):", *woven]
+    )
+
+
+def _line(name: str, summary: str, options: tuple[Option, ...]) -> str:
+    taken = f"[{' '.join(option.name for option in options)}]" if options else ""
+    return " ".join(filter(None, (f"{name:{WIDTH}} ", summary, taken))).rstrip()

@@ -18,7 +18,7 @@ from overweave.cli.pictures import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
 from overweave.cli.shape import case_of, tell_of_rounding
-from overweave.errors import InputError
+from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Compute, Schedule
@@ -107,7 +107,8 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
 def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:
     """A file's plan, or its schedule realized for the machine; proven. Raises InputError and ScheduleError."""
     if not Path(name).is_file():
-        raise InputError(f"simulate {shown(name)}", "neither a schedule nor a file", f"Schedules: {', '.join(METHODS)}")
+        cure = nearest("Schedules", name, METHODS, "overweave show")
+        raise InputError(f"simulate {shown(name)}", "neither a schedule nor a file", cure)
     if any(each not in (None, []) for each in asked):
         raise InputError(
             f"simulate {shown(name)}", "--shape, --world or -o for a file", "A file says all of that itself"

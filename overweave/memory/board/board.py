@@ -31,6 +31,7 @@ from overweave.memory.host.shared import SharedFile, share
 
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0
+REFUSED = "refused: "  # at the head of a signature: this rank raises what follows, and makes no call
 TOLD_BYTES = (records.TEXT - records.HASH) * 8 + TEXT_BYTES
 
 
@@ -281,10 +282,12 @@ class Board:
             return  # the entry was still being written when it was looked at
         odd, usual = _odd_one(hashes)
         asked = {rank: own.text(rank, place + records.TEXT, TEXT_BYTES) for rank in (odd, usual)}
-        contrast = f"rank {odd} asks for {asked[odd]}, rank {usual} for {asked[usual]}"
+        contrast = ", ".join(f"rank {rank} {_told_of(asked[rank])}" for rank in (odd, usual))
         if any(own.word(rank, place + records.IS_POSTED) for rank in present):
             raise self.alarm(Alarm("mismatch", contrast, odd))  # who posted may be under way: the call is void
-        raise RankMismatch(f"agree on call {call}", contrast, SAME_CALL)
+        has_failed = any(text.startswith(REFUSED) for text in asked.values())
+        cure = "Mend the call of the rank that raised the error" if has_failed else SAME_CALL
+        raise RankMismatch(f"agree on call {call}", contrast, cure)
 
     def _glance(self) -> None:
         """`check`, but for peers that ended since a moment ago."""
@@ -351,6 +354,12 @@ def _told(signature: bytes, is_posted: bool) -> bytes:
 @lru_cache(maxsize=1024)
 def _readable(signature: bytes) -> str:
     return signature[:TEXT_BYTES].decode(errors="replace").encode()[:TEXT_BYTES].decode(errors="ignore")
+
+
+def _told_of(signature: str) -> str:
+    """What a rank did, for an error on another one."""
+    refused = signature.removeprefix(REFUSED)
+    return f"asks for {signature}" if refused == signature else f"raised an error before its call: {refused}"
 
 
 def _odd_one(hashes: dict[int, int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from overweave.errors import GroupError, OverweaveError
-from overweave.memory.board.board import Board
+from overweave.memory.board.board import REFUSED, Board
 from overweave.memory.group import LIVING, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.call.prepared import CALLS
@@ -63,7 +63,7 @@ def refuse(group: Group, error: Refusal) -> Refusal:
     """Tells the peers, who are about to agree on this call, that this rank cannot take part; the error to raise."""
     with suppress(OverweaveError):
         board = Board.of(group)
-        board.agree(f"refused: {error}".encode())
+        board.agree(f"{REFUSED}{error}".encode())
         if not board.is_watched:
             board.finish()  # no workspace whose end says so
     return error

@@ -16,6 +16,7 @@ from overweave.ir.epilogue import GATE, Z
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Region
+from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
@@ -160,7 +161,7 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
 def _refuse(workspace: HostWorkspace, error: OverweaveError) -> None:
     """Tells the peers, who are about to agree on this call, that this rank will not take part."""
     with suppress(OverweaveError):  # the caller raises this rank's own reason
-        workspace.board.agree(f"refused: {error.found}".encode(), workspace.board.timeout_s)
+        workspace.board.agree(f"{REFUSED}{error.found}".encode(), workspace.board.timeout_s)
 
 
 def _agree(workspace: HostWorkspace, signature: bytes, timeout_s: float) -> None:

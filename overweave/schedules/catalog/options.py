@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
-from overweave.errors import InputError
+from overweave.errors import InputError, nearest
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.communication import Mover, Order, Rotation, Sums
 from overweave.schedules.moves.gather_templates import Axis
@@ -197,8 +197,9 @@ def settle(asked: str, known: tuple[Option, ...], values: Mapping[str, str | int
     by_name = {option.name: option for option in known}
     for name in values:
         if name not in by_name:
-            valid = ", ".join(f"{option.name}={option.domain}" for option in known) or "none"
-            raise InputError(f"option {str(name)[:40]} of {asked}", "unknown", f"Valid options: {valid}")
+            valid = [f"{option.name}={option.domain}" for option in known]
+            cure = nearest("Valid options", name, valid, "overweave show")
+            raise InputError(f"option {str(name)[:40]} of {asked}", "unknown", cure)
     parsed = {name: by_name[name].parse(value) for name, value in values.items()}
     settled = {option.name: parsed.get(option.name, option.default) for option in known}
     return convert(settled, Settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.errors import InputError
+from overweave.errors import InputError, nearest
 from overweave.schedules.methods import gathers, reductions, scatters
 from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.replaced import REPLACED
@@ -19,12 +19,13 @@ def register(method: Method) -> None:
 
 
 def method_of(name: str) -> Method:
-    """The method called `name`, its operator before it. Raises InputError that names all."""
+    """The method called `name`, its operator before it. Raises InputError that names the nearest."""
     if name in REPLACED:
         raise InputError(f"schedule {name}", "it is gone", f"Use {REPLACED[name]} in its place")
     if name not in METHODS:
         own = [method.full_name for method in methods_for(str(name).partition(".")[0])]
-        raise InputError(f"schedule {str(name)[:80]}", "unknown", f"Schedules: {', '.join(own or METHODS)}")
+        cure = nearest("Schedules", name, own or METHODS, "overweave show")
+        raise InputError(f"schedule {str(name)[:80]}", "unknown", cure)
     return METHODS[name]
 
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError
+from overweave.errors import InputError, nearest
 from overweave.ir.plan import DataPath
 from overweave.schedules.catalog.options import (
     ANY_MOVER,
@@ -138,7 +138,7 @@ def transport_of(words: object) -> Transport:
         raise InputError("schedule", found, "Give a name with options, a Gather, Reduction or AllToAll")
     name = words.split(maxsplit=1)[0] if words.strip() else ""
     if name not in TRANSPORTS:
-        known = f"Schedules: {', '.join(TRANSPORTS)}"
+        known = nearest("Schedules", name, TRANSPORTS, "overweave show")
         cure = "Leave the choice to overweave.compile_auto, by this word alone" if name.endswith(".auto") else known
         raise InputError(f"schedule {words.strip()[:40]!r}", "unknown", cure)
     return TRANSPORTS[name]

@@ -47,6 +47,8 @@ from overweave.tuner.store.cache import version_of
 
 # Multicast can put shared GPUs out of service; no comparison may use it.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+# Torch maps memory between ranks of one GPU if told to; and what they copy there shares no queue with their kernels.
+SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 TIMEOUT = timedelta(seconds=120)
 PACKAGES = ("overweave", "torch", "triton", "cuda-bindings")
 
@@ -108,14 +110,22 @@ class Run(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def joined_world(device: str) -> Iterator[Group]:
-    """This process as a rank of the world that torchrun's variables describe. Raises InputError without them."""
+    """This process as a rank of the world that torchrun's variables describe. Raises InputError without them.
+
+    More ranks than GPUs share them, with gloo as the library: NCCL has no two ranks on a GPU.
+    """
     if "RANK" not in os.environ:
         raise InputError("join the world", "RANK is not set", "Start under torchrun")
     os.environ.update(NO_MULTICAST)
     if device == "cuda":
-        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        is_shared = int(os.environ["LOCAL_WORLD_SIZE"]) > device_count()
+        os.environ.update(SHARED_GPU if is_shared else {})
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % device_count())
         torch.cuda.set_device(own)
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=own)
+        if is_shared:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+        else:
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=own)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     try:

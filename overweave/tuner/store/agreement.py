@@ -20,7 +20,7 @@ from overweave.tuner.store.table import Entry, Knowledge
 
 _AGREED: WeakKeyDictionary[ProcessGroup, dict[tuple[Target, str], Knowledge]] = WeakKeyDictionary()
 atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
-_SUBJECT = "tuner cache"
+_SUBJECT = "a plan chosen by what was measured"
 
 
 def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
@@ -45,11 +45,14 @@ def learn(group: Group, target: Target, entry: Entry) -> None:
 
 def _agree(group: Group, own: Knowledge) -> None:
     path = path_of(own.own.fingerprint)
-    signature = f"{_SUBJECT} #{own.digest} of {len(own.own.entries)} entries, {path.name}"
+    count = len(own.own.entries)
+    signature = f"{_SUBJECT}, {count} {'problem' if count == 1 else 'problems'} in {path.name} ({own.digest})"
     try:
         Board.of(group).agree(signature.encode())
     except RankMismatch as error:
         if error.found.count(_SUBJECT) < 2:
             raise  # one rank asks for something else altogether
-        cure = f"Copy {path} to every host and mount it for every rank, or delete it"
-        raise RankMismatch("know the same measurements on every rank", error.found, cure) from None
+        cure = (
+            f"Mount one cache folder for every rank (OVERWEAVE_CACHE_DIR), or delete {path} wherever a rank reads one"
+        )
+        raise RankMismatch("choose one plan on every rank", error.found, cure) from None

@@ -162,7 +162,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
         (["ring_attention"], "no such operator"),
         (["all_gather_matmul", "--shapes", "nowhere"], "no such file or set"),
         (["all_gather_matmul", "--device", "cuda", "--world", "31"], "GPUs"),
-        (["all_gather_matmul", "--plan", "scatter"], "Schedules: all_gather_matmul.sequential"),
+        (["all_gather_matmul", "--plan", "scatter"], "`overweave show` lists all"),
         (["all_gather_matmul", "--plan", "push", "--plan", "push pieces=0"], "Give one of 1..64"),
         (["all_gather_matmul", "--device", "cpu", "--json", "/"], "it is a folder"),
         (["all_gather_matmul", "--device", "cpu", "--json", "no/such/folder/it.json"], "No such file or directory"),

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from overweave.cli.commands import demo as command
@@ -29,6 +30,34 @@ def test_the_real_problem_is_the_same_on_every_world():
     assert problem_for(OPERATORS["all_gather_matmul"], "cuda", 4).n * 4 == 14336
     assert problem_for(OPERATORS["matmul_reduce_scatter"], "cuda", 4).k * 4 == 14336
     assert problem_for(OPERATORS["all_gather_matmul"], "cpu", 3).m % 3 == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "ranks", "told"),
+    [
+        (1, (), 4, "share one GPU"),
+        (1, ("--ranks=2",), 2, "share one GPU"),
+        (2, ("--ranks=4",), 4, "share 2 GPUs"),
+        (2, (), 2, "GPUs"),
+    ],
+)
+def test_ranks_run_on_the_gpus_that_there_are(
+    gpus: int, words: tuple[str, ...], ranks: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("RANK", raising=False)
+    started: list[object] = []
+    monkeypatch.setattr(command, "start_ranks", lambda words, ranks: started.append((words, ranks)))
+    result = CliRunner().invoke(app, ["demo", f"--out={tmp_path}", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert started == [(["demo", f"--ranks={ranks}", "--device=cuda", f"--out={tmp_path}"], ranks)]
+    what, times = command.told_of("cuda", ranks)
+    assert what.endswith(told)
+    assert ("say nothing of overlap" in times) == ("share" in told)
+
+
+def test_the_times_of_interpreted_kernels_are_told_for_what_they_are():
+    assert "say nothing of a GPU" in command.told_of("cpu", 4)[1]
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_ranks_start(monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import overweave
 from overweave.cli.commands import doctor
 from overweave.cli.main import app
 from overweave.runtime import diagnosis
@@ -79,7 +80,10 @@ def test_versions_of_torch(what, version, status, monkeypatch):
 
 def test_triton_with_a_numpy_that_breaks_its_interpreter(monkeypatch):
     monkeypatch.setattr(diagnosis, "installed", {"triton": "3.6.0", "numpy": "2.4.1"}.get)
-    assert diagnosis._triton().status == "failed"
+    for gpus, status in ((0, "failed"), (1, "note")):  # where there is a GPU, nothing needs the interpreter
+        monkeypatch.setattr(diagnosis.torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert diagnosis._triton().status == status
+        assert "emulated ranks" in diagnosis._triton().found
     monkeypatch.setattr(diagnosis, "installed", {"triton": "3.6.0", "numpy": "2.3.5"}.get)
     assert diagnosis._triton().status == "ok"
     monkeypatch.setattr(diagnosis, "installed", lambda package: "")
@@ -92,6 +96,15 @@ def test_what_compiles_annotated_kernels_may_be_missing(monkeypatch):
     assert (finding.status, "pip install" in finding.cure) == ("note", True)
     monkeypatch.setattr(diagnosis, "installed", {"libcst": "1.8.0"}.get)
     assert diagnosis._libcst().status == "ok"
+
+
+def test_a_package_that_was_loaded_from_its_tree_is_found(monkeypatch):
+    def missing(package):
+        raise diagnosis.PackageNotFoundError(package)
+
+    monkeypatch.setattr(diagnosis, "version", missing)
+    assert diagnosis.installed("overweave") == overweave.__version__
+    assert diagnosis.installed("no_such_package") == ""
 
 
 def test_little_shared_memory(monkeypatch):

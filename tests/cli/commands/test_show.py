@@ -12,6 +12,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.text.files import from_json, read_file
 from overweave.ir.text.printed import from_text
 from overweave.schedules.catalog.catalog import names
+from overweave.schedules.weave.transports import TRANSPORTS
 
 
 def show(*words: str):
@@ -21,7 +22,9 @@ def show(*words: str):
 def test_without_a_name_every_schedule_has_one_line():
     result = show()
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.output.splitlines()] == list(names())
+    of_operators, _, of_kernels = result.output.partition("\n\n")
+    assert [line.split()[0] for line in of_operators.splitlines()] == list(names())
+    assert [line.split()[0] for line in of_kernels.splitlines()[1:]] == list(TRANSPORTS)
 
 
 def test_a_schedule_is_printed_in_the_form_that_can_be_read():
@@ -47,7 +50,7 @@ def test_a_plan_is_written(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["nothing"], "all_gather_matmul.push"),
+        (["all_gather_matmul.pusch"], "nearest first: all_gather_matmul.push"),
         (["all_gather_matmul.push", "-o", "pieces"], "key=value"),
         (["all_gather_matmul.push", "-o", "pieces=2", "-o", "pieces=2"], "key=value"),
         (["all_gather_matmul.push", "-o", "shape=2"], "Valid options"),

@@ -52,7 +52,7 @@ def disagree() -> list[object]:
 def test_a_mismatch_is_raised_on_every_rank_and_names_the_odd_one():
     for kind, text, took_s in run_ranks(disagree, 3):
         assert kind == RankMismatch.__name__
-        assert "rank 1 asks for m=7, rank 0 for m=8" in text
+        assert "rank 1 asks for m=7, rank 0 asks for m=8" in text
         assert took_s < 1.0 * slowness()
 
 
@@ -68,7 +68,7 @@ def disagree_without_waiting() -> str:
 
 def test_a_mismatch_of_posted_calls_reaches_every_rank():
     for text in run_ranks(disagree_without_waiting, 2, timeout_s=10):
-        assert "rank 1 asks for a, rank 0 for b" in text
+        assert "rank 1 asks for a, rank 0 asks for b" in text
 
 
 def wait_for_ever(began: str) -> list[object]:

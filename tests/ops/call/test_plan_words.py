@@ -29,7 +29,7 @@ def test_a_plan_by_its_short_or_full_name(words: str, plan: str, options: dict[s
     ("words", "found"),
     [
         ("", "schedule all_gather_matmul.: unknown"),
-        ("scatter", "Schedules: all_gather_matmul.sequential"),
+        ("scatter", "`overweave show` lists all"),
         ("matmul_reduce_scatter.scatter", "unknown"),
         ("push pieces", "'pieces' is no option"),
         ("push pieces=2 pieces=3", "pieces is given twice"),

@@ -57,7 +57,8 @@ def test_wrong_tensors_on_one_rank_raise_on_all():
     peer, culprit = run_ranks(call_wrongly, 2, kinds)
     for kind, (error, text), (own_error, own_text) in zip(kinds, peer, culprit, strict=True):
         assert error == RankMismatch.__name__, kind
-        assert "rank 1 asks for refused" in text or "rank 1 for refused" in text
+        assert "rank 1 raised an error before its call: " in text
+        assert "Mend the call of the rank" in text
         assert own_error == InputError.__name__, kind
         assert f"run {NAME} on rank 1" in own_text
 

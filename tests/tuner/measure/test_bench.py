@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -247,3 +249,23 @@ def test_the_middle_run_and_how_far_the_others_were():
 def test_losses_are_named():
     assert losses(told_run(1.0), OURS) == ()
     assert [rows.case.name for rows in losses(told_run(1.3), OURS)] == ["c"]
+
+
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "cpu:gloo,cuda:nccl"), (4, "gloo")])
+def test_ranks_beyond_the_gpus_share_them(ranks: int, backend: str, monkeypatch: pytest.MonkeyPatch):
+    asked, devices = [], []
+    monkeypatch.setattr(bench, "device_count", lambda: 1)
+    monkeypatch.setattr(bench, "resolve", lambda group: None)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: asked.append(backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    for name, value in {"RANK": ranks - 1, "LOCAL_RANK": ranks - 1, "LOCAL_WORLD_SIZE": ranks}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in (*bench.SHARED_GPU, *bench.NO_MULTICAST):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is put back
+    with bench.joined_world("cuda"):
+        assert asked == [backend]
+        assert devices == [torch.device("cuda", 0)]
+        is_shared = os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
+        assert is_shared == (ranks > 1)
