@@ -29,10 +29,13 @@ from campaigns.rates.gpu_rates import made, make_normal, medians_us, operands, p
 from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
+from overweave.schedules.methods.needs import ALIGNED
+from overweave.schedules.methods.record import Asked
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
 from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
+from overweave.tuner.space.target import Target
 
 SETS = ("mlp", "gpt3", "llm_layers")
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
@@ -45,7 +48,7 @@ Shape = tuple[int, int, int]
 
 
 def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROWS, 1 << 30)) -> Iterator[Shape]:
-    """`(m, n, k)` of one rank, each once."""
+    """`(m, n, k)` of one rank, each once. Where the operators leave rows to the library, that is said instead."""
     seen = set[Shape]()
     for name in sets:
         for operator in OPERATORS:
@@ -54,8 +57,12 @@ def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROW
                 shape = problem.m, problem.n, problem.k
                 is_sized = problem.m in rows
                 is_sized &= 2e-12 * problem.m * problem.n * problem.k <= MOST_TFLOP
-                if is_sized and shape not in seen:
-                    seen.add(shape)
+                if not is_sized or shape in seen:
+                    continue
+                seen.add(shape)
+                if why := ALIGNED.why(Asked(problem, {}, Target("cuda"))):
+                    print(f"{operator} {case.name}: no tile kernel: {why}", flush=True)
+                else:
                     yield shape
 
 

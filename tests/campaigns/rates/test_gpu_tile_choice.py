@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -14,6 +15,7 @@ from campaigns.rates.gpu_rates import rows_of
 from campaigns.rates.gpu_tile_choice import (
     LEAST_ROWS,
     MOST_TILES,
+    OPERATORS,
     SETS,
     against,
     candidates,
@@ -40,6 +42,20 @@ def test_local_shapes_are_those_of_one_rank_and_stand_once():
     for m, n, _ in found:  # what is chosen is always among what is timed
         chosen = tile_shape((m,), n, 132, shapes("bfloat16", "hopper"))
         assert -(-m // chosen.block_m) * -(-n // chosen.block_n) <= MOST_TILES
+
+
+def test_what_the_operators_leave_to_the_library_is_told_and_not_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shapes_of = ", ".join(f'{{"name": "{n}", "m": 1024, "n": {n}, "k": 1024}}' for n in (4000, 4096))
+    (tmp_path / "odd.json").write_text(f'{{"cases": [{shapes_of}]}}')
+    found = list(local_shapes([str(tmp_path / "odd.json")], 4))
+    assert found == [(1024, 1000, 1024), (1024, 1024, 1024), (1024, 4000, 256), (1024, 4096, 256)]
+    (tmp_path / "odd.json").write_text(f'{{"cases": [{shapes_of.replace("4000", "4004")}]}}')
+    assert list(local_shapes([str(tmp_path / "odd.json")], 4)) == [(1024, 1024, 1024), (1024, 4096, 256)]
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(": no tile kernel: ")[0] for line in told] == [f"{one} 4004" for one in OPERATORS]
+    assert all("rows must start at multiples of 16 bytes" in line for line in told)
 
 
 def test_what_is_chosen_is_timed_with_tiles_dealt_out_and_without():
