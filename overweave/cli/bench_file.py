@@ -11,6 +11,7 @@ from overweave.cli.destination import write_file
 from overweave.tuner.measure.baselines import OURS
 from overweave.tuner.measure.bench import Run
 from overweave.tuner.measure.summary import Spread, middle, spread
+from overweave.tuner.space.shapes import ShapeSet
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -28,30 +29,25 @@ class Report(Struct, frozen=True, kw_only=True):
     spread: dict[str, dict[str, Spread]]
 
 
-class Draft(Struct, frozen=True, kw_only=True):
-    """What a file is to hold. cases: of each run. repeats: how many runs. earlier: those that are whole already."""
+def report_of(command: str, shapes: ShapeSet, repeats: int, runs: tuple[Run, ...]) -> Report:
+    """The file as it stands behind some of `repeats` whole runs, the last of which may have its first cases only."""
+    cases = len(shapes.cases)
+    whole = tuple(each for each in runs if len(each.cases) == cases) or runs
+    chosen, done = middle(whole, OURS), len(runs[-1].cases)
+    is_finished = len(runs) == repeats and done == cases
+    return Report(
+        command=command,
+        shapes_source=shapes.source,
+        unfinished="" if is_finished else f"{done} of {cases} cases of run {len(runs)} of {repeats}",
+        runs=runs,
+        middle=chosen,
+        spread=spread(whole, chosen),
+    )
 
-    command: str
-    shapes_source: str
-    cases: int
-    repeats: int = 1
-    earlier: tuple[Run, ...] = ()
 
-    def report(self, run: Run) -> Report:
-        """The file as it stands with one more run, or with the first cases of one."""
-        runs = (*self.earlier, run)
-        whole = tuple(each for each in runs if len(each.cases) == self.cases) or runs
-        chosen = middle(whole, OURS)
-        is_finished = len(runs) == self.repeats and len(run.cases) == self.cases
-        so_far = f"{len(run.cases)} of {self.cases} cases of run {len(runs)} of {self.repeats}"
-        return Report(
-            command=self.command,
-            shapes_source=self.shapes_source,
-            unfinished="" if is_finished else so_far,
-            runs=runs,
-            middle=chosen,
-            spread=spread(whole, chosen),
-        )
+def read_report(path: Path) -> Report:
+    """What a bench has written."""
+    return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def write_report(path: Path, report: Report) -> None:

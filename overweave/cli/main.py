@@ -12,6 +12,7 @@ import signal
 import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
+from pathlib import Path
 from pkgutil import resolve_name
 from types import FrameType
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from overweave.cli import loaded
 from overweave.errors import InputError, OverweaveError, ScheduleError, ScheduleUndecided, package_error
 
 COMMANDS = {
@@ -93,8 +95,14 @@ def overweave(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    load: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run this Python file first, such as one that registers an operator or a schedule of yours."),
+    ] = None,
 ) -> None:
     """Communication woven into computation: prove, predict, run and measure schedules."""
+    for file in load or ():
+        loaded.load(file)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

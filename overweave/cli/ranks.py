@@ -15,6 +15,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from overweave.cli import loaded
 from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
@@ -76,28 +77,23 @@ def try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
 
 def start_ranks(words: Sequence[str], world_size: int) -> None:
     """Runs this command again as one process per rank, of which rank 0 prints and writes. Raises Exit if it failed."""
-    columns = str(shutil.get_terminal_size().columns)
-    threads = str(max(1, min(4, (os.cpu_count() or 1) // world_size)))
-    ended = torchrun(["overweave.cli.main", *words], world_size, {"COLUMNS": columns, "OMP_NUM_THREADS": threads})
+    columns, threads = shutil.get_terminal_size().columns, max(1, min(4, (os.cpu_count() or 1) // world_size))
+    variables = {"COLUMNS": str(columns), "OMP_NUM_THREADS": str(threads)}
+    ended = torchrun(["overweave.cli.main", *loaded.words(), *words], world_size, variables)
     if ended:
         raise typer.Exit(ended)
 
 
-def torchrun(
-    words: Sequence[str], world_size: int, variables: Mapping[str, str] | None = None, is_quiet: bool = False
-) -> int:
+def torchrun(words: Sequence[str], world_size: int, variables: Mapping[str, str] | None = None) -> int:
     """Runs a module with its words as one process per rank; the exit code. No rank outlives this process.
 
-    variables: of the environment, beside those here. is_quiet: what ranks print, but for errors, is not shown.
+    variables: of the environment, beside what every process of ours has.
     """
     launcher = ["-m", "overweave.runtime.torchrun", "--standalone", f"--nproc-per-node={world_size}"]
     command = [sys.executable, *launcher, "-m", *words]
-    threads = max(1, (os.cpu_count() or 1) // world_size)
-    environment = {**os.environ, **NO_MULTICAST, "OMP_NUM_THREADS": str(threads), **(variables or {})}
     with subprocess.Popen(
         command,
-        env=environment,
-        stdout=subprocess.DEVNULL if is_quiet else None,
+        env={**os.environ, **NO_MULTICAST, **(variables or {})},
         process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     ) as started:

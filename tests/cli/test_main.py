@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -26,6 +27,16 @@ def test_help_lists_the_commands_that_are_there():
 def test_it_says_which_version_it_is():
     result = RUN.invoke(main.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"overweave {overweave.__version__}\n")
+
+
+def test_a_file_is_run_before_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(main.loaded, "_FILES", [])
+    (tmp_path / "mine.py").write_text("print('here')\n")
+    result = RUN.invoke(main.app, ["--load", str(tmp_path / "mine.py"), "show", "all_gather_matmul.push"])
+    assert result.output.startswith("here\nschedule")
+    assert main.loaded.words() == [f"--load={tmp_path / 'mine.py'}"]
+    result = RUN.invoke(main.app, ["--load", str(tmp_path), "show"])
+    assert (result.exit_code, "it is no Python file" in result.output) == (2, True)
 
 
 def test_an_unknown_command_is_unusable():

@@ -7,24 +7,25 @@ them it is one of the ranks.
 from __future__ import annotations
 
 import os
-import sys
+import shlex
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from overweave.cli.bench_file import Draft, Report, write_report
-from overweave.cli.bench_rank import Order, run_as_rank
+from overweave.cli.bench_file import Report, read_report, report_of, write_report
 from overweave.cli.bench_table import print_runs
 from overweave.cli.destination import check_file
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, torchrun, warn_of_hours, where
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ops.call.plan_words import candidate_of
-from overweave.tuner.measure.bench import Request
+from overweave.ops.operators import operator_for
+from overweave.tuner.measure.bench import Request, Run, joined_world, runs
 from overweave.tuner.space.shapes import DtypeWord, read_shapes
 
 
@@ -37,6 +38,7 @@ def bench(
     plan: Annotated[list[str] | None, typer.Option(help="Time these plans in place of our choice")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
+    turn: Annotated[int, typer.Option(hidden=True, help="Of which whole run this is a rank")] = 0,
 ) -> None:
     """Compare an operator with the library, torch's fused op and the roofs, side by side in one run."""
     operator_of(operator, "bench")
@@ -50,59 +52,63 @@ def bench(
     warn_of_hours(place, shape_set.cases)
     if json is not None:
         check_file(json)
-    draft = Draft(
-        command=f"overweave {' '.join(without_destination(sys.argv[1:]))}",
-        shapes_source=shape_set.source,
-        cases=len(shape_set.cases),
-        repeats=repeat,
-    )
-    request = Request(operator=operator, cases=shape_set.cases, device=place, dtype=dtype, plans=tuple(plan or ()))
-    order = Order(request=request, draft=draft, file=str(json or ""))
+    asked = ["bench", operator, f"--shapes={shapes}", f"--world={ranks}", f"--device={place}", f"--dtype={dtype}"]
+    asked += [*(f"--plan={each}" for each in plan or ()), *([f"--repeat={repeat}"] if repeat > 1 else ())]
     if not is_one_of_the_ranks():
-        report = run_on_own_ranks(order, ranks)
-    elif repeat > 1:
+        report = run_on_own_ranks(asked, ranks, repeat, json)
+    elif repeat > 1 and not turn:
         raise InputError(f"bench --repeat {repeat}", "torchrun started this process", "Start it without torchrun")
     else:
-        report = run_as_rank(order)
-        if os.environ["RANK"] != "0":
-            return
+        request = Request(operator=operator, cases=shape_set.cases, device=place, dtype=dtype, plans=tuple(plan or ()))
+        earlier = read_report(json).runs[: turn - 1] if json is not None and turn > 1 else ()
+        command = shlex.join(["overweave", *asked])
+        report = _run_as_rank(request, lambda run: report_of(command, shape_set, repeat, (*earlier, run)), json)
+        if turn or os.environ["RANK"] != "0":
+            return  # another process tells
     print_runs(report.runs, report.middle, report.spread)
 
 
-def without_destination(words: list[str]) -> list[str]:
-    """A command line without `--json FILE`: what to repeat, not where this machine kept the numbers."""
-    kept = [word for word, before in zip(words, ["", *words], strict=False) if "--json" not in (word, before)]
-    return [word for word in kept if not word.startswith("--json=")]
+def _run_as_rank(request: Request, report: Callable[[Run], Report], file: Path | None) -> Report:
+    """This process's part of a whole run; the first rank draws the progress bar and writes the file, case by case."""
+    percentage, first = TextColumn("{task.percentage:>3.0f} %"), os.environ["RANK"] == "0"
+    columns = (TextColumn("{task.description}"), BarColumn(), percentage, TimeElapsedColumn())
+    done = {case.name: index for index, case in enumerate(request.cases)}
+    with (
+        joined_world(request.device) as group,
+        Progress(*columns, console=Console(stderr=True), transient=True, disable=not first) as progress,
+    ):
+        task = progress.add_task(request.operator, total=len(request.cases))
+
+        def on_progress(case: str, part: float) -> None:
+            progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
+
+        for so_far in runs(request, group, operator_for, on_progress):
+            told = report(so_far)
+            if first and file is not None:
+                write_report(file, told)
+    return told
 
 
-def run_on_own_ranks(order: Order, world_size: int) -> Report:
-    """Whole runs in fresh processes: nothing is warm from the last one. Raises MachineError if a rank fails."""
-    asked = Path(order.file) if order.file else None
+def run_on_own_ranks(words: list[str], world_size: int, repeats: int, asked: Path | None) -> Report:
+    """Whole runs in fresh processes: nothing is warm from the last one. However they end, it is said what is written.
+
+    Raises Exit if a rank fails, which has said why.
+    """
     is_kept = asked is not None and (asked.is_file() or not asked.exists())  # and no pipe, which takes it but once
     with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
         file = asked if asked is not None and is_kept else Path(folder, "report.json")
-        draft = order.draft
-        for _ in range(draft.repeats):
-            report = _whole_run(replace(order, draft=draft, file=str(file)), Path(folder, "order.json"), world_size)
-            draft = replace(draft, earlier=report.runs)
+        before, report = _written_ns(file), None
+        try:
+            for turn in range(1, repeats + 1):
+                start_ranks([*words, f"--json={file}", f"--turn={turn}"], world_size)
+        finally:
+            report = read_report(file) if _written_ns(file) != before else None
+            if report is not None and report.unfinished:
+                typer.echo(f"overweave: {file} is unfinished: {report.unfinished}", err=True)
+    if report is None:
+        raise MachineError("bench", "its ranks wrote nothing", "Read what they printed above")
     if asked is not None and not is_kept:
         write_report(asked, report)
-    return report
-
-
-def _whole_run(order: Order, path: Path, world_size: int) -> Report:
-    """One run more in the file. However it ends before its time, it is said what the file holds."""
-    path.write_bytes(msgspec.json.encode(order))
-    file = Path(order.file)
-    before = _written_ns(file)
-    try:
-        ended = torchrun(["overweave.cli.bench_rank", str(path)], world_size, is_quiet=True)
-    finally:
-        report = msgspec.json.decode(file.read_bytes(), type=Report) if _written_ns(file) != before else None
-        if report is not None and len(report.runs[-1].cases) < order.draft.cases:
-            typer.echo(f"overweave: {file} is unfinished: {report.unfinished}", err=True)
-    if ended or report is None:
-        raise MachineError("bench", f"a rank ended with {ended}", "Read what it printed above")
     return report
 
 

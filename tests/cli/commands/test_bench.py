@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from benchmarks import readme_table, teach
 from campaigns.choices import acceptance, sim_accuracy
 from overweave.cli.commands import bench
-from overweave.cli.commands.bench import without_destination
 from overweave.cli.main import app
-from overweave.tuner.measure.bench import Run
+from overweave.tuner.measure.bench import Request, Run
 from tests.source_tree import ROOT
 
 COMMAND = [sys.executable, "-m", "overweave.cli.main", "bench"]
@@ -134,26 +137,45 @@ def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_
 def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_path, monkeypatch):
     """What the file holds while the second of three runs is at work, and when its ranks fail."""
     out, seen = tmp_path / "out.json", []
+    asked = ["bench", OPERATORS[0], f"--shapes={shapes}", "--world=2", "--device=cpu", "--dtype=bf16"]
+    asked += ["--plan=push pieces=2", "--repeat=3"]
 
-    def torchrun(words: list[str], world_size: int, is_quiet: bool) -> int:
-        order = msgspec.json.decode(Path(words[1]).read_bytes(), type=bench.Order)
+    def as_rank(request: Request, group: object, operator_for: object, on_progress: object) -> Iterator[Run]:
         whole = msgspec.convert(RUN, Run)
-        cases = whole.cases if not order.draft.earlier else whole.cases[:1]
-        bench.write_report(Path(order.file), order.draft.report(msgspec.structs.replace(whole, cases=cases)))
-        seen.append((words[0], world_size, len(order.draft.earlier)))
-        return 0 if len(cases) == 2 else 1
+        for done in (1, 2) if len(seen) == 1 else (1,):
+            yield msgspec.structs.replace(whole, cases=whole.cases[:done])
 
-    monkeypatch.setattr(bench, "torchrun", torchrun)
+    def start_ranks(words: list[str], world_size: int) -> None:
+        seen.append((words, world_size))
+        with monkeypatch.context() as patched:
+            patched.setenv("RANK", "0")
+            patched.setenv("WORLD_SIZE", str(world_size))
+            patched.setattr(bench, "runs", as_rank)
+            patched.setattr(bench, "joined_world", lambda device: nullcontext())
+            result = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert (result.exit_code, result.stdout) == (0, "")  # whoever started the ranks prints
+        if len(seen) == 2:
+            raise typer.Exit(7)
+
+    monkeypatch.setattr(bench, "start_ranks", start_ranks)
     monkeypatch.delenv("RANK", raising=False)
-    asked = ["bench", OPERATORS[0], "--shapes", str(shapes), "-w", "2", "--device", "cpu", "--repeat", "3"]
-    result = CliRunner().invoke(app, [*asked, "--json", str(out)])
-    assert result.exit_code == 1
-    assert "a rank ended with 1" in result.output
+    result = CliRunner().invoke(app, [*asked, f"--json={out}"])
+    assert result.exit_code == 7
     assert "is unfinished: 1 of 2 cases of run 2 of 3" in " ".join(result.output.split())
-    assert seen == [("overweave.cli.bench_rank", 2, 0), ("overweave.cli.bench_rank", 2, 1)]
+    assert seen == [([*asked, f"--json={out}", f"--turn={turn}"], 2) for turn in (1, 2)]
     report = json.loads(out.read_text())
+    assert report["command"] == shlex.join(["overweave", *asked])
     assert (report["middle"], [len(run["cases"]) for run in report["runs"]]) == (0, [2, 1])
     assert report["spread"]["overweave"]["time_us"]["largest"] == 4.0  # of the whole run alone
+
+
+@pytest.mark.slow
+def test_an_operator_of_a_file_is_benched(shapes, tmp_path):
+    (tmp_path / "mine.py").write_text("from tests.extending import toy_operator\ntoy_operator.add()\n")
+    options = ["--shapes", str(shapes), "--world", "2", "--device", "cpu", "--dtype", "fp32"]
+    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "matmul_all_gather", *options])
+    assert "matmul_all_gather: 2 x cpu" in shown
+    assert shown.count("even: [64, 64] @ [64, 64]") == 1
 
 
 @pytest.mark.parametrize(
@@ -169,7 +191,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     ],
 )
 def test_bad_input_is_one_typed_error(options, word, monkeypatch):
-    monkeypatch.setattr(bench, "torchrun", lambda *words: pytest.fail("nothing may be started"))
+    monkeypatch.setattr(bench, "start_ranks", lambda *words: pytest.fail("nothing may be started"))
     result = CliRunner().invoke(app, ["bench", *options])
     assert result.exit_code in (1, 2)
     assert word in result.output
@@ -177,7 +199,7 @@ def test_bad_input_is_one_typed_error(options, word, monkeypatch):
 
 
 def test_a_case_that_cannot_be_is_refused_before_the_others_are_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "torchrun", lambda *words: pytest.fail("nothing may be started"))
+    monkeypatch.setattr(bench, "start_ranks", lambda *words: pytest.fail("nothing may be started"))
     path, case = tmp_path / "shapes.json", {"name": "a", "m": 64, "n": 64, "k": 64}
     path.write_text(json.dumps({"cases": [case, case | {"name": "b", "after": "tanh"}]}))
     result = CliRunner().invoke(app, ["bench", OPERATORS[0], "--shapes", str(path), "--device=cpu"])
@@ -193,9 +215,3 @@ def test_whole_runs_are_no_matter_of_one_of_torchruns_ranks(monkeypatch, shapes)
     result = CliRunner().invoke(app, ["bench", OPERATORS[0], "--shapes", str(shapes), "--device=cpu", "--repeat=2"])
     assert result.exit_code == 2
     assert "torchrun started this process" in result.output
-
-
-@pytest.mark.parametrize("destination", [["--json", "there/it.json"], ["--json=there/it.json"], []])
-def test_a_report_says_how_to_repeat_it_and_not_where_it_lay(destination: list[str]):
-    words = ["bench", "all_gather_matmul", "--shapes", "mlp"]
-    assert without_destination([*words, *destination, "--world", "4"]) == [*words, "--world", "4"]
