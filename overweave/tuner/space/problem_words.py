@@ -22,7 +22,7 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
     """A bare problem, its n columns those of several weights, and what happens to the product. Raises InputError.
 
     columns: of each weight, if there are several. after: words joined by `+`: `bias`, an activation (`silu`, `gelu`,
-    `gelu_tanh`), `gate`, `residual`, as `ow.Extras` has them, or `residual+rms_norm`, as `ow.RmsNorm`.
+    `gelu_tanh`), `gate`, `residual`, as the keywords of operators, or `residual+rms_norm`, as `ow.RmsNorm`.
     """
     check_sizes(problem, columns)
     words = [word for word in after.split("+") if word]
