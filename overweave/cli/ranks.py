@@ -67,8 +67,25 @@ def how_many(device: str, asked: int, may_share: bool = False) -> int:
     return asked or gpus
 
 
-def try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
-    """The cases one after the other on forked ranks. Raises MachineError if this process compiles kernels already."""
+Asked = tuple[str, Problem, dict[str, str | int]]  # a schedule, what it computes, and its options
+
+
+def tried(asked: Sequence[Asked], device: str, world_size: int, words: Sequence[str]) -> list[Trial]:
+    """What came out of trials; nothing in a process of which another one tells it. words: start it as a rank on GPUs.
+
+    Raises MachineError if this process, which would be forked, compiles kernels already.
+    """
+    if device == "cpu":
+        return _try_emulated([case_of(name, problem, "cpu", options) for name, problem, options in asked], world_size)
+    if not is_one_of_the_ranks():
+        start_ranks(words, world_size)
+        return []
+    with joined_world("cuda") as group:
+        trials = [try_case(case_of(name, problem, "cuda", options), group) for name, problem, options in asked]
+    return [trial for trial in trials if trial is not None]
+
+
+def _try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
     if any(case.depth == "interpreter" for case in cases):
         load("host interpreter")  # once, here: the ranks inherit it
     told = run_ranks(try_on_forked_rank, world_size, tuple(cases), timeout_s=TIMEOUT_S, group_timeout_s=TIMEOUT_S / 4)
@@ -108,10 +125,3 @@ def torchrun(words: Sequence[str], world_size: int, variables: Mapping[str, str]
             raise
         finally:
             Console(stderr=True).show_cursor()  # a rank that was ended has left it hidden, behind its progress bar
-
-
-def try_as_rank(schedules: Sequence[tuple[str, Problem, dict[str, str | int]]]) -> list[Trial]:
-    """This process's part of trials on GPUs; on rank 0 what came out, nothing elsewhere."""
-    with joined_world("cuda") as group:
-        trials = [try_case(case_of(name, problem, "cuda", asked), group) for name, problem, asked in schedules]
-    return [trial for trial in trials if trial is not None]

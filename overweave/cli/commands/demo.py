@@ -13,19 +13,10 @@ from rich.console import Console
 
 from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
-from overweave.cli.ranks import (
-    Device,
-    how_many,
-    is_one_of_the_ranks,
-    start_ranks,
-    try_as_rank,
-    try_emulated,
-    where,
-)
+from overweave.cli.ranks import Asked, Device, how_many, tried, where
 from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.ops.trial import case_of
 from overweave.tuner.measure.bench import device_count
 
 MACHINE, MACHINE_RANKS = "h200x4", 4
@@ -42,15 +33,9 @@ def demo(
     make_folder(out)
     place = where(device, least=1)
     world_size = how_many(place, ranks, may_share=True)
-    if place == "cuda" and not is_one_of_the_ranks():
-        start_ranks(["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"], world_size)
-        return
     shown = {f"{record.name}.{record.demo.schedule}": record for record in OPERATORS.values() if record.demo}
-    asked = [(name, problem_for(record, place, world_size)) for name, record in shown.items()]
-    if place == "cuda":
-        trials = try_as_rank([(name, problem, {}) for name, problem in asked])
-    else:
-        trials = try_emulated([case_of(name, problem, place, {}) for name, problem in asked], world_size)
+    asked: list[Asked] = [(name, problem_for(record, place, world_size), {}) for name, record in shown.items()]
+    trials = tried(asked, place, world_size, ["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"])
     if not trials:
         return  # another rank tells
     console = Console()

@@ -11,22 +11,13 @@ from rich.console import Console
 from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.plans import options_of
-from overweave.cli.ranks import (
-    Device,
-    how_many,
-    is_one_of_the_ranks,
-    start_ranks,
-    try_as_rank,
-    try_emulated,
-    where,
-)
+from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, tried, where
 from overweave.cli.shape import case_of as case_of_shape
 from overweave.cli.shape import tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.ops.trial import case_of
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import method_of
 from overweave.tuner.model.choose import choose
@@ -56,16 +47,10 @@ def trace(
     make_folder(out)
     if not is_one_of_the_ranks():
         tell_of_rounding(problem.record, whole, world_size)
-    if place == "cuda" and not is_one_of_the_ranks():
-        words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
-        words += [f"--out={out}", *(f"--option={word}" for word in option or [])]
-        words += [f"--machine={machine}"] if machine else []
-        start_ranks(words, world_size)
-        return
-    if place == "cuda":
-        trials = try_as_rank([(name, problem, options)])
-    else:
-        trials = try_emulated([case_of(name, problem, place, options)], world_size)
+    words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
+    words += [f"--out={out}", *(f"--option={word}" for word in option or [])]
+    words += [f"--machine={machine}"] if machine else []
+    trials = tried([(name, problem, options)], place, world_size, words)
     if not trials:
         return  # another rank tells
     console = Console()

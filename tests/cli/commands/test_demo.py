@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from overweave.cli import ranks as cli_ranks
 from overweave.cli.commands import demo as command
 from overweave.cli.commands.demo import problem_for
 from overweave.cli.main import app
@@ -47,7 +48,7 @@ def test_ranks_run_on_the_gpus_that_there_are(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.delenv("RANK", raising=False)
     started: list[object] = []
-    monkeypatch.setattr(command, "start_ranks", lambda words, ranks: started.append((words, ranks)))
+    monkeypatch.setattr(cli_ranks, "start_ranks", lambda words, ranks: started.append((words, ranks)))
     result = CliRunner().invoke(app, ["demo", f"--out={tmp_path}", *words], catch_exceptions=False)
     assert result.exit_code == 0
     assert started == [(["demo", f"--ranks={ranks}", "--device=cuda", f"--out={tmp_path}"], ranks)]
@@ -61,7 +62,7 @@ def test_the_times_of_interpreted_kernels_are_told_for_what_they_are():
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_ranks_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(command, "try_emulated", lambda cases, world: pytest.fail("nothing may be started"))
+    monkeypatch.setattr(command, "tried", lambda *asked: pytest.fail("nothing may be started"))
     result = CliRunner().invoke(app, ["demo", "--device", "cpu", "--out", "/proc/no/such"])
     assert result.exit_code == 2
     assert "Name a folder that can be made" in result.output

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
-from overweave.ops import reference
 from overweave.runtime.host.processes import run_ranks
+from tests.ops import reference
 from tests.ops.call.test_scales import FP8, PLANS
 
 N, K = 48, 32

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import resolve
-from overweave.ops import reference
 from overweave.ops.call import prepare
 from overweave.ops.call.prepared import outputs_of
 from overweave.runtime.backends import load
 from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import build
+from tests.ops import reference
 
 
 def sequential(operator: str) -> list[object]:
