@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -92,11 +93,14 @@ def _try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
     return msgspec.convert(told[0], list[Trial])
 
 
-def start_ranks(words: Sequence[str], world_size: int) -> None:
-    """Runs this command again as one process per rank, of which rank 0 prints and writes. Raises Exit if it failed."""
+def start_ranks(words: Sequence[str], world_size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Runs this command again as one process per rank, of which rank 0 prints and writes. Raises Exit if it failed.
+
+    variables: of the environment of the ranks.
+    """
     columns, threads = shutil.get_terminal_size().columns, max(1, min(4, (os.cpu_count() or 1) // world_size))
-    variables = {"COLUMNS": str(columns), "OMP_NUM_THREADS": str(threads)}
-    ended = torchrun(["overweave.cli.main", *loaded.words(), *words], world_size, variables)
+    usual = {"COLUMNS": str(columns), "OMP_NUM_THREADS": str(threads)}
+    ended = torchrun(["overweave.cli.main", *loaded.words(), *words], world_size, usual | dict(variables))
     if ended:
         raise typer.Exit(ended)
 

@@ -28,6 +28,8 @@ from overweave.ops.operators import operator_for
 from overweave.tuner.measure.bench import Request, Run, joined_world, runs
 from overweave.tuner.space.shapes import DtypeWord, read_shapes
 
+TURN = "OVERWEAVE_BENCH_TURN"  # which whole run a rank that we started is part of, from 1
+
 
 def bench(
     operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
@@ -38,7 +40,6 @@ def bench(
     plan: Annotated[list[str] | None, typer.Option(help="Time these plans in place of our choice")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
-    turn: Annotated[int, typer.Option(hidden=True, help="Of which whole run this is a rank")] = 0,
 ) -> None:
     """Compare an operator with the library, torch's fused op and the roofs, side by side in one run."""
     operator_of(operator, "bench")
@@ -52,6 +53,7 @@ def bench(
     warn_of_hours(place, shape_set.cases)
     if json is not None:
         check_file(json)
+    turn = int(os.environ.get(TURN, 0))
     asked = ["bench", operator, f"--shapes={shapes}", f"--world={ranks}", f"--device={place}", f"--dtype={dtype}"]
     asked += [*(f"--plan={each}" for each in plan or ()), *([f"--repeat={repeat}"] if repeat > 1 else ())]
     if not is_one_of_the_ranks():
@@ -100,7 +102,7 @@ def run_on_own_ranks(words: list[str], world_size: int, repeats: int, asked: Pat
         before, report = _written_ns(file), None
         try:
             for turn in range(1, repeats + 1):
-                start_ranks([*words, f"--json={file}", f"--turn={turn}"], world_size)
+                start_ranks([*words, f"--json={file}"], world_size, {TURN: str(turn)})
         finally:
             report = read_report(file) if _written_ns(file) != before else None
             if report is not None and report.unfinished:

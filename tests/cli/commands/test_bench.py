@@ -18,7 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import readme_table, teach
+from benchmarks import results_page, teach
 from campaigns.choices import acceptance, sim_accuracy
 from overweave.cli.commands import bench
 from overweave.cli.main import app
@@ -130,8 +130,9 @@ def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_
     table.write_bytes((ROOT / "overweave/tuner/tables/h200x2.json").read_bytes())
     teach.main([str(table), str(out)])
     assert f"mlp.it.json (unfinished: {so_far}): 1 problems" in capsys.readouterr().out
-    monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
-    assert f"**unfinished: {so_far}**" in readme_table.tables()
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
+    (read,) = results_page.latest()
+    assert f"**unfinished: {so_far}**" in results_page.table(read)
 
 
 def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_path, monkeypatch):
@@ -145,9 +146,11 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
         for done in (1, 2) if len(seen) == 1 else (1,):
             yield msgspec.structs.replace(whole, cases=whole.cases[:done])
 
-    def start_ranks(words: list[str], world_size: int) -> None:
-        seen.append((words, world_size))
+    def start_ranks(words: list[str], world_size: int, variables: dict[str, str]) -> None:
+        seen.append((words, world_size, variables))
         with monkeypatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
             patched.setenv("RANK", "0")
             patched.setenv("WORLD_SIZE", str(world_size))
             patched.setattr(bench, "runs", as_rank)
@@ -162,7 +165,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     result = CliRunner().invoke(app, [*asked, f"--json={out}"])
     assert result.exit_code == 7
     assert "is unfinished: 1 of 2 cases of run 2 of 3" in " ".join(result.output.split())
-    assert seen == [([*asked, f"--json={out}", f"--turn={turn}"], 2) for turn in (1, 2)]
+    assert seen == [([*asked, f"--json={out}"], 2, {bench.TURN: str(turn)}) for turn in (1, 2)]
     report = json.loads(out.read_text())
     assert report["command"] == shlex.join(["overweave", *asked])
     assert (report["middle"], [len(run["cases"]) for run in report["runs"]]) == (0, [2, 1])
