@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from overweave.compiler.aot import Source, source_of_launch
 from overweave.compiler.ptx_lint.contract import Contract, Guard
-from overweave.ir.dtype import FLOAT8, Dtype
+from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.memory.shares import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Tiles
 from overweave.schedules.tiles.shape import TileShape
 
@@ -32,8 +33,7 @@ def tiles_of(traced: bool) -> Tiles:
     return Tiles(TileQueue(_INTS, _INTS, ADDRESSES, 7), PROTOCOL, traced)
 
 
-DTYPES: dict[Dtype, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-DTYPES_OF_OPERANDS = DTYPES | {FLOAT8: "fp8e4nv"}
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 OPERANDS = (2, 4, 8)
 
 
@@ -65,7 +65,6 @@ PLAIN = Variant()
 VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)))
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
 SUM = Variant(two_sources=False)
-SHARES = Guard("arrivals", ("partials",))  # along k, of blocks of one device
 SCALED = Variant(is_transposed=True)
 
 
@@ -74,7 +73,18 @@ def dealt(shape: TileShape) -> MatmulConfig:
     return replace(shape.config, split_tiles=1, split_k=2)
 
 
-def case_of(call: KernelCall, label: str, contract: Contract) -> Case:
-    """A launch, as it is compiled. It sees no more of tensors than dtype and alignment, and of numbers whether they are
-    1 or multiples of 16."""
-    return Case(source_of_launch(call.kernel, call.arguments, call.options, label), contract)
+def case_of(call: KernelCall, label: str, **promises: Any) -> Case:
+    """A launch, as it is compiled, which sees no more of tensors than dtype and alignment, and of numbers whether they
+    are 1 or multiples of 16; with what its tuples of arguments (kernels/arguments.py) promise, and what it does beside.
+    """
+    source = source_of_launch(call.kernel, call.arguments, call.options, label)
+    known: dict[str, Any] = {}
+    for name, kind in source.signature.items():
+        if isinstance(kind, SignalWords):
+            known["alarm"] = f"{name}.words", f"*{name}.limits"
+        elif isinstance(kind, TileQueue):
+            known["claims"] = (f"{name}.claims",)
+        elif isinstance(kind, Shares):  # of blocks of one device
+            known["private"] = (f"{name}.arrivals",)
+            known["counted"] = (Guard(f"{name}.arrivals", (f"{name}.partials",)),)
+    return Case(source, Contract(**known | promises))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from campaigns.lint.lint_case import ADDRESSES, DTYPES, OPERANDS, SOME, Case, case_of, tiles_of
 from campaigns.lint.lint_matmul import matmul_case
@@ -17,11 +17,12 @@ from campaigns.lint.lint_packed import packed_cases
 from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_skinny import skinny_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
-from overweave.compiler.ptx_lint.contract import Contract, Guard
+from overweave.compiler.ptx_lint.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums
+from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
 
@@ -42,7 +43,7 @@ def cases() -> Iterator[Case]:
     for config in SUMS[1:]:
         yield reduction_case("bfloat16", 4, False, config)
     for ranks in OPERANDS:
-        yield reduction_case("bfloat16", ranks, ranks == 2, told=ranks, ready=ranks)
+        yield reduction_case("bfloat16", ranks, ranks == 2, told=ranks)
     for config, operands in product((SUMS_FINISHED, *SUMS[1:]), OPERANDS):
         yield reduction_case("bfloat16", operands, False, config, epilogue=FINISHED)
     for config, epilogue in product((SUMS_FINISHED, *SUMS[1:]), EPILOGUES):
@@ -68,23 +69,24 @@ def reduction_case(
     sum_first: bool = False,
     epilogue: Epilogue = NO_EPILOGUE,
     told: int = 1,
-    ready: int = 0,
 ) -> Case:
     """The ordered reduction, of operands of one dtype or first of a sum that is kept in fp32. What it reads and writes,
-    and whose signals it adds to, may lie where a table says. told: how many ranks. ready: how many it tells at first.
+    and whose signals it adds to, may lie where a table says. told: how many ranks.
     """
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
     label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.bits)
-    label += f" {told} told" * (told > 1) + f" {ready} ready" * (ready > 0)
+    label += f" {told} told" * (told > 1)
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after = AfterSums(**dict.fromkeys(epilogue.inputs, out))
-    words, widths = torch.empty(ready, dtype=torch.int64) if ready else None, (operands, told - 1, told)
-    sums = Sums(ADDRESSES, widths, out, SOME, after, 0.0, sum_first, epilogue.bits, words)
-    announced = [Guard("*operands", ("out", "*operands"), optional=True), *([Guard("*ready", ())] if ready else ())]
-    contract = replace(_tiles(("*operands",)), announced=tuple(announced), releases=len(announced))
-    # A second look: at all signals, where one did not come, for the first that did not.
-    return case_of(reduction_call(config, tiles_of(traced), sums), label, replace(contract, claims_ahead=True, looks=2))
+    sums = Sums(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0.0, sum_first, epilogue.bits)
+    return _sums_case(reduction_call(config, tiles_of(traced), sums), label)
+
+
+def _sums_case(call: KernelCall, label: str) -> Case:
+    """Two looks: at all signals, where one did not come, for the first that did not, and the alarm's."""
+    announced = (Guard("*operands", ("out", "*operands"), optional=True),)
+    return case_of(call, label, **_tiles("*operands", looks=2), announced=announced, claims_ahead=True)
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:
@@ -93,7 +95,7 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     after = AfterSums(residual=out if has_residual else None, norm_weight=out, z=out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     call = reduction_call(config, tiles_of(False), Sums(ADDRESSES, (operands, 0, 1), out, SOME, after, 1e-5))
-    return case_of(call, label, reduction_case(dtype, operands, False, config).contract)
+    return _sums_case(call, label)
 
 
 def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
@@ -109,20 +111,14 @@ def copy_case(traced: bool, ragged: bool, path: DataPath = "load_store", adds: D
     source = torch.empty(16, dtype=getattr(torch, adds or "int32"))
     pushes = Pushes(ADDRESSES, source, SOME if ragged else 1024, adds is not None)
     announced = (Guard("*targets", ("*targets",), optional=True),)
-    contract = replace(_tiles(("source",)), announced=announced, claims_ahead=True)
-    return case_of(copy_call(config, tiles_of(traced), pushes), label, contract)
+    call = copy_call(config, tiles_of(traced), pushes)
+    return case_of(call, label, **_tiles("source"), announced=announced, claims_ahead=True)
 
 
-def _tiles(guarded: tuple[str, ...]) -> Contract:
-    """A kernel that takes tiles from a table, which says what to wait for and what to signal, if anything.
+def _tiles(guarded: str, looks: int = 1) -> dict[str, Any]:
+    """What a kernel promises whose table says what to wait for, and what to signal, if anything.
 
     The one look beside the wait is the alarm's, which reports what the signal says.
     """
-    return Contract(
-        waits=1,
-        looks=1,
-        releases=1,
-        guarded=(Guard("protocol.signals", guarded, optional=True),),
-        alarm=("protocol.words", "*protocol.limits"),
-        claims=("queue.claims",),
-    )
+    guards = (Guard("protocol.signals", (guarded,), optional=True),)
+    return {"waits": 1, "looks": looks, "releases": 1, "guarded": guards}

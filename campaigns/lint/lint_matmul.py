@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from msgspec.structs import replace
 
 from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
-from overweave.compiler.ptx_lint.contract import Contract, Guard
+from overweave.compiler.ptx_lint.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
@@ -68,7 +67,7 @@ def matmul_case(
 ) -> Case:
     """The case of a `Tile`, whose fields these are."""
     tile = Tile(dtype, config, variant, epilogue, addends, weights, stored)
-    return case_of(call_of(tile), str(tile), _contract(tile))
+    return case_of(call_of(tile), str(tile), **_promises(tile))
 
 
 def call_of(tile: Tile) -> KernelCall:
@@ -106,7 +105,7 @@ def operands_of(tile: Tile) -> Operands:
     )
 
 
-def _contract(tile: Tile) -> Contract:
+def _promises(tile: Tile) -> dict[str, Any]:
     """Tensor cores are promised where the dtype has them."""
     is_hopper, peers = tile.config.kernel == "hopper", tile.stored.peers
     stores = [*_names("products.out", tile.weights), *(["products.total"] if tile.addends else [])]
@@ -119,21 +118,15 @@ def _contract(tile: Tile) -> Contract:
     if tile.addends:  # one more wait, with its alarm's look
         names = "addend_tiles" if is_hopper and tile.addends == 1 else "*addends"
         guarded.append(Guard("protocol.signals", (names,), optional=True))
-    contract = Contract(
-        guarded=tuple(guarded),
-        announced=(told,),
-        alarm=("protocol.words", "*protocol.limits"),
-        claims=("queue.claims",),
-        waits=len(guarded),
-        looks=len(guarded),
-        releases=2 if is_hopper and tile.stored.spreads else 1,
-        wgmma=tile.dtype != "float32",
-        depth=0 if tile.dtype in ("float32", FLOAT8) else 1,  # of fp8, loads alone are ahead of a step's product
-    )
-    if tile.config.split_k:
-        shares = Guard("shares.arrivals", ("shares.partials",))  # along k, of blocks of one device
-        contract = replace(contract, private=("shares.arrivals",), counted=(shares,))
-    return contract
+    return {
+        "guarded": tuple(guarded),
+        "announced": (told,),
+        "waits": len(guarded),
+        "looks": len(guarded),
+        "releases": 2 if is_hopper and tile.stored.spreads else 1,
+        "wgmma": tile.dtype != "float32",
+        "depth": int(tile.dtype not in ("float32", FLOAT8)),  # of fp8, loads alone are ahead of a step's product
+    }
 
 
 def _names(base: str, weights: int) -> list[str]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import DTYPES, OPERANDS, PROTOCOL, SOME, WORDS, Case, case_of
-from overweave.compiler.ptx_lint.contract import Contract, Packed
+from overweave.compiler.ptx_lint.contract import Packed
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm, Z
 from overweave.ir.plan import PACKED_SUMS, Exchange, PackedConfig
 from overweave.ir.problem import Problem
 from overweave.memory.packed_layout import PackedLayout
-from overweave.runtime.kernel_calls.packed import KERNELS, Caller, packed_call
+from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.schedules.tiles.shape import PACKED, PACKED_ROWS
 
+EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 SUMMING: tuple[Exchange, ...] = (*PACKED_SUMS, "scatter")
 SPACE: Any = SimpleNamespace(half_bytes=1001, spaces=WORDS.limits, state=WORDS.state)
 MANY = 3003  # words of a row that programs go over in several turns
@@ -28,9 +29,9 @@ FINISHED = Epilogue(bias=True, activation="silu", residual=True)
 
 def packed_cases() -> Iterator[Case]:
     """Every exchange for every dtype and number of ranks, and every launch; rows that are normed alike."""
-    for dtype, ranks, exchange in product(DTYPES, OPERANDS, KERNELS):
+    for dtype, ranks, exchange in product(DTYPES, OPERANDS, EXCHANGES):
         yield packed_case(dtype, ranks, replace(PACKED[0], exchange=exchange))
-    for launch, exchange in product(PACKED[1:], KERNELS):
+    for launch, exchange in product(PACKED[1:], EXCHANGES):
         yield packed_case("bfloat16", 4, replace(launch, exchange=exchange))
     for launch, exchange in product(PACKED_ROWS, PACKED_SUMS):
         for ranks in OPERANDS:
@@ -42,7 +43,7 @@ def packed_cases() -> Iterator[Case]:
         yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), epilogue=FINISHED)
     for dtype, exchange in product(DTYPES, SUMMING):
         yield packed_case(dtype, 4, replace(PACKED[0], exchange=exchange), epilogue=FINISHED)
-    for exchange in KERNELS:
+    for exchange in EXCHANGES:
         yield packed_case("bfloat16", 4, replace(PACKED[0], exchange=exchange), chained=True)
 
 
@@ -69,7 +70,7 @@ def packed_case(
     layout = PackedLayout(SOME, SOME, "source", "out", SOME, SOME, row_words=MANY if normed else 0)
     caller = Caller(SOME, (PROTOCOL.words, PROTOCOL.limits), chained, chained)
     call = packed_call(config, problem, layout, tensors, SPACE, caller)
-    label = f"{dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
+    label = f"{config.exchange} {dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
     label += " norm" * normed + f" {epilogue}" * bool(epilogue.bits) + " chained" * chained
-    messages = Packed(("*spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
-    return case_of(call, label, Contract(packed=messages, alarm=("words", "*limits"), private=("state",)))
+    messages = Packed(("*space.spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
+    return case_of(call, label, packed=messages, private=("space.state",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from campaigns.lint.lint_case import PROTOCOL, SOME, WORDS, Case, case_of
-from overweave.compiler.ptx_lint.contract import Contract, Guard
+from overweave.compiler.ptx_lint.contract import Guard
 from overweave.runtime.kernel_calls import protocol
 
 
@@ -12,7 +12,9 @@ def begin_case() -> Case:
 
     Three releases: the credit, and of the alarm its report and the peers' abort words.
     """
-    contract = Contract(
+    return case_of(
+        protocol.head_call(WORDS, PROTOCOL, SOME),
+        "",
         waits=1,
         looks=2,
         releases=3,
@@ -21,24 +23,26 @@ def begin_case() -> Case:
         alarm=("words", "*limits"),
         claims=("claims",),
     )
-    return case_of(protocol.head_call(WORDS, PROTOCOL, SOME), "", contract)
 
 
 def tell_case() -> Case:
     """What a library call tells its peers: behind its kernels, which a boundary ends, and nothing of its own."""
     call = protocol.tell_call((0,) * 4, WORDS.device)
-    return case_of(call, "", Contract(releases=1, announced=(Guard("*words", ()),)))
+    return case_of(call, "", releases=1, announced=(Guard("*words", ()),))
 
 
 def wait_case() -> Case:
     """A wait in front of what reads the data. Two looks: for who is late, and the alarm's."""
-    contract = Contract(waits=1, looks=2, guarded=(Guard("signals", ()),), alarm=("words", "*limits"))
-    return case_of(protocol.wait_call(PROTOCOL, (SOME,) * 5, SOME, SOME), "", contract)
+    call = protocol.wait_call(PROTOCOL, (SOME,) * 5, SOME, SOME)
+    return case_of(call, "", waits=1, looks=2, guarded=(Guard("signals", ()),), alarm=("words", "*limits"))
 
 
 def stamp_case() -> Case:
     """The barrier that takes the time, for traces: nothing but words stands behind its signals."""
-    contract = Contract(
+    words = [WORDS.state, WORDS.limits, *PROTOCOL[:3]]
+    return case_of(
+        protocol.stamp_call(words, WORDS.group.rank, WORDS.group.world_size),
+        "",
         waits=1,
         looks=1,
         releases=1,
@@ -46,5 +50,3 @@ def stamp_case() -> Case:
         announced=(Guard("*addresses", ()),),
         alarm=("words",),
     )
-    words = [WORDS.state, WORDS.limits, *PROTOCOL[:3]]
-    return case_of(protocol.stamp_call(words, WORDS.group.rank, WORDS.group.world_size), "", contract)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import SHARES, Case, case_of
-from overweave.compiler.ptx_lint.contract import Contract
+from campaigns.lint.lint_case import Case, case_of
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.shares import SharedShares
@@ -32,11 +31,9 @@ def skinny_case(
 ) -> Case:
     """No signals and no waits for programs: a counter that only this device's programs touch. is_ragged: no number is a
     multiple of 16."""
-    has_shares, (m, n, k) = config.splits > 1, (5, 1001, 1003) if is_ragged else (5, 1024, 2048)
+    m, n, k = (5, 1001, 1003) if is_ragged else (5, 1024, 2048)
     a, out = (torch.empty(m, size, dtype=getattr(torch, dtype)) for size in (k, n))
     b = a.new_empty(n, k).t() if is_transposed else a.new_empty(k, n)
-    words = {"b^T": is_transposed, "shares": has_shares, turn: turn != "in_turn", "ragged": is_ragged}
+    words = {"b^T": is_transposed, "shares": config.splits > 1, turn: turn != "in_turn", "ragged": is_ragged}
     label = " ".join([f"{dtype} {config.block_m} rows", *(word for word, holds in words.items() if holds)])
-    known = Contract(private=("arrivals",), counted=(SHARES,), wgmma=True)
-    call = skinny_call(config, Factors(a, b, out), SharedShares(a.device), turn)
-    return case_of(call, label, known if has_shares else Contract(wgmma=True))
+    return case_of(skinny_call(config, Factors(a, b, out), SharedShares(a.device), turn), label, wgmma=True)

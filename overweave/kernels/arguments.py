@@ -7,7 +7,10 @@ Triton 3.6 does not launch them inside tuples.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 
 class TileQueue(NamedTuple):
@@ -72,3 +75,74 @@ class AfterSums(NamedTuple):
     residual: Any = None
     norm_weight: Any = None
     z: Any = None
+
+
+class Traits(Struct, frozen=True, kw_only=True):
+    """What a matmul kernel is compiled for: one constant, which its device functions hand on whole.
+
+    b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
+    epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
+    split_k: whether tiles may be dealt out along k. precision: of the portable kernel's products. Of the Hopper kernel:
+    stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
+    """
+
+    b_is_transposed: bool
+    two_sources: bool
+    traced: bool
+    epilogue: int
+    addends: int
+    weights: int
+    split_k: bool
+    precision: str = ""
+    stages: int = 0
+    split_n: int = 1
+    in_columns: bool = False
+    peers: int = 0
+
+
+class Messages(NamedTuple):
+    """Where packed messages lie. spaces: that of each rank, which has two halves of `half` bytes, and in each a part of
+    `stride` bytes for every rank, and behind these, of a two-shot, another for what it sends of its sums. state:
+    memory/device/packed.py.
+    """
+
+    spaces: Any
+    state: Any
+    stride: int
+    half: int
+
+
+class Parts(NamedTuple):
+    """How what is exchanged is dealt out: `total` int32 words in all, of which each rank owns `shard`, the last ones
+    fewer or none, or, of a one-shot, all; to each program a stretch of `span` words of a shard, in so many turns.
+    """
+
+    total: int
+    shard: int
+    span: int
+    turns: int
+
+
+class Assembly(Struct, frozen=True):
+    """Inline assembly with its constraints, as a constant, which Triton knows by a digest."""
+
+    text: str
+    constraints: str
+
+    def __repr__(self) -> str:
+        return f"Assembly({sha256((self.constraints + self.text).encode()).hexdigest()[:12]})"
+
+
+class PackedTraits(Struct, frozen=True, kw_only=True):
+    """What a kernel of packed messages is compiled for. exchange: kernels/packed/exchange.py. senders: one fewer than
+    ranks; poll: what looks for so many messages at once (memory/device/packed.py). block: messages
+    of a program at a time. chained: it starts early, or the matmul behind it. eps: of a norm. epilogue: of sums.
+    """
+
+    exchange: str
+    senders: int
+    poll: Assembly
+    block: int
+    chained: bool
+    eps: float
+    epilogue: int

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.ir.epilogue import EPILOGUE_BITS
+from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
 SILU = tl.constexpr(EPILOGUE_BITS["silu"])
@@ -22,6 +23,14 @@ BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
 GATE = tl.constexpr(EPILOGUE_BITS["gate"])
 SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
 ENDINGS = tl.constexpr(sum(EPILOGUE_BITS.values()) - EPILOGUE_BITS["tensor"] - EPILOGUE_BITS["rows"])
+
+
+@gluon.constexpr_function
+def of_product(epilogue, addends):
+    """What is left to be done to a tile's products, or to the one that a gate made of two."""
+    if addends:
+        return SCALES.value & epilogue
+    return (ENDINGS.value if GATE.value & epilogue else -1) & epilogue
 
 
 @triton.jit
@@ -44,11 +53,18 @@ def gated(value, gate, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def scales_of(scale_x, scales, is_own, row, source_row, EPILOGUE: tl.constexpr):
-    """Where the scale of row 0 of the product would lie: of rows [row, ..) it lies beside row `source_row` of `a`."""
-    beside = scale_x
+def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
+    """Where the scale of row 0 of a tile's product would lie: that of its first row lies beside that row of `a`.
+
+    row: the tile's first; None: it is read here.
+    """
+    beside = ends.scale_x
     if BY_ROWS & EPILOGUE:
-        beside = tl.where(is_own, scale_x, scales) + (source_row - row)
+        is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
+        if row is None:
+            row = read_column(table, tile, ROW)
+        source_row = read_column(table, tile, SOURCE_ROW)
+        beside = tl.where(is_own, ends.scale_x, ends.scales) + (source_row - row)
     return beside
 
 
@@ -115,9 +131,9 @@ def part_cols(epilogue):
 
 
 @gluon.jit
-def finished_by_parts(value, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr):
-    """`finished` for a Gluon tile from [row, col] on, a few columns at a time: what a whole tile reads would not fit
-    beside its sums.
+def finished_by_parts(value, gate, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr):
+    """`finished` for a Gluon tile from [row, col] on, or `scaled_and_gated` for that of two products, a few columns at
+    a time: what a whole tile reads would not fit beside its sums. gate: the second product, or None.
     """
     ROWS: gl.constexpr = value.shape[0]
     COLS: gl.constexpr = value.shape[1]
@@ -126,13 +142,23 @@ def finished_by_parts(value, bias, residual, scale_x, scale_w, row, row_end, col
     if COLS > PART:
         HALF: gl.constexpr = COLS // 2
         left, right = value.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
-        left = finished_by_parts(left, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE)
-        right = finished_by_parts(right, bias, residual, scale_x, scale_w, row, row_end, col + HALF, n, EPILOGUE)
+        left_gate, right_gate = gate, gate
+        if gate is not None:
+            left_gate, right_gate = gate.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        left = finished_by_parts(
+            left, left_gate, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE
+        )  # fmt: skip
+        right = finished_by_parts(
+            right, right_gate, bias, residual, scale_x, scale_w, row, row_end, col + HALF, n, EPILOGUE
+        )  # fmt: skip
         value = gl.join(left, right).permute((0, 2, 1)).reshape([ROWS, COLS])
         value = gl.convert_layout(value, LAYOUT)
     else:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         # What a partition is handed tells the compiler nothing: rounded, it is known to be a multiple.
         cols = col // 16 * 16 + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
-        value = finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
+        if gate is not None:
+            value = scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
+        else:
+            value = finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
     return value

@@ -92,11 +92,9 @@ def reduction_kernel(
     protocol,
     n,
     after,
-    ready,
     OPERANDS: tl.constexpr,
     FIRST: tl.constexpr,
     TOLD: tl.constexpr,
-    READY_RANKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TRACED: tl.constexpr,
@@ -104,17 +102,9 @@ def reduction_kernel(
     SUM_FIRST: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """ready: words of READY_RANKS peers, 0 for none, that become 1: what stands before it in its stream is done.
-    Tuples: kernels/arguments.py.
-    """
+    """Tuples: kernels/arguments.py."""
     table, claims, trace, tiles = queue
     tile = claim_tile(claims)
-    if READY_RANKS > 0:
-        if tile == 0:
-            peers = tl.load(ready + tl.arange(0, READY_RANKS)).to(tl.pointer_type(tl.int32))
-            tl.debug_barrier()
-            ones = tl.full([READY_RANKS], 1, tl.int32)
-            tl.atomic_xchg(peers, ones, mask=peers.to(tl.int64) != 0, sem="release", scope="sys")
     verdict = tl.full((), 1, tl.int32)
     waited = tl.full((), -1, tl.int32)
     while tile < tiles:

@@ -44,7 +44,7 @@ def end_share(value, gate, HAS_GATE: tl.constexpr, memory, table, tile, verdict)
         tl.store(own, value)
         if HAS_GATE:
             tl.store(own + ROWS * COLS, gate)
-        told = _arrive(memory.arrivals + partial * ARRIVALS, shares, verdict)
+        told = arrive(memory.arrivals + partial * ARRIVALS, shares, verdict == 1)
         if told != LEFT_OUT:
             value = _summed(first, SIZE, shares)
             if HAS_GATE:
@@ -53,8 +53,9 @@ def end_share(value, gate, HAS_GATE: tl.constexpr, memory, table, tile, verdict)
 
 
 @triton.jit
-def _arrive(counter, shares, verdict):
-    more = tl.where(verdict == 1, 1, 1 + VOID_SHARE)
+def arrive(counter, shares, is_sound):
+    """Counts a share in. LEFT_OUT, or how the tile is to be ended if it came last."""
+    more = tl.where(is_sound, 1, 1 + VOID_SHARE)
     tl.debug_barrier()  # one thread counts for all: their stores come first
     before = tl.atomic_add(counter, more, sem="acq_rel", scope="gpu")
     is_last = before % VOID_SHARE == shares - 1

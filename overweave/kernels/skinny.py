@@ -25,8 +25,7 @@ def skinny_matmul_kernel(
     a,
     b,
     out,
-    partials,
-    arrivals,
+    shares,
     m,
     n,
     k,
@@ -45,9 +44,9 @@ def skinny_matmul_kernel(
     """out `[m, n]` = a `[m, k]` @ b `[k, n]`: rows of a and out are strides apart, b has any.
 
     One program per tile and share of k: shares of a tile first, then tiles of the same columns, then columns.
-    partials: fp32, BLOCK_M x BLOCK_N for every program; arrivals: int32 for every tile, zeros; None where `splits` is
-    one. B_IS_TRANSPOSED: how b lies in memory. TURN: LEADS: the next kernel starts early; FOLLOWS: this one does,
-    before a is there (memory/device/early.py).
+    shares: memory/shares.Shares, with BLOCK_M x BLOCK_N places for each program and a counter for each tile; None where
+    `splits` is one. B_IS_TRANSPOSED: how b lies in memory. TURN: LEADS: the next kernel starts early; FOLLOWS:
+    this one does, before a is there (memory/device/early.py).
     """
     # Added to a tensor: a number of one arrives as a plain number.
     n = tl.zeros([], tl.int32) + n
@@ -91,13 +90,13 @@ def skinny_matmul_kernel(
         sums = tl.trans(sums)
     is_inside = (rows[:, None] < m - row) & (columns[None, :] < n - column)
     target = out + row.to(tl.int64) * out_stride + column + rows[:, None] * out_stride + columns[None, :]
-    if arrivals is None:
+    if shares is None:
         tl.store(target, sums.to(out.dtype.element_ty), mask=is_inside)
     else:
         SIZE: tl.constexpr = BLOCK_M * BLOCK_N
-        parts = partials + (tile * splits).to(tl.int64) * SIZE + rows[:, None] * BLOCK_N + columns[None, :]
+        parts = shares.partials + (tile * splits).to(tl.int64) * SIZE + rows[:, None] * BLOCK_N + columns[None, :]
         tl.store(parts + share * SIZE, sums, mask=is_inside)
-        if _arrives_last(arrivals + tile, splits):
+        if _arrives_last(shares.arrivals + tile, splits):
             total = _added(parts, is_inside, splits, SIZE)
             tl.store(target, total.to(out.dtype.element_ty), mask=is_inside)
 

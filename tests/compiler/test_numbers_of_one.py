@@ -15,10 +15,11 @@ NUMBERS = ("i32", "i64")
 
 
 def _one_per_kernel() -> list[Source]:
-    """Of those that are given numbers at all."""
+    """Of those that are given numbers at all; of packed messages, one for each exchange."""
     first: dict[str, Source] = {}
     for case in cases():
-        first.setdefault(case.source.name, case.source)
+        exchange = getattr(case.source.constexprs.get("traits"), "exchange", "")
+        first.setdefault(f"{case.source.name} {exchange}", case.source)
     return [source for source in first.values() if _numbers(source)]
 
 
@@ -39,7 +40,7 @@ def _with_ones(kind: str | tuple[Any, ...]) -> str | tuple[Any, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", _one_per_kernel(), ids=lambda source: source.name)
+@pytest.mark.parametrize("source", _one_per_kernel(), ids=lambda source: f"{source.name} {source.config}")
 def test_it_compiles_with_every_number_a_one(source: Source) -> None:
     numbers = _numbers(source)
     signature = {name: _with_ones(kind) for name, kind in source.signature.items() if name not in numbers}

@@ -18,67 +18,65 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from overweave.kernels.epilogue import ENDINGS, ended
 from overweave.kernels.hopper.gluon import load_tile
-from overweave.kernels.hopper.stored import AT_ALL, sums_at
-from overweave.kernels.hopper.tiles import read_column, wait_for_addends
-from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW, TO
+from overweave.kernels.hopper.tiles import wait_for_addends
+from overweave.kernels.stored import AT_ALL, sums_at
+from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW, TO, read_column
 
 STRIP = gl.constexpr(64)  # columns; half as many where so much is loaded, or stored, at once that registers run out
 MOST_ADDENDS, MOST_BESIDE_EPILOGUE = gl.constexpr(4), gl.constexpr(2)
 
 
 @gluon.jit
-def await_addends(verdicts, received, table, tile, protocol):
+def await_addends(sums, table, tile, protocol):
     """Storer: waits for a tile's addends, if it has any, and tells the consumers. 1, or 0 if the wait is void.
 
     Both consumers have read the last verdict: the storer has waited for what they stored after it.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     verdict = wait_for_addends(table, tile, protocol)
-    verdicts.index(0).store(gl.full([1], verdict, gl.int32, layout))
+    sums.verdicts.index(0).store(gl.full([1], verdict, gl.int32, layout))
     fence_async_shared()  # nothing bulk reads it, but who stores to shared memory ahead of bulk stores owes a fence
-    mbarrier.arrive(received.index(0), count=1)
+    mbarrier.arrive(sums.received.index(0), count=1)
     return verdict
 
 
 @gluon.jit
-def load_addend(
-    addend_tiles, c_tiles, received, addends, table, tile, lacks, verdict, SPLIT_N: gl.constexpr,
-    IN_COLUMNS: gl.constexpr,
-):  # fmt: skip
+def load_addend(traits: gl.constexpr, sums, c_tiles, table, tile, lacks, verdict):
     """Storer: a tile's one addend, if it has any and that is there, to where the consumers leave their results.
 
-    They wait for it as for the verdict: `received` counts two arrivals, this one with the bytes. Of `addends` a row
+    They wait for it as for the verdict: the mbarrier counts two arrivals, this one with the bytes. Of the table a row
     says how many rows further an operation's addend lies in its buffer than the result does in its own. What the last
     tile left there the storer has read.
     """
-    STEP_M: gl.constexpr = 0 if IN_COLUMNS else c_tiles.type.shape[1]
-    STEP_N: gl.constexpr = c_tiles.type.shape[2] if IN_COLUMNS else 0
+    SPLIT_N: gl.constexpr = traits.split_n
+    STEP_M: gl.constexpr = 0 if traits.in_columns else c_tiles.type.shape[1]
+    STEP_N: gl.constexpr = c_tiles.type.shape[2] if traits.in_columns else 0
     PART_N: gl.constexpr = c_tiles.type.shape[2]
-    PART_BYTES: gl.constexpr = addend_tiles.block_type.nbytes
+    PART_BYTES: gl.constexpr = sums.tiles.block_type.nbytes
     is_there = (read_column(table, tile, PLACE) != ADDS_NOTHING) & (verdict == 1)
-    row = read_column(table, tile, ROW) + gl.load(addends + read_column(table, tile, OPERATION)).to(gl.int32)
+    row = read_column(table, tile, ROW) + gl.load(sums.addends + read_column(table, tile, OPERATION)).to(gl.int32)
     col = read_column(table, tile, COL)
-    arrived = received.index(0)
+    arrived = sums.received.index(0)
     mbarrier.arrive(arrived, count=1, pred=is_there == 0)
     for short in gl.static_range(SPLIT_N):
         mbarrier.expect(arrived, 2 * (SPLIT_N - short) * PART_BYTES, pred=is_there & (lacks == short))
     for half in gl.static_range(2):
         for part in gl.static_range(SPLIT_N):
             load_tile(
-                addend_tiles, [row + half * STEP_M, col + half * STEP_N + part * PART_N], arrived,
+                sums.tiles, [row + half * STEP_M, col + half * STEP_N + part * PART_N], arrived,
                 c_tiles.index(SPLIT_N * half + part), pred=is_there & (lacks < SPLIT_N - part),
             )  # fmt: skip
 
 
 @gluon.jit
-def hear_of_addends(verdicts, received, turn):
+def hear_of_addends(sums, turn):
     """Consumer: the storer's verdict on a tile's addends, which may be read behind it.
 
     To be called when the storer is done with the last tile, so that the mbarrier is at most one turn behind.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    mbarrier.wait(received.index(0), turn & 1)
-    return gl.max(verdicts.index(0).load(layout), 0)
+    mbarrier.wait(sums.received.index(0), turn & 1)
+    return gl.max(sums.verdicts.index(0).load(layout), 0)
 
 
 @gluon.jit
@@ -110,58 +108,48 @@ def wide_layout(rows, cols):
 
 
 @gluon.jit
-def store_spread(value, out, peers, table, tile, row, row_end, col, n):
-    """Stores a short tile in `out`, and at every rank, if its row says so, strip by strip."""
-    WIDTH: gl.constexpr = min(value.shape[1], STRIP // 2)
-    layout: gl.constexpr = wide_layout(value.shape[0], WIDTH)
-    n, col = n // 8 * 8, col // 16 * 16  # again, as in store_sum
-    out = gl.multiple_of(out.to(gl.int64).to(out.dtype), 16)
-    rows = row + gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
-    for strip in gl.static_range(value.shape[1] // WIDTH):
-        cols = col + strip * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-        offsets = rows.to(gl.int64)[:, None] * n + cols[None, :]
-        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        part = gl.convert_layout(strip_of(value, strip, value.shape[1] // WIDTH), layout).to(out.dtype.element_ty)
-        gl.store(out + offsets, part, mask=inside)
-        if read_column(table, tile, TO) == AT_ALL:
-            for steps in range(1, peers.everyone):
-                gl.store(sums_at(out, peers, steps) + offsets, part, mask=inside)
-    gl.thread_barrier()  # one thread arrives for all: their stores come first
-
-
-@gluon.jit
 def store_sum(
-    product, out, ends, addends, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr, EPILOGUE: gl.constexpr
+    product, out, ends, addends, peers, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
+    EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip; finished, if the
-    tile's row says that it is whole.
+    tile's row says that it is whole, and at every rank, if it says so. ADDENDS 0: of a sum that is there.
     """
     ENDING: gl.constexpr = ENDINGS & EPILOGUE
     HEIGHT: gl.constexpr = product.shape[0]
     MOST: gl.constexpr = MOST_BESIDE_EPILOGUE if EPILOGUE else MOST_ADDENDS
-    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS <= MOST else STRIP // 2)
+    WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS > 0 and ADDENDS <= MOST else STRIP // 2)
     STRIPS: gl.constexpr = product.shape[1] // WIDTH
     layout: gl.constexpr = wide_layout(HEIGHT, WIDTH)
     # Rows are whole 16 bytes long, and tiles begin at such. A partition knows nothing of what it is given, so: again.
     n, col = n // 8 * 8, col // 16 * 16
     out = gl.multiple_of(out.to(gl.int64).to(out.dtype), 16)
-    place = read_column(table, tile, PLACE)
-    finishes = read_column(table, tile, FINISHES) != 0 if ENDING else False
-    addresses = addends + read_column(table, tile, OPERATION) * ADDENDS
+    if ADDENDS > 0:
+        place = read_column(table, tile, PLACE)
+        finishes = read_column(table, tile, FINISHES) != 0 if ENDING else False
+        addresses = addends + read_column(table, tile, OPERATION) * ADDENDS
     rows = row + gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, layout))
     for strip in gl.static_range(STRIPS):
         cols = col + strip * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
         offsets = rows.to(gl.int64)[:, None] * n + cols[None, :]
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         own = gl.convert_layout(strip_of(product, strip, STRIPS), layout)
-        result = gl.zeros((HEIGHT, WIDTH), gl.float32, layout)
-        for index in gl.static_range(ADDENDS):  # unrolled: the loads of all addends are in flight together
-            result += gl.where(place == index, own, 0.0)
-            addend = gl.multiple_of(gl.load(addresses + index).to(out.dtype), 16)
-            result += gl.load(addend + offsets, mask=inside, other=0.0).to(gl.float32)
-        result += gl.where(place == ADDENDS, own, 0.0)
-        if ENDING:
-            if finishes:
-                result = ended(result, ends.bias, ends.residual, offsets, inside, cols, n, ENDING)
-        gl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
+        if ADDENDS > 0:
+            result = gl.zeros((HEIGHT, WIDTH), gl.float32, layout)
+            for index in gl.static_range(ADDENDS):  # unrolled: the loads of all addends are in flight together
+                result += gl.where(place == index, own, 0.0)
+                addend = gl.multiple_of(gl.load(addresses + index).to(out.dtype), 16)
+                result += gl.load(addend + offsets, mask=inside, other=0.0).to(gl.float32)
+            result += gl.where(place == ADDENDS, own, 0.0)
+            if ENDING:
+                if finishes:
+                    result = ended(result, ends.bias, ends.residual, offsets, inside, cols, n, ENDING)
+        else:
+            result = own
+        places, rounded = out + offsets, result.to(out.dtype.element_ty)
+        gl.store(places, rounded, mask=inside)
+        if peers.everyone is not None:
+            if read_column(table, tile, TO) == AT_ALL:
+                for steps in range(1, peers.everyone):
+                    gl.store(sums_at(out, peers, steps) + offsets, rounded, mask=inside)
     gl.thread_barrier()  # one thread arrives for all: their stores come first

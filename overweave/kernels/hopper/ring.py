@@ -28,21 +28,19 @@ def lacking(message):
 @gluon.jit
 def pass_on(ring, turn, message):
     """Producer: the next row of the table for the other partitions."""
-    messages, full, empty = ring
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     place = turn % RING
-    mbarrier.wait(empty.index(place), ((turn // RING) & 1) ^ 1)
-    messages.index(place).store(gl.full([1], message, gl.int32, layout))
-    mbarrier.arrive(full.index(place), count=1)
+    mbarrier.wait(ring.empty.index(place), ((turn // RING) & 1) ^ 1)
+    ring.messages.index(place).store(gl.full([1], message, gl.int32, layout))
+    mbarrier.arrive(ring.full.index(place), count=1)
 
 
 @gluon.jit
 def receive(ring, turn):
     """The other partitions: the next row of the table, or LAST."""
-    messages, full, empty = ring
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     place = turn % RING
-    mbarrier.wait(full.index(place), (turn // RING) & 1)
-    message = gl.max(messages.index(place).load(layout), 0)
-    mbarrier.arrive(empty.index(place), count=1)
+    mbarrier.wait(ring.full.index(place), (turn // RING) & 1)
+    message = gl.max(ring.messages.index(place).load(layout), 0)
+    mbarrier.arrive(ring.empty.index(place), count=1)
     return message

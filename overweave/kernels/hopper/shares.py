@@ -8,9 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from overweave.kernels.hopper.tiles import read_column
-from overweave.kernels.shares import LEFT_OUT, SUMMED, SUMMED_VOID
-from overweave.lang.tile_table import ARRIVALS, DONE, PARTIAL, SHARE, SHARES, VOID_SHARE
+from overweave.kernels.shares import LEFT_OUT, SUMMED, SUMMED_VOID, arrive
+from overweave.lang.tile_table import ARRIVALS, DONE, PARTIAL, SHARE, SHARES, VOID_SHARE, read_column
 from overweave.memory.device.ptx import ADD_UNSEEN
 
 ADD_ASSEMBLY = gl.constexpr(ADD_UNSEEN)
@@ -90,18 +89,6 @@ def summed(value, partials, place, step, share, shares):
             )
             fours += gl.load(aligned(partials, place) + offsets, cache_modifier=".cg")
     return out_of_fours(fours, value)
-
-
-@gluon.jit
-def arrive(counter, shares, is_sound):
-    """Counts a share in. LEFT_OUT, or how the tile is to be ended if it came last."""
-    more = gl.where(is_sound, 1, 1 + VOID_SHARE)
-    gl.thread_barrier()  # one thread counts for all: their stores come first
-    before = gl.atomic_add(counter, more, sem="acq_rel", scope="gpu")
-    is_last = before % VOID_SHARE == shares - 1
-    gl.store(counter, 0, mask=is_last)
-    ended = gl.where(before + more < VOID_SHARE, SUMMED, SUMMED_VOID)
-    return gl.where(is_last, ended, LEFT_OUT)
 
 
 @gluon.jit

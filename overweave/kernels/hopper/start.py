@@ -41,18 +41,18 @@ def place_for_claim():
 
 
 @gluon.jit
-def pass_claim(claimed, place, passed):
+def pass_claim(claimed, claim):
     """Whoever began the claim, in its partition: waits for it, and passes it on."""
-    place.store(claimed.to(gl.int64))
+    claim.place.store(claimed.to(gl.int64))
     fence_async_shared()  # nothing bulk reads it, but who stores to shared memory ahead of bulk stores owes a fence
-    mbarrier.arrive(passed.index(0), count=1)
+    mbarrier.arrive(claim.passed.index(0), count=1)
 
 
 @gluon.jit
-def receive_claim(place, passed):
+def receive_claim(claim):
     """Producer: the row of the table that was claimed first."""
-    mbarrier.wait(passed.index(0), 0)
-    return gl.max(place.slice(0, 1).load(gl.BlockedLayout([1], [32], [1], [0])), 0).to(gl.int32)
+    mbarrier.wait(claim.passed.index(0), 0)
+    return gl.max(claim.place.slice(0, 1).load(gl.BlockedLayout([1], [32], [1], [0])), 0).to(gl.int32)
 
 
 @gluon.jit

@@ -3,29 +3,14 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from overweave.ir.tile_order import EVERYWHERE
 from overweave.kernels.hopper.gluon import store_tile, wait_for_stores_read
+from overweave.kernels.stored import AT_ALL, signals_of
 from overweave.memory.device.ptx import READ_SHORT_CLOCK, REST_UNTIL
 from overweave.memory.device.signals import STRIDE
 
-AT_ALL = gl.constexpr(EVERYWHERE)
 CLOCK_ASSEMBLY = gl.constexpr(READ_SHORT_CLOCK)
 REST_ASSEMBLY = gl.constexpr(REST_UNTIL)
 UNREAD = gl.constexpr(1)  # strips that a store may leave behind
-
-
-@gluon.jit
-def away(pointer, peers, steps):
-    """What `pointer` is in the memory of the rank so many steps behind the own one."""
-    place = pointer.to(gl.int64) + gl.load(peers.places + 2 * steps + 1)
-    return gl.multiple_of(place, 16).to(pointer.dtype)
-
-
-@gluon.jit
-def sums_at(out, peers, steps):
-    """Where sums that are in `out` here go at the rank so many steps behind the own one."""
-    place = gl.load(peers.places + 2 * peers.everyone) + gl.load(peers.places + 2 * steps + 1)
-    return gl.multiple_of(place, 16).to(out.dtype)
 
 
 @gluon.jit
@@ -95,14 +80,8 @@ def store_parts_at_peers(
 
 
 @gluon.jit
-def word_at(steps, signal, peers):
-    """The word of a signal at the rank so many steps behind the own one."""
-    return gl.load(peers.places + 2 * steps).to(gl.pointer_type(gl.int32)) + signal * STRIDE
-
-
-@gluon.jit
 def announce_everywhere(to, signal, peers, is_sound):
     """Tells the peers of a tile that is stored at every rank."""
     if to == AT_ALL:
         for steps in range(1, peers.everyone):
-            gl.atomic_add(word_at(steps, signal, peers), 1, mask=is_sound, sem="release", scope="sys")
+            gl.atomic_add(signals_of(peers, steps) + signal * STRIDE, 1, mask=is_sound, sem="release", scope="sys")

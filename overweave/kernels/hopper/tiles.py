@@ -1,4 +1,4 @@
-"""What partitions of one warp do with rows of the tile table (lang/tile_table.py in Gluon): read, wait, time."""
+"""Where a consumer's half of a tile lies, and how partitions of one warp wait for what a row of the table says."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,27 +8,21 @@ from overweave.lang.tile_table import (
     ALSO,
     ALSO_COUNT,
     COL,
-    COLUMNS,
     LATE_COUNT,
     LATE_HI,
     LATE_LO,
     OPERATION,
     ROW,
     ROW_END,
-    TRACE_COLUMNS,
     WAIT_COUNT,
     WAIT_HI,
     WAIT_LO,
+    read_column,
 )
 from overweave.memory.device.ptx import WAIT_UNTIL_AT_LEAST_IN_WARP
-from overweave.memory.device.signals import CLOCK_ASSEMBLY, STRIDE, TIMEOUT_NS, sound_alarm
+from overweave.memory.device.signals import STRIDE, TIMEOUT_NS, sound_alarm
 
 WAIT_ASSEMBLY = gl.constexpr(WAIT_UNTIL_AT_LEAST_IN_WARP)
-
-
-@gluon.jit
-def read_column(table, tile, COLUMN: gl.constexpr):
-    return gl.load(table + tile * COLUMNS + COLUMN)
 
 
 @gluon.jit
@@ -37,13 +31,6 @@ def place_of(table, tile, BELOW: gl.constexpr, BESIDE: gl.constexpr, WEIGHTS: gl
     row, row_end = read_column(table, tile, ROW), read_column(table, tile, ROW_END)
     col = read_column(table, tile, COL)
     return row + BELOW, row_end, col + BESIDE, weight_of(table, tile, WEIGHTS)
-
-
-@gluon.jit
-def record_time(trace, tile, COLUMN: gl.constexpr, TRACED: gl.constexpr):
-    if TRACED:
-        now = gl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=l", [], dtype=gl.int64, is_pure=False, pack=1)
-        gl.store(trace + tile * TRACE_COLUMNS + COLUMN, now)
 
 
 @gluon.jit

@@ -4,48 +4,90 @@ A program's part is a stretch of `span` words of what a rank sends to another: a
 time, or a whole row, which takes it several turns of BLOCK messages each. All ranks deal stretches alike to programs.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from overweave.kernels.epilogue import BIAS, RESIDUAL, activated
-from overweave.memory.device.packed import DATA_WORDS, MESSAGE_BYTES, PACKED_OPERATION, push_message, take_ticket
+from overweave.memory.device.packed import (
+    DATA_WORDS,
+    MESSAGE_BYTES,
+    PACKED_OPERATION,
+    poll_messages,
+    push_message,
+    take_ticket,
+)
 from overweave.memory.device.signals import TIMEOUT_NS, claim_alarm, report_alarm
 
 
-@triton.jit
-def open_call(spaces, state, limits, rank, stride, half, SENDERS):
-    """How a packed kernel begins: (epoch, part, here, mine, timeout_ns).
-
-    part: of this program, in the order of arrival. here: where what rank 0 sends to this rank lies in this call's half;
-    of each further rank, `stride` bytes behind it. mine: where this rank's own lies at each peer, the next rank first.
+class Call(NamedTuple):
+    """A program's view of a call. part: of this program, in the order of arrival. here: where what rank 0 sends to this
+    rank lies in this call's half; of each further rank, `stride` bytes behind it. mine: where this rank's own lies at
+    each peer, the next rank first. The rest: as of kernels/arguments.py.
     """
+
+    epoch: Any
+    part: Any
+    here: Any
+    mine: Any
+    timeout_ns: Any
+    rank: Any
+    stride: Any
+    total: Any
+    shard: Any
+    span: Any
+    words: Any
+    limits: Any
+    world_size: Any
+
+
+@triton.jit
+def open_call(space, parts, protocol, rank, SENDERS):
+    """How a packed kernel begins: takes its part."""
+    # Added to a tensor: a number of one arrives as a plain number.
+    rank = tl.zeros([], tl.int32) + rank
+    stride = tl.zeros([], tl.int64) + space.stride
     # What no ticket is needed for comes first: its loads are under way together with the ticket.
-    timeout_ns = tl.load(limits + TIMEOUT_NS)
-    here = tl.load(spaces + rank)
+    timeout_ns = tl.load(protocol.limits + TIMEOUT_NS)
+    here = tl.load(space.spaces + rank)
     peers = ()
     for step in tl.static_range(SENDERS):
-        peers += (tl.load(spaces + (rank + step + 1) % (SENDERS + 1)),)
-    epoch, part = take_ticket(state, tl.num_programs(0))
-    begin = (epoch & 1).to(tl.int64) * half
+        peers += (tl.load(space.spaces + (rank + step + 1) % (SENDERS + 1)),)
+    epoch, part = take_ticket(space.state, tl.num_programs(0))
+    begin = (epoch & 1).to(tl.int64) * space.half
     mine = ()
     for step in tl.static_range(SENDERS):
         mine += (peers[step] + begin + rank.to(tl.int64) * stride,)
-    return epoch, part, here + begin, mine, timeout_ns
+    return Call(
+        epoch, part, here + begin, mine, timeout_ns, rank, stride, parts.total, parts.shard, parts.span,
+        protocol.words, protocol.limits, protocol.world_size,
+    )  # fmt: skip
 
 
 @triton.jit
-def stretch_of(part, turn, span, BLOCK: tl.constexpr):
+def stretch_of(call, turn, BLOCK: tl.constexpr):
     """The messages of a program's turn: (where each lies, its first word, how many words of the stretch are left)."""
     messages = turn * BLOCK + tl.arange(0, BLOCK)
     within = messages * DATA_WORDS
-    at = (part * ((span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
-    return at, part * span + within, span - within
+    at = (call.part * ((call.span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
+    return at, call.part * call.span + within, call.span - within
 
 
 @triton.jit
-def words_of(owner, shard, count):
-    """How many words an owner has of `count`, dealt in shards; none or fewer where it has no rows."""
-    return tl.minimum(count - owner.to(tl.int64) * shard, shard).to(tl.int32)
+def words_of(call, owner):
+    """How many words an owner has of all, dealt in shards; none or fewer where it has no rows."""
+    return tl.minimum(call.total - owner.to(tl.int64) * call.shard, call.shard).to(tl.int32)
+
+
+@triton.jit
+def poll(traits: tl.constexpr, call, address, inside):
+    """The messages of all peers, as `poll_messages` finds them."""
+    POLL: tl.constexpr = traits.poll.text
+    HELD: tl.constexpr = traits.poll.constraints
+    return poll_messages(
+        address, call.stride, call.rank, call.epoch, inside, call.words, call.timeout_ns, traits.senders, POLL, HELD
+    )
 
 
 @triton.jit
@@ -73,19 +115,19 @@ def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
 
 
 @triton.jit
-def sums_of(own, found, rank, is_void, after, start, first, left, n, dtype, SENDERS, EPILOGUE):
-    """The words of each message of the sum of all ranks, finished as EPILOGUE says (kernels/epilogue.py), rounded once.
+def sums_of(traits: tl.constexpr, own, found, rank, is_void, after, start, first, left, n, dtype: tl.constexpr):
+    """The words of each message of the sum of all ranks, finished by the epilogue (kernels/epilogue.py), rounded once.
 
     They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins.
     after: kernels/arguments.AfterSums.
     """
     sums = ()
     for index in tl.static_range(DATA_WORDS):
-        low, high = _added(own[index], found, index, rank, is_void, dtype, SENDERS)
-        if EPILOGUE:
+        low, high = _added(own[index], found, index, rank, is_void, dtype, traits.senders)
+        if traits.epilogue:
             at, inside = first + index, left > index
-            low, high = _ended(low, high, after, start, at, inside, n, dtype, EPILOGUE)
-        sums += (word_of(low, high, dtype),)
+            low, high = _ended(low, high, after, start, at, inside, n, dtype, traits.epilogue)
+        sums += (word_of(low, high, dtype),)  # type: ignore[assignment]
     return sums
 
 
@@ -156,10 +198,10 @@ def word_of(low, high, dtype: tl.constexpr):
 
 
 @triton.jit
-def alarm_if_missing(missing, rank, epoch, words, limits, world_size):
+def alarm_if_missing(call, missing):
     """Reports the peer whose message some element of `missing` did not get, if there is one."""
     late = tl.max(missing, 0)
     if late > 0:
-        if claim_alarm(words, limits):
-            sender = tl.where(late - 1 >= rank, late, late - 1)
-            report_alarm(PACKED_OPERATION, sender, epoch, 0, words, limits, world_size)
+        if claim_alarm(call.words, call.limits):
+            sender = tl.where(late - 1 >= call.rank, late, late - 1)
+            report_alarm(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)

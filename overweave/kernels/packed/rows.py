@@ -11,10 +11,11 @@ from overweave.kernels.packed.parts import load_words, numbers_of, store_words, 
 
 
 @triton.jit
-def deliver(out, after, first, sums, left, dtype):
+def deliver(out, after, first, sums, left):
     """A turn's sums from word `first` on, `left` words of them; returns the squares of what is normed later, by
     message. after: kernels/arguments.AfterSums; without z nothing is
     normed, without a residual nothing is added."""
+    dtype: tl.constexpr = out.dtype.element_ty
     squares = tl.zeros(left.shape, tl.float32)
     if after.z is None:
         store_words(out.to(tl.pointer_type(tl.int32)) + first, sums, left)
@@ -35,20 +36,20 @@ def deliver(out, after, first, sums, left, dtype):
 
 
 @triton.jit
-def norm_row(out, after, squares, start, size, part, span, turns, EPS, BLOCK):
+def norm_row(traits: tl.constexpr, call, out, after, squares, start, size, turns):
     """The row that a program has of the `size` words from `start` on, if that is one, out of z.
 
     A block barrier stands before: what is read of z may have been written by another thread.
     """
     dtype = out.dtype.element_ty
-    scale = tl.rsqrt(tl.sum(squares, 0) / (span * (32 // dtype.primitive_bitwidth)) + EPS)
+    scale = tl.rsqrt(tl.sum(squares, 0) / (call.span * (32 // dtype.primitive_bitwidth)) + traits.eps)
     for turn in range(turns):
-        _, first, left = stretch_of(part, turn, span, BLOCK)
+        _, first, left = stretch_of(call, turn, traits.block)
         left = tl.minimum(left, size - first)
         row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
-        weight = load_words(after.norm_weight.to(tl.pointer_type(tl.int32)) + first - part * span, left)
+        weight = load_words(after.norm_weight.to(tl.pointer_type(tl.int32)) + first - call.part * call.span, left)
         normed = ()
         for index in tl.static_range(3):
             value, factor = numbers_of(row[index], dtype), numbers_of(weight[index], dtype)
-            normed += (word_of(value[0] * scale * factor[0], value[1] * scale * factor[1], dtype),)
+            normed += (word_of(value[0] * scale * factor[0], value[1] * scale * factor[1], dtype),)  # type: ignore[assignment]
         store_words(out.to(tl.pointer_type(tl.int32)) + start + first, normed, left)

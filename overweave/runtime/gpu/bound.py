@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -77,16 +77,6 @@ def free_sms(device: torch.device, sms_beside: int) -> int:
     return sms - sms_beside - sms_for_copies()
 
 
-def before_sums(plan: Plan, rank: int, actions: tuple[Action, ...]) -> Operation | None:
-    """The library call behind which sums follow on the same stream, if there is one that has peers to tell: a launch
-    and its way through the GPU are saved where the sums' kernel tells them as it begins."""
-    for call, sums in pairwise(actions):
-        if (call.engine, sums.engine) == (LIBRARY, REDUCE_KERNEL) and sums.queue not in queues_beside(plan):
-            if call.operations[0].notifies and plan.tile_order(rank, sums.queue).rows:
-                return call.operations[0]
-    return None
-
-
 class BoundPlan:
     """enqueue: what each of the plan's actions does, given the caller's stream, the tensors and their addresses.
 
@@ -109,7 +99,6 @@ class BoundPlan:
         binding = Binding(plan, workspace, workspace.lease(layout), example, sms, is_traced)
         self._plan, self._workspace, self._binding, self._is_traced = plan, workspace, binding, is_traced
         self._waits = PlanWaits(plan, rank, layout, binding.protocol)
-        self._before_sums = before_sums(plan, rank, actions)
         self.timed: list[Timed] = []
         self.traces, self._moved = binding.traces, binding.moved
         self.begin: Callable[[int], None] = Launch(head_call(workspace, binding.protocol, layout.signals)).start
@@ -142,8 +131,7 @@ class BoundPlan:
         if action.engine == AUTHOR_KERNEL:
             assert author is not None
             return author.launch(self._binding, action.queue)
-        before = self._before_sums if action.engine == REDUCE_KERNEL else None
-        call = kernel_call(self._binding, action.queue, matmul_call, before)
+        call = kernel_call(self._binding, action.queue, matmul_call)
         return call and Launch(call, self._binding.sms if action.engine == TILE_KERNEL else None)
 
     def _in_order(self, action: Action, earlier: tuple[Action, ...]) -> Enqueue:
@@ -288,8 +276,7 @@ class BoundPlan:
 
             return beside
         wait, told = self._waits.of(operation), tuple(write.address for write in writes)
-        tells = told and operation is not self._before_sums
-        tell = Launch(tell_call(told, self._workspace.device)).start if tells else None
+        tell = Launch(tell_call(told, self._workspace.device)).start if told else None
 
         def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
             wait(stream.cuda_stream)

@@ -10,7 +10,6 @@ from math import prod
 from typing import TypeVar
 
 import torch
-from triton import next_power_of_2
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
@@ -31,7 +30,6 @@ from overweave.memory.lower import (
     reduction_operands,
     sums_first,
     widths_of,
-    write_steps,
 )
 from overweave.memory.shares import share_numbers
 from overweave.runtime.kernel_calls.call import (
@@ -47,7 +45,7 @@ from overweave.runtime.kernel_calls.call import (
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
 from overweave.runtime.kernel_calls.peer_store_throttle import pace_ns
 from overweave.runtime.kernel_calls.peers import Peers
-from overweave.runtime.kernel_calls.protocol import Words, signal_words, told_addresses
+from overweave.runtime.kernel_calls.protocol import Words, signal_words
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
 
 Tensors = Mapping[str, torch.Tensor]
@@ -117,19 +115,17 @@ class Binding:
         return [one for one in self.plan.schedule.of_rank(self.rank) if one.queue == queue and isinstance(one, kind)]
 
 
-def kernel_call(
-    binding: Binding, queue: str, matmul_call: MatmulCall = portable_call, before: Operation | None = None
-) -> KernelCall | None:
+def kernel_call(binding: Binding, queue: str, matmul_call: MatmulCall = portable_call) -> KernelCall | None:
     """The kernel of a queue; None if it has no tiles on this rank.
 
-    matmul_call: of the plan's tile kernel. before: a library call right before sums, whose peers they tell.
+    matmul_call: of the plan's tile kernel.
     """
     if not binding.plan.tile_order(binding.rank, queue).rows:
         return None
     engine = binding.plan.realization.engine_of(queue)
     if engine == TILE_KERNEL:
         return _multiply(binding, queue, matmul_call)
-    return _reduce(binding, queue, before) if engine == REDUCE_KERNEL else _copy(binding, queue)
+    return _reduce(binding, queue) if engine == REDUCE_KERNEL else _copy(binding, queue)
 
 
 def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
@@ -184,7 +180,7 @@ def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) 
     return Peers(places, tuple(distance for _, distance in rows[1:]), spread)
 
 
-def _reduce(binding: Binding, queue: str, before: Operation | None) -> KernelCall:
+def _reduce(binding: Binding, queue: str) -> KernelCall:
     plan, config = binding.plan, binding.plan.realization.reduction
     assert config is not None
     reduces = binding.operations(queue, Reduce)
@@ -201,15 +197,8 @@ def _reduce(binding: Binding, queue: str, before: Operation | None) -> KernelCal
         eps=norm.eps if norm else 0.0,
         sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
-        ready=_told(binding, before) if before is not None else None,
     )
     return reduction_call(config, binding.tiles(queue), sums)
-
-
-def _told(binding: Binding, operation: Operation) -> torch.Tensor:
-    """Where an operation's peers hear of it."""
-    told = tuple(step.address for step in write_steps(binding.addresses, operation))
-    return told_addresses(told, next_power_of_2(len(told)), binding.workspace.device)
 
 
 def _copy(binding: Binding, queue: str) -> KernelCall:

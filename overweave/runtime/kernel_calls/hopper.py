@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
@@ -15,12 +16,12 @@ from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles, as_st
 from overweave.runtime.kernel_calls.matmul import (
     Operands,
     a_sides,
-    constants,
     filled,
     hopper_parts,
     hopper_strip,
     portable_call,
     subjects,
+    traits_of,
 )
 
 GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
@@ -50,10 +51,14 @@ def _arguments(config: MatmulConfig, operands: Operands, tiles: Tiles) -> list[A
         maps = [_described(at_peer, strip) for at_peer in peers.at(own)] if peers and own is not None else []
         at_peers += maps + [None] * (MOST_PEERS - len(maps))
     arguments: list[Any] = [*sides, *filled(factors), *filled(outs), total_tiles, *at_peers, addend_tiles]
-    arguments += subjects(operands, addends, tiles)
-    arguments += [operands.b_is_transposed, operands.has_two_sources, tiles.traced, config.stages]
-    arguments += [config.split_n, config.block_m < 128, *constants(operands)]
-    return [*arguments, len(peers.distances) if peers else 0]
+    traits = replace(
+        traits_of(operands, tiles),
+        stages=config.stages,
+        split_n=config.split_n,
+        in_columns=config.block_m < 128,
+        peers=len(peers.distances) if peers else 0,
+    )
+    return [*arguments, *subjects(operands, addends, tiles), traits]
 
 
 def _described(matrix: Matrix, block: list[int], is_transposed: bool = False) -> GluonDescriptor:

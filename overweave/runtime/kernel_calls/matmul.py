@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.arguments import AtPeers, Ends, Products
+from overweave.kernels.arguments import AtPeers, Ends, Products, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.shares import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles, descriptor
@@ -82,16 +83,6 @@ class Operands:
         """Where tiles store at other ranks, as the kernel takes it."""
         return AtPeers(self.peers.places, self.peers.everyone) if self.peers else AtPeers()
 
-    @property
-    def has_two_sources(self) -> bool:
-        """Whether tiles read rows of both places of `a`."""
-        return self.a_shard is not None and self.a_workspace is not None
-
-    @property
-    def addend_count(self) -> int:
-        """How many addends a tile with addends has; 0 if none has any."""
-        return 0 if self.addends is None else self.addends.shape[1]
-
 
 def filled(operands: list[Any]) -> list[Any]:
     """Those of every weight that a kernel has a place for; None where there is none."""
@@ -110,9 +101,8 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> Ker
     block_b = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
     sides = a_sides(operands, lambda matrix: descriptor(matrix, block_a))
     factors = [descriptor(matrix, block_b, is_transposed) for matrix in operands.factors]
-    arguments: list[Any] = [*sides, *filled(factors), *subjects(operands, operands.addends, tiles)]
-    arguments += [PRECISION.get(operands.factors[0].dtype, "tf32"), is_transposed, operands.has_two_sources]
-    arguments += [tiles.traced, *constants(operands)]
+    traits = replace(traits_of(operands, tiles), precision=PRECISION.get(operands.factors[0].dtype, "tf32"))
+    arguments: list[Any] = [*sides, *filled(factors), *subjects(operands, operands.addends, tiles), traits]
     options = {"num_warps": config.warps, "num_stages": config.stages}
     return KernelCall(matmul_kernel, arguments, options, tiles.queue.tiles)
 
@@ -123,9 +113,17 @@ def subjects(operands: Operands, addends: torch.Tensor | None, tiles: Tiles) -> 
     return [*own, tiles.queue, tiles.protocol, operands.factors[0].shape[0]]
 
 
-def constants(operands: Operands) -> list[Any]:
-    """Of both kernels, the constants that say what a tile may have: EPILOGUE, ADDENDS, WEIGHTS, SPLIT_K."""
-    return [operands.epilogue.bits, operands.addend_count, len(operands.weights), operands.shares is not None]
+def traits_of(operands: Operands, tiles: Tiles) -> Traits:
+    """What both kernels are compiled for."""
+    return Traits(
+        b_is_transposed=operands.b_is_transposed,
+        two_sources=operands.a_shard is not None and operands.a_workspace is not None,
+        traced=tiles.traced,
+        epilogue=operands.epilogue.bits,
+        addends=0 if operands.addends is None else operands.addends.shape[1],
+        weights=len(operands.weights),
+        split_k=operands.shares is not None,
+    )
 
 
 def hopper_parts(config: MatmulConfig) -> tuple[int, int]:

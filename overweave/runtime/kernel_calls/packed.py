@@ -1,4 +1,4 @@
-"""Calls of the kernels of packed messages."""
+"""The call of the kernel of packed messages."""
 
 from __future__ import annotations
 
@@ -8,23 +8,13 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
-from overweave.ir.plan import PACKED_SUMS, Exchange, PackedConfig
+from overweave.ir.plan import PackedConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.arguments import AfterSums
-from overweave.kernels.packed.gather import packed_gather_kernel
-from overweave.kernels.packed.one_shot import packed_all_reduce_kernel
-from overweave.kernels.packed.scatter import packed_scatter_kernel
-from overweave.kernels.packed.two_shot import packed_two_shot_kernel
+from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, Parts, SignalWords
+from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
 from overweave.memory.packed_layout import PackedLayout
 from overweave.runtime.kernel_calls.call import EARLY, KernelCall
-
-KERNELS: dict[Exchange, Any] = {
-    "one_shot": packed_all_reduce_kernel,
-    "two_shot": packed_two_shot_kernel,
-    "scatter": packed_scatter_kernel,
-    "gather": packed_gather_kernel,
-}
 
 
 class Space(Protocol):
@@ -57,19 +47,25 @@ def packed_call(
 
     tensors: by buffer name, and what a norm or the epilogue of sums reads and writes by its own.
     """
-    norm, ranks = problem.norm, problem.world_size
-    may_norm, adds = config.exchange in PACKED_SUMS, config.exchange != "gather"
-    after = [AfterSums(*(tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z)))] if adds else []
-    arrays = [tensors[layout.source], tensors[layout.out], *after, space.spaces, space.state, *caller.protocol]
+    norm, ranks, adds = problem.norm, problem.world_size, config.exchange != "gather"
     span, programs, turns = layout.stretches(config.block)
-    counts = [layout.words, layout.shard_words, span, turns]
-    numbers = [*counts, layout.part_bytes, space.half_bytes, caller.rank, ranks]
-    eps = [norm.eps if norm else 0.0] if may_norm else []
-    senders = ranks - 1
-    constants = [senders, poll_packed(senders), poll_packed_constraints(senders), config.block, caller.is_chained, *eps]
-    if adds:
-        numbers.append(problem.n)
-        constants.append(problem.of_sums.bits)
+    traits = PackedTraits(
+        exchange=config.exchange,
+        senders=ranks - 1,
+        poll=Assembly(poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)),
+        block=config.block,
+        chained=caller.is_chained,
+        eps=norm.eps if norm else 0.0,
+        epilogue=problem.of_sums.bits if adds else 0,
+    )
+    arguments = [
+        *(tensors[layout.source], tensors[layout.out]),
+        AfterSums(*(tensors.get(name) if adds else None for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
+        Messages(space.spaces, space.state, layout.part_bytes, space.half_bytes),
+        Parts(layout.words, layout.shard_words, span, turns),
+        SignalWords(None, *caller.protocol, ranks),
+        *(caller.rank, problem.n, traits),
+    ]
     options: dict[str, int] = {"num_warps": config.warps}
     options |= EARLY if caller.is_chained and caller.is_later else {}
-    return KernelCall(KERNELS[config.exchange], [*arrays, *numbers, *constants], options, programs)
+    return KernelCall(packed_kernel, arguments, options, programs)

@@ -72,12 +72,8 @@ def wait_call(protocol: SignalWords, awaited: tuple[int, ...], operation: int, s
 def tell_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
     """What a library call's operation tells its peers: the words at these addresses become 1."""
     block = max(32, next_power_of_2(len(addresses)))
-    return KernelCall(tell_kernel, [told_addresses(addresses, block, device), block], {"num_warps": 1})
-
-
-def told_addresses(addresses: tuple[int, ...], count: int, device: torch.device) -> torch.Tensor:
-    """As many addresses as a kernel asks for, int64; 0 for none."""
-    return addresses_tensor(addresses + (0,) * (count - len(addresses)), device)
+    told = addresses_tensor(addresses + (0,) * (block - len(addresses)), device)
+    return KernelCall(tell_kernel, [told, block], {"num_warps": 1})
 
 
 def stamp_call(words: list[torch.Tensor], rank: int, world_size: int) -> KernelCall:

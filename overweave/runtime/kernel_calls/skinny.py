@@ -32,8 +32,8 @@ def skinny_call(config: SkinnyConfig, factors: Factors, memory: SharedShares, tu
     a, b, out = factors
     (m, k), n, strides = a.shape, b.shape[1], b.stride()
     programs = tiles_of(config, m, n) * config.splits
-    shares = memory.get(programs, config.block_m * config.block_n) if config.splits > 1 else (None, None)
-    arguments: list[Any] = [a, b, out, *shares, m, n, k, a.stride()[0], *strides, out.stride()[0], config.splits]
+    shares = memory.get(programs, config.block_m * config.block_n) if config.splits > 1 else None
+    arguments: list[Any] = [a, b, out, shares, m, n, k, a.stride()[0], *strides, out.stride()[0], config.splits]
     arguments += [config.block_m, config.block_n, config.block_k, config.swapped]
     arguments += [strides[0] == 1 and strides[1] != 1, TURNS[turn]]
     options = {"num_warps": config.warps, "num_stages": config.stages} | (EARLY if turn == "follows" else {})

@@ -1,0 +1,77 @@
+"""The producer of the Hopper matmul, one warp: claims tiles, waits for what they wait for, loads their operands."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from overweave.kernels.epilogue import GATE
+from overweave.kernels.hopper.gluon import load_tile, mbarrier
+from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
+from overweave.kernels.hopper.start import receive_claim
+from overweave.kernels.hopper.tiles import wait_for_tile
+from overweave.kernels.shares import k_range
+from overweave.kernels.weights import of_weight, weight_of
+from overweave.lang.tile_table import (
+    CLAIMED,
+    COL,
+    FROM_OWN_SHARD,
+    READY,
+    SOURCE,
+    SOURCE_ROW,
+    WIDTH,
+    read_column,
+    record_time,
+)
+
+
+@gluon.jit
+def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k):
+    """Every tile that this program claims, in the order of the table; then tells the others that it was the last."""
+    table, claims, trace, tiles = queue
+    GATED: gl.constexpr = (GATE & traits.epilogue) != 0
+    PART_M: gl.constexpr = a_shard.block_type.shape[0]
+    BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
+    PART_N: gl.constexpr = b.block_type.shape[0] if traits.b_is_transposed else b.block_type.shape[1]
+    A_PARTS: gl.constexpr = stages.a.type.shape[0] // traits.stages
+    B_PARTS: gl.constexpr = stages.b.type.shape[0] // traits.stages
+    A_BYTES: gl.constexpr = A_PARTS * a_shard.block_type.nbytes
+    B_BYTES: gl.constexpr = b.block_type.nbytes
+    step = 0
+    turn = 0
+    tile = receive_claim(claim)
+    while tile < tiles:
+        record_time(trace, tile, CLAIMED, traits.traced)
+        row = read_column(table, tile, SOURCE_ROW)
+        col = read_column(table, tile, COL)
+        width = read_column(table, tile, WIDTH) if traits.split_n > 1 else 0
+        lacks = gl.where(width == 0, 0, B_PARTS - width // PART_N)
+        verdict = wait_for_tile(table, tile, protocol)
+        record_time(trace, tile, READY, traits.traced)
+        pass_on(ring, turn, tile + (1 - verdict) * VOID + lacks * LACKS)
+        turn += 1
+        a = a_shard
+        if traits.two_sources:
+            if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
+                a = a_workspace
+        factor = of_weight(weight_of(table, tile, traits.weights), b, b_1, b_2, traits.weights)
+        low, high = k_range(table, tile, k, BLOCK_K, traits.split_k)
+        for depth in range(low, high, BLOCK_K):
+            stage = step % traits.stages
+            mbarrier.wait(stages.empty.index(stage), ((step // traits.stages) & 1) ^ 1)
+            arrived = stages.full.index(stage)
+            for short in gl.static_range(B_PARTS):
+                mbarrier.expect(arrived, A_BYTES + (B_PARTS - short) * B_BYTES, pred=lacks == short)
+            for part in gl.static_range(A_PARTS):
+                load_tile(a, [row + part * PART_M, depth], arrived, stages.a.index(A_PARTS * stage + part))
+            for part in gl.static_range(B_PARTS):
+                from_col = col if GATED else col + part * PART_N
+                place = stages.b.index(B_PARTS * stage + part)
+                side = factor
+                if GATED and part == 1:
+                    side = b_1
+                if traits.b_is_transposed:
+                    load_tile(side, [from_col, depth], arrived, place, pred=lacks < B_PARTS - part)
+                else:
+                    load_tile(side, [depth, from_col], arrived, place, pred=lacks < B_PARTS - part)
+            step += 1
+        tile = gl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
+    pass_on(ring, turn, LAST)
