@@ -38,7 +38,7 @@ THIRD_PARTY = {
     "memory": ("msgspec", "torch", "triton", "cuda"),
     "lang": ("triton",),
     "kernels": ("msgspec", "torch", "triton"),
-    "compiler": ("msgspec", "libcst", "triton"),
+    "compiler": ("msgspec", "libcst", "networkx", "triton"),
     "runtime": ("msgspec", "torch", "triton", "numpy"),
     "tuner": ("msgspec", "torch", "platformdirs"),
     "ops": ("msgspec", "torch"),

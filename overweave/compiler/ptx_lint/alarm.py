@@ -12,12 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overweave.compiler.ptx_lint.contract import Finding
+from overweave.compiler.ptx_lint.debts import Due, unpaid
 from overweave.compiler.ptx_lint.flow import Access, direct
 from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
 from overweave.compiler.ptx_lint.ptx import Instruction
 from overweave.compiler.ptx_lint.subject import Subject
 
 RULE = "sounded-alarm"
+LATE = Due(
+    RULE,
+    "a word of the report is stored below its release",
+    "Store all of it, then a barrier, then release it",
+)
 
 
 def sounded_alarm(subject: Subject) -> Iterator[Finding]:
@@ -37,7 +43,11 @@ def sounded_alarm(subject: Subject) -> Iterator[Finding]:
         if not _follows(subject, report, [one for one in told if _swaps(one)]):
             what = "the alarm is reported, and no peer's abort word is set behind it"
             yield subject.finding(RULE, report.instruction, what, "Compare and swap the word of every peer")
-    yield from _late(subject, claims, reports, [one for one in told if one.kind == "store" and not one.is_release])
+    claimed = {claim.instruction.index for claim in claims}
+    claimed, reported = ({one.instruction.index for one in accesses} for accesses in (claims, reports))
+    words = [one.instruction for one in told if one.kind == "store" and not one.is_release]
+    # Behind a claim come the words of the next report.
+    yield from unpaid(subject, reported, lambda item: item.index in claimed, words, LATE)
 
 
 def _unheard(subject: Subject, claims: list[Access]) -> Iterator[Finding]:
@@ -55,22 +65,6 @@ def _unheard(subject: Subject, claims: list[Access]) -> Iterator[Finding]:
             yield subject.finding(RULE, wait.first_poll, what, "Compare and swap the own abort word, and report")
     if subject.contract.packed and not claims:
         yield subject.finding(RULE, None, "no alarm is claimed", "Compare and swap the own abort word, and report")
-
-
-def _late(subject: Subject, claims: list[Access], reports: list[Access], stores: list[Access]) -> Iterator[Finding]:
-    """Words of a report below its release; those of the next one come behind another claim."""
-    claimed, released = ({one.instruction.index for one in accesses} for accesses in (claims, reports))
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        if item.index in claimed:
-            return NOTHING
-        return facts | {str(item.index)} if item.index in released else facts
-
-    before = facts_before(subject.graph, Spread(step))
-    for store in stores:
-        if before.get(store.instruction.index):
-            what = "a word of the report is stored below its release"
-            yield subject.finding(RULE, store.instruction, what, "Store all of it, then a barrier, then release it")
 
 
 def _follows(subject: Subject, first: Access, others: list[Access]) -> bool:

@@ -86,7 +86,7 @@ def forbidden(subject: Subject) -> Iterator[Finding]:
     """No trap, which would kill the whole context, and no multicast."""
     for item in subject.function.instructions:
         asserts = item.root == "call" and any("__assertfail" in operand for operand in item.operands)
-        if (item.root in _TRAPS or asserts) and not subject.contract.traps:
+        if item.root in _TRAPS or asserts:
             yield subject.finding(
                 "forbidden-instruction", item, f"{item.opcode} kills the context", "Report errors by word and verdict"
             )

@@ -50,7 +50,6 @@ class Contract(Struct, frozen=True, kw_only=True):
     private: words that only blocks of this device touch, claims aside: any scope will do, nobody is told anything.
     packed: messages in memory that no signal guards.
     wgmma: tensor cores of Hopper are used; depth: how many of their groups stay in flight in the innermost loop.
-    traps: the kernel is expected to be able to trap (device assertions).
     """
 
     waits: int = 0
@@ -67,7 +66,6 @@ class Contract(Struct, frozen=True, kw_only=True):
     packed: Packed | None = None
     wgmma: bool = False
     depth: int = 0
-    traps: bool = False
 
     @property
     def names(self) -> frozenset[str]:

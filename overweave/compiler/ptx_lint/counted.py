@@ -6,15 +6,24 @@ scope of the device will do; but a count speaks for one thread, and is heard by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from overweave.compiler.ptx_lint.contract import Finding, Guard
+from overweave.compiler.ptx_lint.debts import START, Due, unpaid
 from overweave.compiler.ptx_lint.flow import Access, reaches
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
-from overweave.compiler.ptx_lint.ptx import Instruction
 from overweave.compiler.ptx_lint.subject import Subject
 
-STORED, UNHEARD, ALONE = "stored", "unheard", "alone"
+RULE = "counted-shares"
+UNCOVERED = Due(
+    RULE,
+    "no block barrier since a share was stored: the count covers its own thread only",
+    "Put tl.debug_barrier() before the count",
+)
+UNHEARD = Due(
+    RULE,
+    "a share is read where not every thread has heard of the count",
+    "Read behind the count, and a block barrier behind that",
+)
 
 
 def counted_shares(subject: Subject) -> Iterator[Finding]:
@@ -24,42 +33,21 @@ def counted_shares(subject: Subject) -> Iterator[Finding]:
 
 
 def _faults(subject: Subject, guard: Guard) -> Iterator[Finding]:
-    rule = "counted-shares"
     counts = [one for one in _of(subject, (guard.signal,)) if one.kind == "atomic"]
     data = _of(subject, guard.data)
     for count in counts:
         if count.order != "acq_rel" or count.scope not in ("gpu", "sys"):
             what = f"shares are counted with {count.order} order and {count.scope or 'no'} scope"
-            yield subject.finding(rule, count.instruction, what, 'Pass sem="acq_rel", scope="gpu"')
+            yield subject.finding(RULE, count.instruction, what, 'Pass sem="acq_rel", scope="gpu"')
     if not counts and data:
-        yield subject.finding(rule, data[0].instruction, "shares are stored and nobody counts them", "Count each")
-    before = facts_before(subject.graph, Spread(_step(subject, counts, data), frozenset((UNHEARD,))))
-    for count in counts:
-        if STORED in before.get(count.instruction.index, NOTHING):
-            what = "no block barrier since a share was stored: the count covers its own thread only"
-            yield subject.finding(rule, count.instruction, what, "Put tl.debug_barrier() before the count")
-    for load in (one for one in data if one.kind == "load"):
-        if before.get(load.instruction.index, NOTHING) & {UNHEARD, ALONE}:
-            what = "a share is read where not every thread has heard of the count"
-            yield subject.finding(
-                rule, load.instruction, what, "Read behind the count, and a block barrier behind that"
-            )
+        yield subject.finding(RULE, data[0].instruction, "shares are stored and nobody counts them", "Count each")
+    counting = {one.instruction.index for one in counts}
+    storing = {one.instruction.index for one in data if one.kind == "store"}
+    loads = [one.instruction for one in data if one.kind == "load"]
+    yield from unpaid(subject, storing, subject.is_block_barrier, (one.instruction for one in counts), UNCOVERED)
+    yield from unpaid(subject, storing | {START}, lambda item: item.index in counting, loads, UNHEARD)
+    yield from unpaid(subject, counting, subject.is_block_barrier, loads, UNHEARD)
 
 
 def _of(subject: Subject, names: tuple[str, ...]) -> list[Access]:
     return [one for one in subject.flow.accesses if one.pointers and reaches(one.pointers, names)]
-
-
-def _step(subject: Subject, counts: list[Access], data: list[Access]) -> Callable[[Instruction, Facts], Facts]:
-    """How facts move: a store is owed a barrier, and a count one behind it before anything is read."""
-    counting = {one.instruction.index for one in counts}
-    storing = {one.instruction.index for one in data if one.kind == "store"}
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        if subject.is_block_barrier(item):
-            return facts - {STORED, ALONE}
-        if item.index in counting:
-            return facts - {UNHEARD} | {ALONE}
-        return facts | {STORED, UNHEARD} if item.index in storing else facts
-
-    return step

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+import networkx as nx
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -37,11 +38,10 @@ class Graph:
         entries, self.blocks = _separated(function)
         self.edges = tuple(edge for block in self.blocks for edge in block.edges)
         self.block_of = {item.index: block.index for block in self.blocks for item in block.instructions}
-        self.successors = {block.index: {edge.target for edge in block.edges} for block in self.blocks}
-        self.predecessors = _reversed(self.successors)
-        self.order = _reverse_postorder(0, self.successors)
-        self.dominators = _dominators(0, self.successors, self.predecessors)
-        self.postdominators = _dominators(self.end, self.predecessors, self.successors)
+        self.flow = _flow(self.blocks)
+        self.dominators = _dominators(self.flow, 0)
+        self.order = [*self.dominators]
+        self.postdominators = _dominators(self.flow.reverse(copy=False), self.end)
         self.loops = self._loops()
         regions = (frozenset(block for block, above in self.dominators.items() if entry in above) for entry in entries)
         self.partitions = tuple(region for region in regions if region)
@@ -78,7 +78,7 @@ class Graph:
                 block = waiting.pop()
                 if block not in inside:
                     inside.add(block)
-                    waiting.extend(self.predecessors[block])
+                    waiting.extend(self.flow.predecessors(block))
             exits = tuple(edge for edge in self.edges if edge.source in inside and edge.target not in inside)
             loops.append(Loop(header, frozenset(inside), tuple(edges), exits))
         return tuple(sorted(loops, key=lambda loop: -len(loop.blocks)))
@@ -108,14 +108,14 @@ def _separated(function: Function) -> tuple[tuple[int, ...], tuple[Block, ...]]:
     A dispatcher is an indirect branch that no other one comes before; partitions are what it may reach, and what passes
     it by on the way there.
     """
-    forth = {block.index: {edge.target for edge in block.edges} for block in function.blocks}
+    flow = _flow(function.blocks)
     dispatchers = [block.index for block in function.blocks if any(_is_indirect(edge) for edge in block.edges)]
     if not dispatchers:
         return (), function.blocks
-    dominators = _dominators(0, forth, _reversed(forth))
+    dominators = _dominators(flow, 0)
     dispatchers = [one for one in dispatchers if not any(other in dominators[one] - {one} for other in dispatchers)]
     above = frozenset[int]().union(*(dominators[block] for block in dispatchers))
-    entries = tuple(sorted({target for block in above for target in forth[block]} - above))
+    entries = tuple(sorted({target for block in above for target in flow.successors(block)} - above))
     end = len(function.blocks) - 1
     blocks = []
     for block in function.blocks:
@@ -126,16 +126,16 @@ def _separated(function: Function) -> tuple[tuple[int, ...], tuple[Block, ...]]:
     return entries, tuple(blocks)
 
 
+def _flow(blocks: tuple[Block, ...]) -> nx.DiGraph:
+    """Which block may follow which."""
+    flow = nx.DiGraph()
+    flow.add_nodes_from(block.index for block in blocks)
+    flow.add_edges_from((edge.source, edge.target) for block in blocks for edge in block.edges)
+    return flow
+
+
 def _is_indirect(edge: Edge) -> bool:
     return edge.branch is not None and edge.branch.root == "brx"
-
-
-def _reversed(forth: dict[int, set[int]]) -> dict[int, set[int]]:
-    back: dict[int, set[int]] = {source: set() for source in forth}
-    for source, targets in forth.items():
-        for target in targets:
-            back[target].add(source)
-    return back
 
 
 def _spread(graph: Graph, spread: Spread, *, forward: bool) -> dict[int, Facts]:
@@ -163,35 +163,10 @@ def _spread(graph: Graph, spread: Spread, *, forward: bool) -> dict[int, Facts]:
     return found
 
 
-def _reverse_postorder(root: int, forth: dict[int, set[int]]) -> list[int]:
-    """What can be reached, each before what follows it, loops aside."""
-    order, seen, stack = [], {root}, [(root, iter(sorted(forth[root])))]
-    while stack:
-        node, children = stack[-1]
-        child = next((other for other in children if other not in seen), None)
-        if child is None:
-            order.append(node)
-            stack.pop()
-        else:
-            seen.add(child)
-            stack.append((child, iter(sorted(forth[child]))))
-    return order[::-1]
-
-
-def _dominators(root: int, forth: dict[int, set[int]], back: dict[int, set[int]]) -> dict[int, frozenset[int]]:
-    order = _reverse_postorder(root, forth)
-    everything = frozenset(order)
-    above = dict.fromkeys(order, everything) | {root: frozenset((root,))}
-    changed = True
-    while changed:
-        changed = False
-        for node in order[1:]:
-            meet = _meet(above[other] for other in back[node] if other in above) | {node}
-            if meet != above[node]:
-                above[node], changed = meet, True
+def _dominators(flow: nx.DiGraph, root: int) -> dict[int, frozenset[int]]:
+    """Each node that can be reached before what follows it, loops aside, and with the nodes on every path to it."""
+    nearest = nx.immediate_dominators(flow, root)
+    above: dict[int, frozenset[int]] = {root: frozenset((root,))}
+    for node in reversed([*nx.dfs_postorder_nodes(flow, root)][:-1]):
+        above[node] = above[nearest[node]] | {node}
     return above
-
-
-def _meet(sets: Iterable[frozenset[int]]) -> frozenset[int]:
-    first, *rest = sets
-    return first.intersection(*rest)

@@ -7,22 +7,22 @@ threads of one block pass one another through shared memory, which is the compil
 
     findings = lint(compile_kernel(source), contract)
 
-Rules, by the name a finding carries (the functions of RULES say what each asks for):
+Rules, by the name a finding carries (the functions of RULES say what each asks for); most ask one question (debts.py):
 
-    barrier-before-release   lint_order    a block barrier between data and each release
-    bulk-completion                        complete bulk stores before a release
-    proxy-fence                            between generic and bulk accesses to the same data
-    guarded-order            lint_turns    no load of guarded data above its wait
-                             lint_partitions   nor where another partition waits, unless it passes that on
-    announced-order                        no store of announced data below its release
-    wait-loop                lint_waits    a wait is a loop that ends in an acquire
-    deadline                               and it is bounded
-    declared-counts                        as many waits and releases as the source has
-    undeclared-signal                      each through a pointer the contract names
-    packed-messages          lint_packed   a message and its flag are one access, looked for in a bounded loop
-    sounded-alarm            lint_alarm    a void wait is reported to the host, and to every peer
-    counted-shares           lint_counted  shares are stored before they are counted, and read behind that
-    system-scope             lint_build    no smaller scope where peers are told
+    barrier-before-release   order       a block barrier between data and each release
+    bulk-completion                      complete bulk stores before a release
+    proxy-fence                          between generic and bulk accesses to the same data
+    guarded-order            turns       no load of guarded data above its wait
+                             partitions  nor where another partition waits, unless it passes that on
+    announced-order                      no store of announced data below its release
+    wait-loop                waits       a wait is a loop that ends in an acquire
+    deadline                             and it is bounded
+    declared-counts                      as many waits and releases as the source has
+    undeclared-signal                    each through a pointer the contract names
+    packed-messages          packed      a message and its flag are one access, looked for in a bounded loop
+    sounded-alarm            alarm       a void wait is reported to the host, and to every peer
+    counted-shares           counted     shares are stored before they are counted, and read behind that
+    system-scope             build       no smaller scope where peers are told
     spills, shared-base, wgmma, forbidden-instruction   what the compiler made of it
 """
 
@@ -37,7 +37,7 @@ from overweave.compiler.ptx_lint.alarm import sounded_alarm
 from overweave.compiler.ptx_lint.build import forbidden, shared_base, spills, system_scope, tensor_cores
 from overweave.compiler.ptx_lint.contract import Contract, Finding
 from overweave.compiler.ptx_lint.counted import counted_shares
-from overweave.compiler.ptx_lint.order import barrier_before_release, bulk_completion, handed_over, proxy_fence
+from overweave.compiler.ptx_lint.order import barrier_before_release, bulk_completion, proxy_fence
 from overweave.compiler.ptx_lint.packed import packed_messages
 from overweave.compiler.ptx_lint.partitions import passed_on
 from overweave.compiler.ptx_lint.subject import Subject
@@ -52,7 +52,6 @@ RULES: tuple[Rule, ...] = (
     wait_loop,
     bulk_completion,
     proxy_fence,
-    handed_over,
     guarded_order,
     passed_on,
     announced_order,

@@ -1,7 +1,5 @@
 """Rules about what must lie between data and a signal: barriers, completion of bulk stores, proxy fences.
 
-All are walks over the control-flow graph that carry what is still owed: a fact is added where a debt arises, removed
-where it is paid, and a finding where it is met unpaid. "On every path" is "unpaid on none".
 SOURCE: PTX ISA 8.7, chapter 8 (memory consistency model) and 9.7.9.27 (completion of bulk copies).
 """
 
@@ -10,10 +8,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overweave.compiler.ptx_lint.contract import Finding
+from overweave.compiler.ptx_lint.debts import Due, unpaid
 from overweave.compiler.ptx_lint.flow import Access, is_shared, reaches
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
 from overweave.compiler.ptx_lint.ptx import Instruction
 from overweave.compiler.ptx_lint.subject import Subject
+
+BARRIER = Due(
+    "barrier-before-release",
+    "no block barrier since {lines}: the release covers its own thread only",
+    "Put tl.debug_barrier() before the release",
+)
+BARRIER_OF_PARTITION = Due(
+    BARRIER.rule,
+    "no barrier of the partition since {lines}: one thread arrives for all",
+    "Put gl.thread_barrier() before the arrival",
+)
+COMPLETION = Due(
+    "bulk-completion",
+    "bulk stores of {lines} may still be under way (`.read` only frees shared memory)",
+    "Wait with cp.async.bulk.wait_group 0, then a block barrier, before the release",
+)
+FENCE_OF_LOADS = Due(
+    "proxy-fence",
+    "a bulk load of guarded data without a proxy fence after the wait",
+    "Put fence.proxy.async.global after the wait's block barrier, in every thread",
+)
+FENCE_OF_STORES = Due(
+    FENCE_OF_LOADS.rule,
+    "a bulk store may not see the shared-memory stores of {lines}",
+    "Put fence.proxy.async.shared::cta before the barrier in front of it",
+)
+FENCE_OF_TILES = Due(
+    FENCE_OF_LOADS.rule,
+    "another partition's bulk store may not see the tile of {lines}",
+    "Put fence_async_shared() before the arrival",
+)
 
 
 def barrier_before_release(subject: Subject) -> Iterator[Finding]:
@@ -25,36 +54,11 @@ def barrier_before_release(subject: Subject) -> Iterator[Finding]:
     owing = {access.instruction.index for access in subject.shared if _must_precede_release(subject, access)}
     if _bulk_stores(subject):
         owing |= {item.index for item in subject.function.instructions if _completes(item)}
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        if subject.is_block_barrier(item):
-            return NOTHING
-        return facts | {str(item.index)} if item.index in owing else facts
-
-    before = facts_before(subject.graph, Spread(step))
-    for release in subject.releases:
-        unpaid = before.get(release.instruction.index, NOTHING)
-        if unpaid:
-            yield subject.finding(
-                "barrier-before-release",
-                release.instruction,
-                f"no block barrier since {_lines(subject, unpaid)}: the release covers its own thread only",
-                "Put tl.debug_barrier() before the release",
-            )
+    yield from unpaid(subject, owing, subject.is_block_barrier, _releases(subject), BARRIER)
     announced = tuple(name for guard in subject.contract.announced for name in guard.data)
-    stores = {
-        str(access.instruction.index)
-        for access in subject.shared
-        if access.kind == "store" and announced and reaches(access.pointers, announced)
-    }
-    for arrival in subject.handovers:
-        if unpaid := before.get(arrival.index, NOTHING) & stores:
-            yield subject.finding(
-                "barrier-before-release",
-                arrival,
-                f"no barrier of the partition since {_lines(subject, unpaid)}: one thread arrives for all",
-                "Put gl.thread_barrier() before the arrival",
-            )
+    stores = (access for access in subject.shared if access.kind == "store" and announced)
+    told = {access.instruction.index for access in stores if reaches(access.pointers, announced)}
+    yield from unpaid(subject, owing & told, subject.is_block_barrier, subject.handovers, BARRIER_OF_PARTITION)
 
 
 def _must_precede_release(subject: Subject, access: Access) -> bool:
@@ -69,90 +73,42 @@ def _must_precede_release(subject: Subject, access: Access) -> bool:
 
 
 def bulk_completion(subject: Subject) -> Iterator[Finding]:
-    """Bulk stores are committed and complete (`wait_group 0`, not `.read`) before a release."""
+    """Bulk stores are committed, and what was committed is complete (`wait_group 0`, not `.read`), before a release."""
     stores = _bulk_stores(subject)
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        if item.index in stores:
-            return facts | {f"open:{item.index}"}
-        if item.parts[:4] == ("cp", "async", "bulk", "commit_group"):
-            return frozenset(fact.replace("open:", "sent:") for fact in facts)
-        return frozenset(fact for fact in facts if not fact.startswith("sent:")) if _completes(item) else facts
-
-    before = facts_before(subject.graph, Spread(step))
-    for release in subject.releases:
-        unpaid = before.get(release.instruction.index, NOTHING)
-        if unpaid:
-            yield subject.finding(
-                "bulk-completion",
-                release.instruction,
-                f"bulk stores of {_lines(subject, unpaid)} may still be under way (`.read` only frees shared memory)",
-                "Wait with cp.async.bulk.wait_group 0, then a block barrier, before the release",
-            )
+    commits = {item.index for item in subject.function.instructions if _commits(item)} if stores else set[int]()
+    yield from unpaid(subject, stores, _commits, _releases(subject), COMPLETION)
+    yield from unpaid(subject, commits, _completes, _releases(subject), COMPLETION)
 
 
 def proxy_fence(subject: Subject) -> Iterator[Finding]:
     """Proxy fences stand between a wait and bulk loads of what it guards, and between shared stores and a bulk store.
 
-    Bulk copies use another path to memory than loads and stores; only `fence.proxy.async` joins the two.
+    Bulk copies use another path to memory than loads and stores; only `fence.proxy.async` joins the two. Where one
+    partition leaves tiles to another's bulk store, the fence stands before the arrival.
     """
-    done = {item.index: at for at, wait in enumerate(subject.waits) for item in wait.done}
-    stores = (item for item in subject.function.instructions if item.root in ("st", "stmatrix") and is_shared(item))
-    stored = {item.index for item in stores}
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        facts = facts - _paid_by_fence(item, facts)
-        facts = facts | {f"shared:{item.index}"} if item.index in stored else facts
-        return facts | {f"wait:{done[item.index]}"} if item.index in done else facts
-
-    before = facts_before(subject.graph, Spread(step))
-    for access in subject.shared:
-        unpaid = before.get(access.instruction.index, NOTHING)
-        waits = (wait for at, wait in enumerate(subject.waits) if f"wait:{at}" in unpaid)
-        data = tuple(
-            name
-            for wait in waits
-            for guard in subject.contract.guarded
-            if reaches(wait.pointers, (guard.signal,))
-            for name in guard.data
-        )
-        if access.kind == "bulk_load" and data and reaches(access.pointers, data):
-            yield subject.finding(
-                "proxy-fence",
-                access.instruction,
-                "a bulk load of guarded data without a proxy fence after the wait",
-                "Put fence.proxy.async.global after the wait's block barrier, in every thread",
-            )
-        if access.kind == "bulk_store" and (shared := frozenset(fact for fact in unpaid if fact.startswith("shared:"))):
-            yield subject.finding(
-                "proxy-fence",
-                access.instruction,
-                f"a bulk store may not see the shared-memory stores of {_lines(subject, shared)}",
-                "Put fence.proxy.async.shared::cta before the barrier in front of it",
-            )
+    for guard in subject.contract.guarded:
+        waits = (wait for wait in subject.waits if reaches(wait.pointers, (guard.signal,)))
+        done = {item.index for wait in waits for item in wait.done}
+        loads = (access for access in subject.shared if access.kind == "bulk_load" and guard.data)
+        due = [access.instruction for access in loads if reaches(access.pointers, guard.data)]
+        yield from unpaid(subject, done, _fences_global, due, FENCE_OF_LOADS)
+    stores = [item for item in subject.function.instructions if item.root in ("st", "stmatrix") and is_shared(item)]
+    bulk = [access.instruction for access in subject.shared if access.kind == "bulk_store"]
+    tiles = {item.index for item in stores if item.root == "stmatrix"}
+    yield from unpaid(subject, {item.index for item in stores}, _fences_shared, bulk, FENCE_OF_STORES)
+    yield from unpaid(subject, tiles, _fences_shared, subject.handovers if bulk else (), FENCE_OF_TILES)
 
 
-def handed_over(subject: Subject) -> Iterator[Finding]:
-    """Tiles that one partition writes to shared memory for another's bulk store are fenced before the arrival."""
-    tiles = {item.index for item in subject.function.instructions if item.root == "stmatrix"}
-
-    def step(item: Instruction, facts: Facts) -> Facts:
-        facts = facts - _paid_by_fence(item, facts)
-        return facts | {f"shared:{item.index}"} if item.index in tiles else facts
-
-    before = facts_before(subject.graph, Spread(step))
-    for arrival in subject.handovers if _bulk_stores(subject) else ():
-        if unpaid := before.get(arrival.index, NOTHING):
-            yield subject.finding(
-                "proxy-fence",
-                arrival,
-                f"another partition's bulk store may not see the tile of {_lines(subject, unpaid)}",
-                "Put fence_async_shared() before the arrival",
-            )
+def _releases(subject: Subject) -> list[Instruction]:
+    return [release.instruction for release in subject.releases]
 
 
 def _bulk_stores(subject: Subject) -> set[int]:
     return {access.instruction.index for access in subject.shared if access.kind == "bulk_store"}
+
+
+def _commits(item: Instruction) -> bool:
+    return item.parts[:4] == ("cp", "async", "bulk", "commit_group")
 
 
 def _completes(item: Instruction) -> bool:
@@ -160,17 +116,16 @@ def _completes(item: Instruction) -> bool:
     return is_wait and "read" not in item.parts and item.operands == ("0",) and item.predicate is None
 
 
-def _paid_by_fence(item: Instruction, facts: Facts) -> Facts:
+def _fences_global(item: Instruction) -> bool:
+    return _fences(item, "global")
+
+
+def _fences_shared(item: Instruction) -> bool:
+    return _fences(item, "shared")
+
+
+def _fences(item: Instruction, space: str) -> bool:
+    """Whether it joins the proxies in a state space; without a space it does in all."""
     if item.parts[:3] != ("fence", "proxy", "async") or item.predicate is not None:
-        return NOTHING
-    spaces = {part.split("::")[0] for part in item.parts[3:]} or {"global", "shared"}
-    kinds = {"global": "wait:", "shared": "shared:"}
-    return frozenset(fact for fact in facts for space in spaces if fact.startswith(kinds.get(space, "-")))
-
-
-def _lines(subject: Subject, facts: Facts) -> str:
-    """`line 3` or `lines 3, 5 and 9 more` of the instructions that facts end in."""
-    indices = sorted(int(fact.split(":")[-1]) for fact in facts)
-    shown = ", ".join(str(subject.function.instructions[index].line) for index in indices[:3])
-    more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
-    return f"line{'s' if len(indices) > 1 else ''} {shown}{more}"
+        return False
+    return space in ({part.split("::")[0] for part in item.parts[3:]} or {space})

@@ -9,11 +9,12 @@ from msgspec import Struct
 from overweave.compiler.aot import Compiled
 from overweave.compiler.ptx_lint.contract import Contract, Finding
 from overweave.compiler.ptx_lint.flow import THREAD, Access, Flow, direct, reaches
-from overweave.compiler.ptx_lint.graph import Facts, Graph, Loop
+from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Graph, Loop, Spread, facts_before
 from overweave.compiler.ptx_lint.ptx import Edge, Instruction, parse
 from overweave.errors import InputError
 
 WARP = 32
+POLLED: Facts = frozenset(("polled",))
 
 
 class Wait(Struct, frozen=True):
@@ -151,8 +152,17 @@ class Subject:
         if split is None:
             yield from (poll.instruction for poll in polls)
             return
-        barriers = {item.index: item for poll in polls for item in self._barriers_after(poll.instruction)}
-        yield from (item for item in barriers.values() if self.graph.dominates(split, item))
+        polling = {poll.instruction.index for poll in polls}
+
+        def step(item: Instruction, facts: Facts) -> Facts:
+            if self.is_block_barrier(item):
+                return NOTHING
+            return POLLED if item.index in polling else facts
+
+        before = facts_before(self.graph, Spread(step))
+        for item in self.function.instructions:
+            if self.is_block_barrier(item) and before.get(item.index) and self.graph.dominates(split, item):
+                yield item
 
     def _split(self, loop: Loop, polls: tuple[Access, ...]) -> Instruction | None:
         """Where the threads that poll part from those that do not; None if every thread polls."""
@@ -170,22 +180,6 @@ class Subject:
         """The blocks on every path to a loop, from where its partition begins."""
         above = self.graph.dominators[loop.header]
         return next((above & region for region in self.graph.partitions if loop.header in region), above)
-
-    def _barriers_after(self, poll: Instruction) -> Iterator[Instruction]:
-        """The first block barrier on each path that follows."""
-        waiting = [(self.graph.block_of[poll.index], poll.index)]
-        visited = set()
-        while waiting:
-            block, after = waiting.pop()
-            ahead = (item for item in self.graph.blocks[block].instructions if item.index > after)
-            barrier = next((item for item in ahead if self.is_block_barrier(item)), None)
-            if barrier is not None:
-                yield barrier
-                continue
-            for edge in self.graph.blocks[block].edges:
-                if edge.target not in visited:
-                    visited.add(edge.target)
-                    waiting.append((edge.target, -1))
 
 
 def _barrier_threads(item: Instruction) -> int:
