@@ -1,4 +1,4 @@
-"""What a call's small steps take on GPUs: the machine file's latencies, as lines to paste.
+"""What a call's small steps take on GPUs, and passes over elements: numbers of the machine file, as lines to paste.
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_latencies
 
@@ -9,6 +9,7 @@ rank. Pairs of ranks exchange signals; on one GPU that line is left out. Every w
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -19,10 +20,12 @@ import torch.distributed as dist
 
 from campaigns.gpu_ranks import join
 from campaigns.rates import latency_samples as samples
+from campaigns.rates.alone import medians_us
 from campaigns.rates.latency_samples import LOOKS, ROUNDS, WRITES, Bench, Queues
 from overweave.memory.cuda.copy_engine import CopyQueue
 
 SAMPLES, WARMUP = 60, 5
+ELEMENTS = (2048, 4096)
 SPIN, LAUNCHES = 40_000, 8  # cycles of a kernel of known length, and into how many it is cut
 
 
@@ -139,6 +142,20 @@ def latencies(raw: Raw) -> dict[str, float]:
     return found if raw.passing else {name: us for name, us in found.items() if name != "signal"}
 
 
+def element_wise(call_us: float) -> dict[str, float]:
+    """GB/s that the passes of a library sum read and write. call_us: of a call and its kernel, which they take too."""
+    parts = [torch.randn(ELEMENTS, device="cuda").bfloat16() for _ in range(8)]
+    total, turn = parts[0].float(), itertools.count()
+    passes: dict[str, tuple[Callable[[], object], int]] = {
+        "widen": (lambda: parts[next(turn) % 8].to(torch.float32, copy=True), 6),
+        "add": (lambda: total.add_(parts[next(turn) % 8]), 10),
+        "narrow": (lambda: parts[next(turn) % 8].copy_(total), 6),
+    }
+    calls = [call for call, _ in passes.values()]
+    times = zip(passes.items(), medians_us(calls), strict=True)
+    return {name: total.numel() * size / (us - call_us) / 1e3 for (name, (_, size)), us in times}
+
+
 def main() -> None:
     bench = Bench(join(timedelta(seconds=20)))
     queues = Queues(bench)
@@ -152,6 +169,8 @@ def main() -> None:
         print(json.dumps({"raw": {name: round(us, 2) for name, us in raw._asdict().items()}}))
         for name, us in found.items():
             print(f"{json.dumps(name)}: {json.dumps({'us': round(us, 2), 'source': source})},")
+        for name, rate in element_wise(found["call"] + found["kernel"]).items():
+            print(f"{json.dumps(name)}: {json.dumps({'gb_per_s': round(rate), 'source': source})},")
         points = [[size, round(size / max(us, 0.1) / 1e3, 1)] for size, us in copies.items()]
         print(f'"push points": {json.dumps(points)}')
     dist.barrier()

@@ -22,7 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.gpu_rates import operands, product
+from campaigns.rates.alone import operands, product
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu.launcher import Launch

@@ -4,11 +4,12 @@
                                         [--times FILE] [--old FILE]
 
 The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper
-kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, whose
-result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout,
-of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or with
---plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/rates/tile_fit.py draws the
-constants of the model. --old: such a file of another commit, which these times are held against.
+kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, over
+ragged sizes too, and its result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS
+with `b` in either layout, of which the better counts; what is dealt out must give the same bits each time. `b` is
+transposed for ours, or with --plain row-major. --times: every time, a line of JSON for each matmul, from which
+campaigns/rates/tile_fit.py draws the constants of the model. --old: such a file of another commit, which these times
+are held against.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.gpu_rates import made, make_normal, medians_us, operands, product
+from campaigns.rates.alone import check_ragged, made, make_normal, medians_us, operands, product
 from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
@@ -42,7 +43,6 @@ OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 LEAST_ROWS, MOST_TFLOP = 512, 2.8  # beyond this waves are so many that every tile shape fills them
 MOST_TILES = 8192
 SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
-SAMPLES = 9
 WAYS = range(2, MOST_SHARES + 1)
 Shape = tuple[int, int, int]
 
@@ -117,7 +117,7 @@ def compare(shape: Shape, is_transposed: bool) -> Times:
         check_repeats(one, matmul)
     out = torch.empty_like(exact)
     library: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out), lambda: torch.mm(a, other, out=out)]
-    first, second, *times = medians_us([*library, *matmuls], SAMPLES)
+    first, second, *times = medians_us([*library, *matmuls])
     return Times(m, n, k, min(first, second), dict(zip(tried, times, strict=True)))
 
 
@@ -175,6 +175,7 @@ def main() -> None:
     asked = parser.parse_args()
     need_gpus()
     compile_all(not asked.plain)
+    check_ragged(configs())
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
     found = []

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
+from campaigns.rates.tile_times import Candidate, Record, Times, whole_waves
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import along_k, count_tiles, tiles_to_cut
@@ -57,18 +57,12 @@ def least_squares(rows: list[list[float]], values: list[float]) -> list[float]:
     return [float(one) for one in found[:, 0]]
 
 
-def waves_of(times: Times, config: MatmulConfig, sms: int) -> int:
-    """Of whole tiles alone; 0 if some are narrow or cut."""
-    count = count_tiles((times.m,), times.n, config)
-    return 0 if count.narrow or tiles_to_cut(count, sms, config) else -(-count.tiles // sms)
-
-
 def fitted(found: list[Times], config: MatmulConfig, sms: int) -> Wave | None:
     """From the matmuls whose tiles are all whole; None if they are too few."""
     whole = Candidate(config)
     rows, values = [], []
     for times in found:
-        waves = waves_of(times, config, sms)
+        waves = whole_waves(times, config, sms)
         if waves and whole in times.us:
             rows.append([1.0, waves, waves * steps_of(times.k, config)])
             values.append(times.us[whole])
@@ -136,8 +130,6 @@ def main() -> None:
         best = waves[first].step_us / (first.block_m * first.block_n * first.block_k) if first else per_area
         said = f"call {wave.call_us:6.2f} us, wave {wave.tile_us:6.2f} us and {wave.step_us:7.4f} us a step"
         print(f"{Candidate(config).name:10s} {said}, efficiency of steps {best / per_area:6.3f}")
-    for line in efficiencies(found, configs, sms):
-        print(line)
     for config, wave in waves.items():
         shares = rectangle_times(found, config, wave, sms) if config.split_n > 1 else []
         if shares:

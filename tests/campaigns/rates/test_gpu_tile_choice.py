@@ -10,8 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from campaigns.rates.gpu_rates import configs as tried
-from campaigns.rates.gpu_rates import rows_of
+from campaigns.rates.alone import rows_of
 from campaigns.rates.gpu_tile_choice import (
     LEAST_ROWS,
     MOST_TILES,
@@ -80,14 +79,10 @@ def test_a_wave_is_counted_as_one_of_the_largest_tiles():
     assert wave_us(25.0, 1, replace(half, block_n=256)) == 20.0
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "portable"])
-def test_every_tile_shape_is_tried_once_and_can_be(kernel):
-    configs_of = tried((kernel,))
-    assert len(configs_of) == len(set(configs_of))
-    assert not [config for config in configs_of if split_obstacle(config)]
-    if kernel == "hopper":
-        assert {config for config in configs() if config.block_k == 64} <= set(configs_of)
-        assert {(config.block_n, config.split_n) for config in configs()} >= {(192, 3), (256, 2), (256, 4)}
+def test_every_tile_shape_is_tried_once_and_can_be():
+    assert len(configs()) == len(set(configs()))
+    assert not [config for config in configs() if split_obstacle(config)]
+    assert {(config.block_n, config.split_n) for config in configs()} >= {(192, 3), (256, 2), (256, 4)}
 
 
 def modelled(shape: tuple[int, int, int], waves: dict[MatmulConfig, Wave], sms: int = 132) -> Times:

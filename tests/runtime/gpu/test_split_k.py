@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from campaigns.rates.gpu_rates import rows_of
+from campaigns.rates.alone import rows_of
 from overweave.ir.plan import MatmulConfig
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.tiles.shape import HOPPER

@@ -1,0 +1,90 @@
+"""Matmuls of a tile kernel alone on one GPU, as campaigns make, check and time them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.problem import Problem
+from overweave.ir.tile_order import TileRow
+from overweave.runtime.gpu.matmul import Matmul
+from overweave.schedules.catalog.catalog import build
+
+RAGGED = ((1000, 264, 136), (700, 1304, 520), (129, 2744, 72), (4096, 2696, 1032))
+SAMPLES = 9
+SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
+
+
+def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers from -1 to 1, whose sums are exact in any order."""
+    a = torch.randint(-1, 2, (m, k), device="cuda", dtype=torch.int8).bfloat16()
+    if is_transposed:
+        return a, torch.randint(-1, 2, (n, k), device="cuda", dtype=torch.int8).bfloat16().t()
+    return a, torch.randint(-1, 2, (k, n), device="cuda", dtype=torch.int8).bfloat16()
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of such operands, rounded once."""
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def make_normal(*operands: torch.Tensor) -> None:
+    """Instead of integers, on which a GPU needs less power, and so is faster."""
+    for operand in operands:
+        operand.normal_()
+
+
+def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
+    """The table of an ordinary matmul: the gather's of a group of one. split_k: the option of that name."""
+    problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
+    options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
+    options["split_k"] = split_k
+    options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
+    return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
+
+
+def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1) -> Matmul:
+    """The matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
+    (m, k), n = a.shape, b.shape[1]
+    out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
+    matmul = Matmul(config, rows_of(m, n, k, config, split_k), a, b, out)
+    matmul()
+    assert torch.equal(out, exact), f"{m}x{n}x{k} {config} split_k={split_k}: wrong"
+    return matmul
+
+
+def check_ragged(configs: Iterable[MatmulConfig]) -> None:
+    """Ragged sizes, both layouts. Raises AssertionError for a wrong result."""
+    known = tuple(configs)
+    for shape in RAGGED:
+        for is_transposed in (False, True):
+            a, b = operands(*shape, is_transposed)
+            exact = product(a, b)
+            for config in known:
+                made(config, a, b, exact)
+    print(f"{len(RAGGED)} ragged shapes, both layouts, {len(known)} tile shapes: bit-equal")
+
+
+def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
+    """The median of each call's device times, each behind a sleep that hides the host, all calls by turns.
+
+    The table of a Matmul is rewound before its time begins: in a plan the head of the call does that.
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(-2, samples):
+        for index in range(len(calls)):
+            place = (index + turn) % len(calls)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            call = calls[place]
+            torch.cuda._sleep(200_000)
+            if isinstance(call, Matmul):
+                call.rewind()
+            begin.record()
+            call.run() if isinstance(call, Matmul) else call()
+            end.record()
+            torch.cuda.synchronize()
+            if turn >= 0:
+                times[place].append(float(begin.elapsed_time(end)) * 1e3)
+    return [sorted(each)[samples // 2] for each in times]
