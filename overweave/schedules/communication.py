@@ -212,9 +212,15 @@ def communicated(
     given: Iterable[Given] = (),
     goal: Iterable[Goal] = (),
     tiles_read: bool = False,
+    has_messages: bool = False,
 ) -> Communication:
-    """The steps, with the queues that they stand in and the buffers that they name beside the caller's."""
+    """The steps, with the queues that they stand in and the buffers that they name beside the caller's.
+
+    has_messages: whether packed messages move, if anything does.
+    """
     queues = queues_of(steps)
+    if has_messages and not steps:
+        queues = (Queue(PACKED, ISSUE, after=(MAIN,)),)
     return Communication(
         world_size=world_size,
         buffers=(*callers, *_workspace(steps, {buffer.name for buffer in callers})),

@@ -31,12 +31,12 @@ def work_of(problem: Problem, name: str) -> Work:
 
 
 def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
-    deep, shallow = work_of(DEEP, "store"), work_of(SHALLOW, "store")
-    assert work_of(DEEP, "own").stored_us == 0.0
+    deep, shallow = work_of(DEEP, "multiply.0-1"), work_of(SHALLOW, "multiply.0-1")
+    assert work_of(DEEP, "multiply.0-0").stored_us == 0.0
     assert 10 < deep.stored_us < 15  # 132 SMs with 32 KiB each
-    assert deep.tile_us == work_of(DEEP, "own").tile_us
+    assert deep.tile_us == work_of(DEEP, "multiply.0-0").tile_us
     assert shallow.tile_us == deep.stored_us
-    assert shallow.stored_us == work_of(SHALLOW, "own").tile_us  # what the next tile does meanwhile
+    assert shallow.stored_us == work_of(SHALLOW, "multiply.0-0").tile_us  # what the next tile does meanwhile
 
 
 def test_pieces_share_the_link():

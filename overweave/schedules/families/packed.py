@@ -50,6 +50,7 @@ def gather_packed(split: Split, cols: int, returns_gathered: bool) -> Communicat
         given=(Given(region(x, rank, (0, hi - lo)), A, lo, 0) for rank, (lo, hi) in shards.items()),
         goal=(Goal(region(gathered, rank, (0, rows)), A, 0, 0) for rank in ranks if returns_gathered and rows),
         tiles_read=True,
+        has_messages=True,
     )
 
 

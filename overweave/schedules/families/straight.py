@@ -32,7 +32,8 @@ def _straight(is_pulled: bool, how: Summed, rank: int) -> Steps:
         if not is_empty(rows):
             yield how.multiplied(f"multiply.{rank}-{owner}.{piece}", part)
             if not is_pulled:
-                yield how.put(f"scatter.{rank}-{owner}.{piece}", step, part, how.slot(owner, rank, rows))
+                name = f"{'add' if how.order == 'arrival' else 'scatter'}.{rank}-{owner}.{piece}"
+                yield how.put(name, step, part, how.slot(owner, rank, rows))
     yield from _added_by_tiles(how, rank) if how.is_by_tiles else _added(is_pulled, how, rank)
     if how.everywhere:
         yield from _shared(how, rank)

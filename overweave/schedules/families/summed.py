@@ -144,11 +144,12 @@ def summed(family: Family, how: Summed) -> Communication:
     is_alone = split.world_size == 1
     steps = [step for rank in ranks for step in (_alone if is_alone else family.steps)(how, rank)]
     y = Buffer(Y, split.rows if how.everywhere else split.shard_size, how.cols, "output")
-    made = communicated(split.world_size, steps, (y,), goal=(goal for rank in ranks for goal in how.goals(rank)))
+    goal, has_messages = (goal for rank in ranks for goal in how.goals(rank)), how.by == PACKED_KERNEL and not is_alone
+    made = communicated(split.world_size, steps, (y,), goal=goal, has_messages=has_messages)
     # One sum of all own rows waits for all tiles.
     is_behind = not family.beside or (not how.everywhere and how.own_pieces == 1)
     queues = queues_of(steps, sums_behind=is_behind, pushes_behind=split.is_one_wave)
-    made = replace(made, queues=queues, behind=how.behind)
+    made = replace(made, queues=queues or made.queues, behind=how.behind)
     if how.order == "arrival":
         of_sums = (replace(one, dtype=SUM_DTYPE) if one.name == SLOTS else one for one in made.buffers)
         made = replace(made, buffers=tuple(of_sums))

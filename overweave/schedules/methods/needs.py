@@ -102,8 +102,9 @@ def _starts_early(asked: Asked) -> str:
 
 
 def _sums_beside_pushes(asked: Asked) -> str:
-    is_pushed = asked.options.get("mover") in COPYING_KERNELS
-    return "tiles that wait for peers could keep the kernel that pushes from its SMs" if is_pushed else ""
+    mover = asked.options.get("mover")
+    found = "tiles that wait for peers could keep the kernel that pushes from its SMs: use sums=kernel"
+    return f"sums=epilogue mover={mover}: {found}, or mover=copy_engine" if mover in COPYING_KERNELS else ""
 
 
 def most_pieces(problem: Problem) -> int:

@@ -83,5 +83,5 @@ def test_what_waits_for_peers_is_launched_behind_the_own_pushes(name: str):
     plan = plan_of(name, options=options)
     assert verify_plan(plan, H200).ok
     queue = next(queue for queue in plan.schedule.queues if queue.name == "sums")
-    assert queue.after[-2:] == ("tiles", "copies")
+    assert queue.after[-2:] == ("tiles", "copies.kernel")
     refused(after(plan, "sums", "tiles"), "residency", "which is launched behind")

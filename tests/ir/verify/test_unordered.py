@@ -137,7 +137,7 @@ def test_it_is_told_and_read_back():
     ("change", "rule"),
     [
         (lambda made: with_slots_of(made, None), "lowering"),
-        (lambda made: with_engine(made, "copies", "copy_engine"), "engine"),
+        (lambda made: with_engine(made, "copies.kernel", "copy_engine"), "engine"),
         (lambda made: with_engine(made, "main", "copy_engine"), "engine"),
     ],
 )

@@ -10,6 +10,7 @@ from overweave.ir.schedule import Compute, Copy, Put, Reduce
 from overweave.ir.shards import tile_parts
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.catalog.with_mover import LEAST_TILE_BYTES, MOST_TILE_BYTES
+from overweave.schedules.communication import PUSHES
 
 KERNEL = {"mover": "copy_kernel", "copy_programs": 4}
 
@@ -65,14 +66,14 @@ def test_pushes_of_one_wave_stand_behind_the_tile_kernel_and_those_of_more_besid
     short, long = (plan_of("matmul_reduce_scatter.scatter", 1000, options={"sms": sms}) for sms in (132, 8))
     assert [plan.sms_beside for plan in (short, long)] == [0, 4]
     after = [{queue.name: queue.after for queue in plan.schedule.queues} for plan in (short, long)]
-    assert [queues["copies"] for queues in after] == [("tiles",), ()]
+    assert [queues[PUSHES] for queues in after] == [("tiles",), ()]
     # Sums that wait for peers hold SMs: the own pushes must be done by then.
-    assert [queues["sums"] for queues in after] == [("tiles", "copies")] * 2
+    assert [queues["sums"] for queues in after] == [("tiles", PUSHES)] * 2
 
 
 def test_waits_that_a_kernel_boundary_implies_are_not_in_the_table():
     short, long = (plan_of("matmul_reduce_scatter.scatter", 1000, options={"sms": sms}) for sms in (132, 8))
-    waiting = [[row.wait_lo < row.wait_hi for row in plan.tile_order(0, "copies").rows] for plan in (short, long)]
+    waiting = [[row.wait_lo < row.wait_hi for row in plan.tile_order(0, PUSHES).rows] for plan in (short, long)]
     assert not any(waiting[0])
     assert all(waiting[1])
 
