@@ -33,7 +33,7 @@ from tests.compiler.authored_kernels import (  # noqa: E402
     reduced_matmul,
     shard,
 )
-from tests.compiler.untruths.public_forms import PERSISTENT  # noqa: E402
+from tests.compiler.untruths.public_forms import INNER, PERSISTENT  # noqa: E402
 from tests.compiler.untruths.public_rows import HEAD, RMS_NORM  # noqa: E402
 from tests.source_tree import ROOT  # noqa: E402
 
@@ -233,3 +233,19 @@ def test_a_persistent_loop_as_the_tutorial_writes_it(tmp_path: Path):
     path = tmp_path / "persistent.py"
     path.write_text(HEAD + PERSISTENT.text)
     assert max(run_ranks(persistent_of_the_tutorial, 3, str(path))) == 0.0
+
+
+def attended_inside(path: str) -> float:
+    """Keys and values are loaded by a function of the file, which is called twice."""
+    group, length = resolve(None), 96
+    fused = compile(f"{path}:attn_fwd", {"K": "all_gather.push", "V": "all_gather.push"})
+    q, k, v = (integers(length, 16, seed=i).float() / 2 for i in range(3))
+    out = torch.full((length, 16), torch.nan)
+    fused(q, shard(k, group), shard(v, group), out, 0.25, length, HEAD_DIM=16, BLOCK_M=32, BLOCK_N=16, STAGE=3)
+    return off(out, torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0])
+
+
+def test_directives_inside_a_function_of_the_file(tmp_path: Path):
+    path = tmp_path / "attention.py"
+    path.write_text(HEAD + INNER.text)
+    assert max(run_ranks(attended_inside, 3, str(path))) < 1e-3

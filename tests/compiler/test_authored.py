@@ -28,7 +28,8 @@ SHORT = "-3] or (matmul and not copy_kernel and not scattered_persistent)"
     ("files", "chosen"),
     [
         ("kernels", f"(({CARRIED}) and -3]) or (not ({CARRIED}) and ({SHORT}))"),
-        ("chunks sums spelled", ""),
+        ("chunks", ""),
+        ("sums spelled", ""),
         ("layer_norm", "-3] and (pull or tiles or spread)"),
     ],
 )

@@ -25,11 +25,15 @@ from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 
 
 class Access(Struct, frozen=True):
-    """An annotated load or store. index: of its statement, or the one around it, in the body of a tile."""
+    """An annotated load or store. index: of its statement, or the one around it, in the body of a tile.
+
+    helper: the function of the file that it stands in, which that statement calls; empty for the kernel itself.
+    """
 
     directive: AccessDirective
     statement: Statement
     index: int
+    helper: str = ""
 
 
 class Stream(Struct, frozen=True):
@@ -135,7 +139,9 @@ def read_kernel(source: Source) -> Kernel:
     (dispatch, *again), blocks = _dispatch(source, path, axes, number)
     lines = [mark.directive.place.line for mark in source.of_kind(DispatchDirective)]
     marks = source.of_kind(AccessDirective)
-    accesses = [Access(mark.directive, mark.statement, _index(mark, path)) for mark in marks]
+    for stray in (mark for mark in source.marks if mark.helper and not isinstance(mark.directive, AccessDirective)):
+        raise stray.directive.place.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
+    accesses = [Access(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
     return Kernel(
         source=source,
         axes=axes,

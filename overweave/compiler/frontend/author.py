@@ -6,7 +6,7 @@ The kernel is read from its file with LibCST, so that all the author wrote survi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
@@ -27,11 +27,15 @@ MOST_DEPTH = 100
 
 
 class Marked(Struct, Generic[Kind], frozen=True):
-    """A directive, the statement below it, and its path: indices from block to block, from the function's body on."""
+    """A directive, the statement below it, and its path: indices from block to block, from the function's body on.
+
+    helper: the function that it stands in, which the statement of that path calls; empty for the kernel itself.
+    """
 
     directive: Kind
     statement: Statement
     path: tuple[int, ...]
+    helper: str = ""
 
 
 class Source(Struct, frozen=True):
@@ -139,7 +143,7 @@ def read_source(path: Path, name: str, line: int | None = None) -> Source:
         found = f"the one that is meant began in line {line}, and this one in line {first}"
         raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
     reader = _Reader(path.name, lines)
-    marks = tuple(reader.block(body, ()))
+    marks = (*reader.block(body, ()), *reader.called(function, wrapper.module))
     reader.refuse_strays(function)
     return Source(path, wrapper.module, function, marks, lines[function].start.line, language_of(wrapper.module))
 
@@ -162,6 +166,20 @@ class _Reader:
                 yield from self.block(inner, here)
         footer = [line.comment for line in block.footer if line.comment]
         self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
+
+    def called(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[Marked[Directive]]:
+        """Directives of the functions that a kernel calls, as if they stood above the statement that calls them."""
+        helpers = {
+            one.name.value: one for one in module.body if isinstance(one, cst.FunctionDef) and one is not function
+        }
+        inside = {name: [*self._of(one)] for name, one in helpers.items()}
+        assert isinstance(function.body, cst.IndentedBlock)
+        for path, statement in _simple(function.body, ()):
+            for name in sorted(_reached(statement, helpers)):
+                yield from (Marked(one.directive, one.statement, path, name) for one in inside[name])
+
+    def _of(self, helper: cst.FunctionDef) -> Iterator[Marked[Directive]]:
+        return self.block(helper.body, ()) if isinstance(helper.body, cst.IndentedBlock) else iter(())
 
     def parsed(self, comment: cst.Comment) -> Directive:
         self.read.append(comment)
@@ -203,6 +221,42 @@ def _blocks(statement: Statement) -> Iterator[cst.IndentedBlock]:
         if isinstance(body, cst.IndentedBlock):
             yield body
         part = getattr(part, "orelse", None)
+
+
+def _simple(block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Statement]]:
+    """The statements of a block that have no blocks of their own, and those in the blocks of others."""
+    for index, statement in enumerate(block.body):
+        inner = list(_blocks(statement))
+        if not inner:
+            yield (*path, index), statement
+        for each in inner:
+            yield from _simple(each, (*path, index))
+
+
+def _reached(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef]) -> set[str]:
+    """The functions that a node calls, and those that they call."""
+    found, more = set[str](), _Names.of(node) & helpers.keys()
+    while more:
+        found |= more
+        more = set[str]().union(*(_Names.of(helpers[one].body) & helpers.keys() for one in more)) - found
+    return found
+
+
+class _Names(cst.CSTVisitor):
+    """The names of functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    @classmethod
+    def of(cls, node: cst.CSTNode) -> set[str]:
+        visitor = cls()
+        node.visit(visitor)
+        return visitor.names
+
+    def visit_Call(self, node: cst.Call) -> None:
+        self.names |= {node.func.value} if isinstance(node.func, cst.Name) else set()
 
 
 def _trailing(statement: Statement) -> list[cst.Comment]:

@@ -74,9 +74,11 @@ class Callees:
 
     def _is_known(self, call: cst.Call, local: set[str]) -> bool:
         """Whether a call is of the language, of Python, or a method of a value."""
-        root = dotted(call.func).split(".")[0]
+        name = dotted(call.func)
+        root = name.split(".")[0]
+        is_ours = any(name.startswith(f"{module}.") for module in self._language.modules)  # `tl.math.exp2`
         is_method = isinstance(call.func, cst.Attribute) and (not root or root in local)
-        return bool(self._language.word(call)) or is_method or hasattr(builtins, root)
+        return bool(self._language.word(call)) or is_ours or is_method or hasattr(builtins, root)
 
 
 def _given(call: cst.Call, function: cst.FunctionDef, parameter: str) -> list[cst.CSTNode]:

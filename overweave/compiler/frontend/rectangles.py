@@ -23,6 +23,7 @@ from overweave.compiler.frontend.polynomials import (
 )
 from overweave.compiler.frontend.values import (
     NUMBERED,
+    Number,
     comes_from,
 )
 from overweave.ir.schedule import Range
@@ -67,6 +68,7 @@ class _Check:
         for reached in followed.reached:
             self._check_number(reached)
             if reached.said is None:
+                self._check_unsaid(reached)
                 continue
             try:
                 touched = AccessCheck(self, reached, reached.said).touched()
@@ -82,6 +84,14 @@ class _Check:
                     "no tile comes to it in this call", "Leave its directive out, or store in every tile"
                 )
         self._check_whole(stored, opened)
+
+    def _check_unsaid(self, reached: Reached) -> None:
+        """What a function of the file loads of a tensor that it has a directive for has one too."""
+        for access in self.kernel.loads:
+            if access.helper and isinstance(reached.place, Number) and reached.kind not in STORES:
+                if access.directive.parameter in reached.place.poly.atoms:
+                    found = f"{access.helper} loads {access.directive.parameter} at another place, without a directive"
+                    raise self._at(reached.line).error(found, "Annotate every load of a tensor that is annotated")
 
     def _check_whole(self, stored: Mapping[AccessDirective, list[tuple[Range, ...]]], opened: set[str]) -> None:
         """What several statements store of a tensor is all of the tile's rectangle."""

@@ -121,8 +121,10 @@ def _check_call(kernel: Kernel, access: Access, origins: Origins) -> None:
             found, f"Put it right above a statement with one `tl.{kind}(...)` or `descriptor.{kind}(...)`"
         )
     (call,) = calls
+    if access.helper and said.is_store:
+        raise said.place.error(f"it stands in {access.helper}", "Let it return the value, and store it in the kernel")
     made = origins.of(language.place(call))
-    if said.parameter not in made:
+    if said.parameter not in made and not access.helper:
         listed = ", ".join(sorted(made)) or "no parameter"
         raise said.place.error(
             f"the {kind} below it is not made from {said.parameter}, but from {listed}", "Name its parameter"
@@ -167,7 +169,10 @@ def _check_touches(kernel: Kernel, callees: Callees, origins: Origins) -> None:
         for access in accesses
         for call in accesses_in(access.statement, kind, source.language)
     ]
+    helpers = {(access.helper, access.directive.parameter) for access in kernel.loads if access.helper}
     for touch in callees.touches(source.function, origins):
+        if touch.kind == "load" and (touch.by, touch.parameter) in helpers:
+            continue  # frontend/rectangles.py sees each of them
         said = by_kind.get(touch.kind or "", {**loads, **stores}).get(touch.parameter)
         if said is not None and not any(touch.call is call for call in annotated):
             raise said.place.error(*_unseen(touch, source.module.code_for_node(touch.call).split("\n")[0][:60]))

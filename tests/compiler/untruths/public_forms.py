@@ -1,4 +1,4 @@
-"""Matmuls and an attention in the form of public ones, annotated, and with the kernels of rows all twelve."""
+"""Matmuls and an attention in the form of public ones, annotated, and with the kernels of rows all thirteen."""
 
 from __future__ import annotations
 
@@ -254,4 +254,77 @@ def attn_fwd(Q, K, V, Out, sm_scale, H, N_CTX, HEAD_DIM: tl.constexpr, BLOCK_M: 
         "BLOCK_N": 16,
     },
 )
-FORMS = (*ROWS, MATMUL, PERSISTENT, FP8, ATTENTION)
+INNER = Form(
+    "attn_fwd",
+    """@triton.jit
+def attn_fwd_inner(acc, l_i, m_i, q, k_ptrs, v_ptrs, start_m, offs_m, offs_n, qk_scale, N_CTX, HEAD_DIM: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGE: tl.constexpr):
+    if STAGE == 1:
+        lo, hi = 0, start_m * BLOCK_M
+    else:
+        lo, hi = start_m * BLOCK_M, (start_m + 1) * BLOCK_M
+        lo = tl.multiple_of(lo, BLOCK_M)
+    for start_n in range(lo, hi, BLOCK_N):
+        # @overweave.load K=K[N_CTX, HEAD_DIM]
+        k = tl.load(k_ptrs + start_n * HEAD_DIM, mask=(start_n + offs_n)[:, None] < N_CTX, other=0.0)
+        qk = tl.dot(q, k.T)
+        if STAGE == 2:
+            mask = offs_m[:, None] >= (start_n + offs_n[None, :])
+            qk = qk * qk_scale + tl.where(mask, 0, -1.0e6)
+            m_ij = tl.maximum(m_i, tl.max(qk, 1))
+            qk -= m_ij[:, None]
+        else:
+            m_ij = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
+            qk = qk * qk_scale - m_ij[:, None]
+        p = tl.math.exp2(qk)
+        alpha = tl.math.exp2(m_i - m_ij)
+        acc = acc * alpha[:, None]
+        # @overweave.load V=V[N_CTX, HEAD_DIM]
+        v = tl.load(v_ptrs + start_n * HEAD_DIM, mask=(start_n + offs_n)[:, None] < N_CTX, other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        m_i = m_ij
+    return acc, l_i, m_i
+
+
+@triton.jit
+def attn_fwd(Q, K, V, Out, sm_scale, N_CTX, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+             STAGE: tl.constexpr):
+    # @overweave.axis ROWS=N_CTX block=BLOCK_M
+    # @overweave.tile_id
+    start_m = tl.program_id(0)
+    offs_m = start_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, HEAD_DIM)
+    m_i = tl.zeros([BLOCK_M], dtype=tl.float32) - float("inf")
+    l_i = tl.zeros([BLOCK_M], dtype=tl.float32) + 1.0
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    qk_scale = sm_scale * 1.44269504
+    q = tl.load(Q + offs_m[:, None] * HEAD_DIM + offs_d[None, :], mask=offs_m[:, None] < N_CTX, other=0.0)
+    k_ptrs = K + offs_n[:, None] * HEAD_DIM + offs_d[None, :]
+    v_ptrs = V + offs_n[:, None] * HEAD_DIM + offs_d[None, :]
+    if STAGE & 1:
+        acc, l_i, m_i = attn_fwd_inner(acc, l_i, m_i, q, k_ptrs, v_ptrs, start_m, offs_m, offs_n, qk_scale, N_CTX,
+                                       HEAD_DIM, BLOCK_M, BLOCK_N, 4 - STAGE)
+    if STAGE & 2:
+        acc, l_i, m_i = attn_fwd_inner(acc, l_i, m_i, q, k_ptrs, v_ptrs, start_m, offs_m, offs_n, qk_scale, N_CTX,
+                                       HEAD_DIM, BLOCK_M, BLOCK_N, 2)
+    acc = acc / l_i[:, None]
+    o_ptrs = Out + offs_m[:, None] * HEAD_DIM + offs_d[None, :]
+    # @overweave.store O=Out[ROWS, HEAD_DIM]
+    tl.store(o_ptrs, acc.to(Out.type.element_ty), mask=offs_m[:, None] < N_CTX)
+""",
+    {
+        "Q": (80, 16),
+        "K": (80, 16),
+        "V": (80, 16),
+        "Out": (80, 16),
+        "sm_scale": 0.25,
+        "N_CTX": 80,
+        "HEAD_DIM": 16,
+        "BLOCK_M": 32,
+        "BLOCK_N": 16,
+        "STAGE": 3,
+    },
+)
+FORMS = (*ROWS, MATMUL, PERSISTENT, FP8, ATTENTION, INNER)
