@@ -15,7 +15,6 @@ from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.operators.registry import operator_of
 from overweave.schedules.methods import outside
 from overweave.schedules.methods.record import Asked
-from overweave.schedules.methods.registry import method_of
 from overweave.schedules.methods.validity import unmet
 from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE
 from overweave.tuner.measure.sides import Side
@@ -126,10 +125,14 @@ def planned(plan: str | None) -> Callable[[Side, int], Result]:
     return lambda side, turn: side.ours(turn, plan)
 
 
-def _baseline(operator: str, plan: str) -> Method:
+def _of_plan(name: str, plan: str) -> Method:
+    return Method(name, f"overweave, plan {plan}", planned(plan), plan=plan)
+
+
+def _baseline(plan: str) -> Method:
     """A plan that the record of an operator names."""
     if plan not in _BY_TORCH:
-        return Method(row_of(plan), method_of(f"{operator}.{plan}").summary, planned(plan), plan=plan)
+        return _of_plan(row_of(plan), plan)
     label, by_torch = _BY_TORCH[plan]
 
     def call(side: Side, turn: int) -> Result:
@@ -146,10 +149,8 @@ def _baseline(operator: str, plan: str) -> Method:
 
 def methods_of(operator: str, plans: tuple[str, ...] = ()) -> tuple[Method, ...]:
     """The rows of an operator; those of plans asked for by name, if any, in place of the rows of ours."""
-    baselines = [_baseline(operator, plan) for plan in operator_of(operator).baselines]
+    baselines = [_baseline(plan) for plan in operator_of(operator).baselines]
     if not plans:
         return (*ROOFS, LIBRARY, *baselines, Method(OURS, "overweave", planned(None)))
-    named = (
-        Method(f"{NAMED}{plan}", f"overweave, plan {plan}", planned(plan), plan=plan) for plan in dict.fromkeys(plans)
-    )
+    named = (_of_plan(f"{NAMED}{plan}", plan) for plan in dict.fromkeys(plans))
     return (*ROOFS, LIBRARY, *(each for each in baselines if not each.plan), *named)
