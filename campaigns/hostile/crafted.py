@@ -220,6 +220,8 @@ CRAFTED: dict[str, Callable[[], bytes]] = {
     "a queue for each operation": lambda: filed(schedule=_queues(20_000)),
     "an engine for each operation": lambda: plan(
         _queues(20_000), {f"q{at}": "copy_engine" for at in range(20_000)}),
+    "streams of a library beside each other": lambda: plan(
+        _queues(40), {f"q{at}": "library" for at in range(40)}),
     "queues after queues": lambda: filed(schedule=_queues(20_000, is_after=True)),
     "a queue after every queue": lambda: filed(schedule=schedule(
         [operation("copy", at, sources=[], destinations=[]) for at in range(3000)],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from overweave.ir.words import SIGNAL_CAPACITY
+
 Json = dict[str, Any]
 MOST = 2**31 - 1
 
@@ -57,7 +59,9 @@ def filed(**value: Json) -> bytes:
 
 
 def plan(of: Json, engines: dict[str, str], **more: Any) -> bytes:
-    """A file with a plan of a schedule."""
+    """A file with a plan of a schedule. Its pads have no more signals than a slot holds: what is refused for that is
+    looked at no further."""
+    of = {**of, "pads": [{**pad, "size": min(pad["size"], SIGNAL_CAPACITY)} for pad in of["pads"]]}
     realization = {
         "dtype": "bfloat16",
         "engines": [{"queue": queue, "engine": engine} for queue, engine in engines.items()],

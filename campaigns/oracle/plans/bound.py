@@ -7,7 +7,7 @@ of launch that the proof does not state.
 from __future__ import annotations
 
 from overweave.errors import OverweaveError
-from overweave.ir.launch.gates import gate_obstacle
+from overweave.ir.launch.gates import gated, launch_obstacle
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
@@ -43,7 +43,8 @@ def obstacle(plan: Plan) -> str:
             unheard(plan, rank)
     except (OverweaveError, LookupError, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    gates = (gate_obstacle(plan, rank, queue.name) for rank in range(ranks) for queue in plan.schedule.queues)
+    own = [tuple(plan.schedule.of_rank(rank)) for rank in range(ranks)]
+    gates = (launch_obstacle(plan, operations, queue) for operations in own for queue in gated(plan))
     return next(filter(None, gates), "")
 
 

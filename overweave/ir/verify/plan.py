@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
-from overweave.ir.launch.gates import gate_obstacle
+from overweave.ir.launch.gates import gated, launch_obstacle
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
@@ -82,7 +82,7 @@ def verify_plan(
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
             _check_room(plan, machine_limits, findings)
-            _check_gates(plan, findings)
+            _check_gates(plan, graph, findings)
             together = fit_together(machine_limits, footprints)
             check_residency(plan, graph, together, machine_limits.sms, findings)
         check_promised(plan, findings)
@@ -121,13 +121,14 @@ def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint
     return to_block_one_sm > most_per_sm or resident.programs // to_block_one_sm < limits.sms
 
 
-def _check_gates(plan: Plan, findings: Findings) -> None:
+def _check_gates(plan: Plan, graph: Graph, findings: Findings) -> None:
     """What the launch of a kernel on a stream of its own requires."""
-    for rank in range(plan.schedule.world_size):
-        for queue in plan.schedule.queues:
-            obstacle = gate_obstacle(plan, rank, queue.name)
-            if obstacle:
-                findings.add("residency", None, f"queue {queue.name} on rank {rank}: {obstacle}")
+    queues = gated(plan)
+    for rank, positions in enumerate(graph.of_rank if queues else ()):
+        own = [graph.operations[at] for at in positions]
+        for queue in queues:
+            if obstacle := launch_obstacle(plan, own, queue):
+                findings.add("residency", None, f"queue {queue} on rank {rank}: {obstacle}")
 
 
 def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import Literal
 
 from overweave.ir.launch.streams import queues_beside
@@ -21,18 +22,20 @@ from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, 
 from overweave.ir.schedule import Apply, Collective, Compute
 from overweave.ir.verify.rules.deadlock import Run
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.verdict import Findings, TooMuchWork
 
 Start = Literal["launched", "early", "late"]
 Starts = dict[str, Start]  # when each queue with a stream of its own starts
 _TILES = (TILE_KERNEL, AUTHOR_KERNEL)
+# How many orders are followed: of so many operations together, and what an order takes beside these; some in any case.
+MOST_STEPS, STEPS_OF_AN_ORDER, LEAST_ORDERS = 1 << 19, 64, 16
 
 
 def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int, findings: Findings) -> None:
     """together: queues whose kernels surely run at the same time, if nothing orders them. sms: of the GPU."""
     streams = _Streams(plan, together, sms)
     seen: set[tuple[int, ...]] = set()
-    for starts in streams.starts():
+    for starts in streams.starts(len(graph.operations)):
         orders = [streams.started(positions, graph, starts) for positions in graph.of_rank]
         order = tuple(at for positions in orders for at in positions)
         if order not in seen and _is_stuck(streams, graph, streams.edges(graph, orders), findings):
@@ -67,12 +70,15 @@ class _Streams:
     def is_kernel(self, queue: str) -> bool:
         return self.engines[queue] not in (COPY_ENGINE, LIBRARY)
 
-    def starts(self) -> Iterator[Starts]:
-        """Every choice of when queues with streams of their own start."""
+    def starts(self, operations: int) -> Iterator[Starts]:
+        """Every choice of when queues with streams of their own start. Raises TooMuchWork if these are too many for
+        so many operations."""
         ways: dict[str, tuple[Start, ...]] = {}
         for queue in sorted(self.beside):
             if self.engines[queue] != COPY_ENGINE:
                 ways[queue] = ("launched", "early", "late") if self.is_kernel(queue) else ("launched", "late")
+        if prod(map(len, ways.values())) > max(LEAST_ORDERS, MOST_STEPS // (operations + STEPS_OF_AN_ORDER)):
+            raise TooMuchWork(f"{len(ways)} queues start in too many orders")
         for chosen in product(*ways.values()):
             yield dict(zip(ways, chosen, strict=True))
 

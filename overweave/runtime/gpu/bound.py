@@ -193,7 +193,7 @@ class BoundPlan:
         kernel leaves to them; those that wait for nothing are launched ahead of it.
         """
         rank, first, launch = self._binding.rank, action.operations[0], self._launches[action.queue]
-        waits = first_own_waits(self._plan, rank, action.queue)
+        waits = first_own_waits(tuple(self._plan.schedule.of_rank(rank)), action.queue)
         gate = [step for wait in waits for step in wait_steps(self._binding.addresses, first, wait)]
         gate += [self._tiles_started] if self._tiles_started and self._may_hold_all(action) else []
         side = self._workspace.stream(action.queue).cuda_stream

@@ -58,7 +58,7 @@ def test_both_say_alike_how_a_plan_is_launched():
             ]
             for one in launched:
                 if one.is_kernel and one.stream:
-                    assert one.gate == first_own_waits(plan, rank, one.queue)
+                    assert one.gate == first_own_waits(tuple(plan.schedule.of_rank(rank)), one.queue)
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from campaigns.oracle.library_scatter import scatter
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Engine, Plan
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, Assignment, Engine, Plan
+from overweave.ir.schedule import Copy, Queue
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 
 PUSHES: dict[str, Engine] = {"copy_engine": COPY_ENGINE, "copy_kernel": COPY_KERNEL}
@@ -32,3 +34,21 @@ def test_sums_that_may_take_every_sm_before_pushes_have_any_are_refused():
 def test_sums_that_may_keep_the_next_matmul_from_its_sm_are_refused():
     assert rules(scatter(COPY_ENGINE, (), parts=2)) == {"residency"}
     assert rules(scatter(COPY_ENGINE, ("main",), parts=2)) == set()
+
+
+def test_streams_that_start_in_too_many_orders_are_not_decided():
+    """Each of so many calls of a library may start as launched, or late."""
+    plan = scatter(COPY_ENGINE, ("main",))
+    names = [f"aside.{at}" for at in range(30)]
+    idle = tuple(Copy(name=name, rank=0, queue=name, sources=(), destinations=()) for name in names)
+    queues = (*plan.schedule.queues, *(Queue(name, "complete") for name in names))
+    engines = (*plan.realization.engines, *(Assignment(name, LIBRARY) for name in names))
+
+    def beside(count: int) -> Plan:
+        last = len(queues) - len(names) + count
+        operations = (*plan.schedule.operations, *idle[:count])
+        schedule = replace(plan.schedule, queues=queues[:last], operations=operations)
+        return replace(plan, schedule=schedule, realization=replace(plan.realization, engines=engines[:last]))
+
+    assert verify_plan(beside(6), MachineLimits()).outcome == "proven"
+    assert verify_plan(beside(30), MachineLimits()).outcome == "not decided"
