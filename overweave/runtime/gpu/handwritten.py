@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
+from overweave.lang.arguments import folded
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.group import Group
-from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import SlotLayout
 from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
 from overweave.runtime.gpu.waits import Enqueue, waiting
@@ -20,15 +20,14 @@ from overweave.runtime.handwritten import (
     MAIN,
     Action,
     Await,
-    ChannelArgument,
     Declared,
     Launch,
     Move,
     Part,
     Raise,
     Step,
-    TensorArgument,
 )
+from overweave.runtime.kernel_calls.program import ProgramArguments
 from overweave.runtime.kernel_calls.protocol import head_call, signal_words
 
 
@@ -65,7 +64,7 @@ class HandwrittenRun(CallFrame):
         for _, action in steps:
             if not isinstance(action, Launch):
                 continue
-            arguments, options = self._bound.bound(action)
+            arguments, options = self._bound.arguments.of(action)
             key = (id(action.kernel), _specialised((*arguments, *options.items())))
             if key not in self._known:
                 torch.cuda.synchronize(self._workspace.device)
@@ -83,34 +82,12 @@ class _BoundProgram:
         self.begin = KernelLaunch(head_call(workspace, self._protocol, layout.signals)).start
         self._waits: dict[Await, Enqueue] = {}
         self._waiting({0: 0})  # its kernel is loaded now, not in a call
-        self._channels = {
-            name: Channel(
-                signals=self._protocol.signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
-                peers=self._table([base + layout.signal_offset(name, 0) for base in heap.addresses], workspace.device),
-                words=self._protocol.words,
-                limits=workspace.limits,
-                producer_table=None,
-                consumer_table=None,
-                counts=None,
-                rank=self._rank,
-                number=declared.number(name),
-                layout=folded(channel),
-            )
-            for name, channel in declared.channels.items()
-        }
-        self._tensors = {
-            name: SymmetricTensor(
-                self._own(name),
-                self._table([base + layout.buffers[name] for base in heap.addresses], workspace.device),
-                folded(SymmetricLayout(buffer.cols, buffer.is_shard)),
-            )
-            for name, buffer in declared.buffers.items()
-        }
+        self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
 
     def enqueue(self, stream: torch.cuda.Stream, action: Action) -> None:
         """Does what the action says, in stream order."""
         if isinstance(action, Launch):
-            arguments, options = self.bound(action)
+            arguments, options = self.arguments.of(action)
             with torch.cuda.stream(stream):
                 action.kernel[action.grid](*arguments, **options)
         elif isinstance(action, Raise):
@@ -132,20 +109,6 @@ class _BoundProgram:
 
     def _waiting(self, counts: dict[int, int]) -> Enqueue:
         return waiting(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
-
-    def bound(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
-        """A kernel's arguments and options here."""
-        options = {name: self._argument(value) for name, value in launch.options.items()}
-        return [self._argument(argument) for argument in launch.arguments], options
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, ChannelArgument):
-            tables = (value.producer_table, value.consumer_table, value.counts)
-            named = dict(zip(("producer_table", "consumer_table", "counts"), tables, strict=True))
-            return self._channels[value.name]._replace(**named)
-        if isinstance(value, TensorArgument):
-            return self._tensors[value.name]
-        return self._view(value) if isinstance(value, Part) else value
 
     def _move(self, stream: torch.cuda.Stream, move: Move) -> None:
         source, target = move.source, move.target
@@ -176,18 +139,10 @@ class _BoundProgram:
         base = self._heap.addresses[place.rank] + self._layout.buffers[place.buffer]
         return base + place.rows[0] * pitch + place.cols[0] * buffer.dtype.itemsize, pitch
 
-    def _own(self, name: str) -> torch.Tensor:
-        buffer = self._declared.buffers[name]
-        return self._heap.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
-
     def _view(self, place: Part | torch.Tensor) -> torch.Tensor:
         if isinstance(place, torch.Tensor):
             return place
-        return self._own(place.buffer)[slice(*place.rows), slice(*place.cols)]
-
-    @staticmethod
-    def _table(addresses: list[int], device: torch.device) -> torch.Tensor:
-        return torch.tensor(addresses, dtype=torch.int64, device=device)
+        return self.arguments.own(place.buffer)[slice(*place.rows), slice(*place.cols)]
 
 
 def _awaited_beside(steps: list[Step]) -> list[Step]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from overweave.errors import OverweaveError
-from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostSlot, HostWorkspace
@@ -16,14 +15,12 @@ from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
 from overweave.runtime import interpreter
 from overweave.runtime.handwritten import (
     Await,
-    ChannelArgument,
     Declared,
     Launch,
     Move,
     Part,
     Raise,
     Step,
-    TensorArgument,
 )
 from overweave.runtime.host.beside import Beside, IsDone, work_off
 from overweave.runtime.interpreted.interpreted import host_words
@@ -31,6 +28,7 @@ from overweave.runtime.interpreted.interpreted import host_words
 interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from overweave.runtime.kernel_calls.program import ProgramArguments  # noqa: E402
 from overweave.runtime.kernel_calls.protocol import signal_words  # noqa: E402
 
 
@@ -49,7 +47,7 @@ class HandwrittenRun:
         try:
             workspace.board.post(signature)
             slot = workspace.begin(self._layout, self._group.timeout_s)
-            call = _Call(self._declared, _SlotView(slot, workspace, self._group), workspace)
+            call = _Call(self._declared, _SlotView(self._declared, slot, workspace, self._group), workspace)
             call.work_off(steps)
         except BaseException as error:
             workspace.is_broken = True
@@ -64,13 +62,15 @@ class HandwrittenRun:
 class _SlotView:
     """The slot of one call: what kernels and copies of this rank address in it."""
 
-    def __init__(self, slot: HostSlot, workspace: HostWorkspace, group: Group) -> None:
+    def __init__(self, declared: Declared, slot: HostSlot, workspace: HostWorkspace, group: Group) -> None:
         self.layout, self.slot, self.group = slot.layout, slot, group
         self._lines = workspace.lines(group.rank)
         self._lines[ABORT] = 0
         self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
         words = host_words(group, workspace.words, self._report)
-        self.signals, self.words, self.limits, _ = signal_words(words, slot.heap, slot.layout.signals)
+        protocol = signal_words(words, slot.heap, slot.layout.signals)
+        self.signals = protocol.signals
+        self.arguments = ProgramArguments(declared, slot.layout, slot.heap, protocol, group.rank, lambda layout: layout)
 
     def abort(self) -> None:
         """Ends every wait of the kernels of this rank."""
@@ -149,38 +149,8 @@ class _Call:
 
     def _beside(self, launch: Launch) -> IsDone:
         """Interprets a kernel in a thread of its own."""
-        arguments = [self._argument(argument) for argument in launch.arguments]
-        options = {name: self._argument(value) for name, value in launch.options.items()}
+        arguments, options = self._view.arguments.of(launch)
         return self._launched.start(lambda: launch.kernel[launch.grid](*arguments, **options))
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, ChannelArgument):
-            return self._channel(value)
-        if isinstance(value, TensorArgument):
-            return self._tensor(value.name)
-        return self._place(value) if isinstance(value, Part) else value
-
-    def _channel(self, argument: ChannelArgument) -> Channel:
-        view, declared = self._view, self._declared
-        ranks = range(view.group.world_size)
-        return Channel(
-            signals=view.signals[view.layout.signal(argument.name, 0) * SIGNAL_STRIDE_WORDS :],
-            peers=torch.tensor([view.signal_address(rank, argument.name, 0) for rank in ranks]),
-            words=view.words,
-            limits=view.limits,
-            producer_table=argument.producer_table,
-            consumer_table=argument.consumer_table,
-            counts=argument.counts,
-            rank=view.group.rank,
-            number=declared.number(argument.name),
-            layout=declared.channels[argument.name],
-        )
-
-    def _tensor(self, name: str) -> SymmetricTensor:
-        view, buffer = self._view, self._declared.buffers[name]
-        each = [view.matrix(self._declared, name, rank) for rank in range(view.group.world_size)]
-        addresses = torch.tensor([matrix.data_ptr() for matrix in each])
-        return SymmetricTensor(each[view.group.rank], addresses, SymmetricLayout(buffer.cols, buffer.is_shard))
 
     def _place(self, place: Part | torch.Tensor) -> torch.Tensor:
         if isinstance(place, torch.Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,15 +14,8 @@ from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTra
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
 from overweave.memory.packed_layout import PackedLayout
+from overweave.memory.packed_space import PackedSpace
 from overweave.runtime.kernel_calls.call import EARLY, KernelCall
-
-
-class Space(Protocol):
-    """Memory of packed messages (memory/packed_space.py)."""
-
-    half_bytes: int
-    spaces: Tensor
-    state: Tensor
 
 
 class Caller(NamedTuple):
@@ -40,7 +33,7 @@ def packed_call(
     problem: Problem,
     layout: PackedLayout,
     tensors: Mapping[str, Any],
-    space: Space,
+    space: PackedSpace,
     caller: Caller,
 ) -> KernelCall:
     """An exchange, before or behind the matmul of a problem.

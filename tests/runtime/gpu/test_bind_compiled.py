@@ -17,7 +17,7 @@ import overweave as ow
 from examples.tile_kernels.all_gather_experts import AllGatherExperts
 from examples.tile_kernels.gathered_attention import GatheredAttention
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
-from overweave.compiler.emit.emit import emit
+from overweave.compiler.emit.emit import emit, shapes_of
 from overweave.compiler.emit.fuse import weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
@@ -142,7 +142,8 @@ def fused(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     places = places_of(plan, space, fused.wanted)
     chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
     away = next((store for store in space.stores if store.tensor == weaving.away), None)
-    return plan, AuthoredKernel(function, space, places, chosen, away, fused.kernel.loop is not None, LAUNCH)
+    persistent, shapes = fused.kernel.loop is not None, shapes_of(fused.kernel)
+    return plan, AuthoredKernel(function, space, places, chosen, away, persistent, LAUNCH, shapes)
 
 
 def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, int] = (0, 2)) -> Bound:

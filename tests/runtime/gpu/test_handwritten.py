@@ -132,7 +132,7 @@ def test_what_queues_beside_wait_for_the_callers_stream_waits_for_at_the_end():
 def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):
     table = torch.zeros(3, 5, dtype=torch.int32)
     launch = Launch(None, (1,), (ChannelArgument("second", consumer_table=table), TensorArgument("b"), 3), {"x": 1})
-    (channel, tensor, number), options = slot.bound(launch)
+    (channel, tensor, number), options = slot.arguments.of(launch)
     assert isinstance(channel, Channel)
     assert isinstance(tensor, SymmetricTensor)
     layout = DECLARED.lay_out()

@@ -1,0 +1,77 @@
+"""What kernels fused by hand are given in a call: channels and symmetric tensors in the memory of a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from overweave.kernels.arguments import SignalWords
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
+from overweave.memory.heap import Heap
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.runtime.handwritten import ChannelArgument, Declared, Launch, Part, TensorArgument
+from overweave.runtime.kernel_calls.call import addresses_tensor
+
+
+class ProgramArguments:
+    """Those of one rank. fold: makes a constant of a layout: `folded` where Triton compiles; the layout itself where it
+    interprets."""
+
+    def __init__(
+        self,
+        declared: Declared,
+        layout: SlotLayout,
+        heap: Heap,
+        protocol: SignalWords,
+        rank: int,
+        fold: Callable[[Any], Any],
+    ) -> None:
+        self._declared, self._layout, self._heap = declared, layout, heap
+        self._channels = {
+            name: Channel(
+                signals=protocol.signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
+                peers=self._everywhere(layout.signal_offset(name, 0), protocol.limits.device),
+                words=protocol.words,
+                limits=protocol.limits,
+                producer_table=None,
+                consumer_table=None,
+                counts=None,
+                rank=rank,
+                number=declared.number(name),
+                layout=fold(channel),
+            )
+            for name, channel in declared.channels.items()
+        }
+        self._tensors = {
+            name: SymmetricTensor(
+                self.own(name),
+                self._everywhere(layout.buffers[name], protocol.limits.device),
+                fold(SymmetricLayout(buffer.cols, buffer.is_shard)),
+            )
+            for name, buffer in declared.buffers.items()
+        }
+
+    def of(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
+        """A kernel's arguments and options."""
+        options = {name: self._argument(value) for name, value in launch.options.items()}
+        return [self._argument(argument) for argument in launch.arguments], options
+
+    def own(self, name: str) -> torch.Tensor:
+        """This rank's part of a buffer."""
+        buffer = self._declared.buffers[name]
+        return self._heap.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, ChannelArgument):
+            tables = (value.producer_table, value.consumer_table, value.counts)
+            named = dict(zip(("producer_table", "consumer_table", "counts"), tables, strict=True))
+            return self._channels[value.name]._replace(**named)
+        if isinstance(value, TensorArgument):
+            return self._tensors[value.name]
+        return self.own(value.buffer)[slice(*value.rows), slice(*value.cols)] if isinstance(value, Part) else value
+
+    def _everywhere(self, offset: int, device: torch.device) -> torch.Tensor:
+        """Where something lies on every rank."""
+        return addresses_tensor([base + offset for base in self._heap.addresses], device)
