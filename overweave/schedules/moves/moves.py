@@ -10,6 +10,7 @@ SOURCE: AutoOverlap 5.1: chunks, P2P as push or pull, collectives, dependences a
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
@@ -275,15 +276,20 @@ class Box(Struct, frozen=True):
         return f"[{self.rows[0]}:{self.rows[1]}][{self.cols[0]}:{self.cols[1]}]"
 
 
+def _first_row(arrived: tuple[int, Box]) -> int:
+    return arrived[1].rows[0]
+
+
 class Held(Struct):
     """What one rank has of a tensor: its own rows, in the order in which it holds them, and what has arrived, with the
-    move that brought it.
+    move that brought it. tallest: rows of the tallest of these.
     """
 
     rank: int
     owned: tuple[Range, ...]
     cols: Range
-    arrived: list[tuple[int, Box]]
+    arrived: list[tuple[int, Box]] = []  # by their first rows
+    tallest: int = 0
 
     def own_area(self, box: Box) -> int:
         """How much of a rectangle is the rank's own."""
@@ -304,16 +310,22 @@ class Held(Struct):
 
     def take(self, at: int, box: Box) -> None:
         """Notes an arrival. Raises ScheduleError if the rank has a part of it already."""
-        if self.own_area(box) or any(box.common(other).area for _, other in self.arrived):
+        if self.own_area(box) or any(box.common(other).area for _, other in self._near(box)):
             found = f"rank {self.rank} has a part of it already"
             raise ScheduleError(f"move {at}: bring {box} to rank {self.rank}", found, "Bring every element once")
         if box.area:
-            self.arrived.append((at, box))
+            insort(self.arrived, (at, box), key=_first_row)
+            self.tallest = max(self.tallest, box.rows[1] - box.rows[0])
+
+    def _near(self, box: Box) -> list[tuple[int, Box]]:
+        """Of what has arrived, all that may share a row with a rectangle."""
+        first = bisect_right(self.arrived, box.rows[0] - self.tallest, key=_first_row)
+        return self.arrived[first : bisect_left(self.arrived, box.rows[1], key=_first_row)]
 
     def sources(self, at: int, box: Box) -> tuple[bool, list[int]]:
         """Whether some of a rectangle is the rank's own, and the moves that brought the rest. Raises ScheduleError."""
         own = self.own_area(box)
-        parts = [(move, box.common(other).area) for move, other in self.arrived]
+        parts = [(move, box.common(other).area) for move, other in self._near(box)]
         if own + sum(area for _, area in parts) < box.area:
             found = "it is neither its own nor has it all arrived there by an earlier move"
             raise ScheduleError(

@@ -84,7 +84,7 @@ class _Transfers:
     def __init__(self, written: Gather | AllToAll, how: Gathered | Traded, out: Buffer | None, sends: bool) -> None:
         self.written, self.how, self.out, self.sends, self.size = written, how, out, sends, written.world_size
         self.whole = Box((0, how.rows), (0, how.cols))
-        self.held = [Held(rank, how.owned(rank), self.whole.cols, []) for rank in range(self.size)]
+        self.held = [Held(rank, how.owned(rank), self.whole.cols) for rank in range(self.size)]
         self.places, self.has_lanes = written.places(), several_lanes(written)
         self.behind: dict[str, tuple[Region, ...]] = {}
         self.staged: set[int] = set()
