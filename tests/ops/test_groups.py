@@ -21,6 +21,7 @@ import overweave as ow
 from overweave.errors import GroupError, InputError, OverweaveError
 from overweave.memory.group import resolve
 from overweave.ops.author.compile import Fused
+from overweave.ops.call import groups as known_groups
 from overweave.ops.call import prepared
 from overweave.runtime.host.emulate import HostCall
 from overweave.runtime.host.processes import Ranks, run_ranks
@@ -72,7 +73,7 @@ def come_and_go(groups: int) -> list[list[int]]:
     deadline_s = time.monotonic() + PATIENCE_S  # connections close in threads, late on a busy machine
     while any(now > then for now, then in zip(held(), found[0], strict=True)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    return [*found, held(), [len(groups._GROUPS), len(prepared.CALLS), 0]]
+    return [*found, held(), [len(known_groups._GROUPS), len(prepared.CALLS), 0]]
 
 
 def test_nothing_is_kept_for_groups_that_are_gone():
@@ -182,13 +183,13 @@ def meet_from_threads(threads: int, turns: int) -> list[str]:
     groups, wrong = [dist.new_group([0]) for _ in range(threads)], list[str]()
     sys.setswitchinterval(1e-6)
     for _ in range(turns):
-        groups._GROUPS.clear()
+        known_groups._GROUPS.clear()
         start = threading.Barrier(threads)
 
         def body(group: dist.ProcessGroup, start: threading.Barrier = start) -> None:
             start.wait()
             try:
-                groups.group_of(group)
+                known_groups.group_of(group)
             except RuntimeError as error:
                 wrong.append(str(error))
 
