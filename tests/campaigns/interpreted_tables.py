@@ -19,9 +19,9 @@ from campaigns.tables.compiled_tables import measure  # noqa: E402
 from campaigns.tables.compiled_variants import GATHER, SCATTER, Tile  # noqa: E402
 from campaigns.tables.table_rows import write  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from overweave.tuner.measure.timer import Effort  # noqa: E402
 from overweave.tuner.space.shapes import Case  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 RANKS = 2
 CASES = {GATHER: Case(name="tiny", m=64, n=64, k=32), SCATTER: Case(name="tiny", m=64, n=32, k=64)}

@@ -19,7 +19,6 @@ from examples.kernels import matmul  # noqa: E402
 from overweave.errors import OverweaveError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.compile import Fused, compile  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.annotated import changed  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     CALLS,
@@ -35,6 +34,7 @@ from tests.compiler.authored_kernels import (  # noqa: E402
 )
 from tests.compiler.untruths.public_forms import INNER, PERSISTENT  # noqa: E402
 from tests.compiler.untruths.public_rows import HEAD, RMS_NORM  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 from tests.source_tree import ROOT  # noqa: E402
 
 TEMPLATES = (

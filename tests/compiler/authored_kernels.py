@@ -26,7 +26,7 @@ from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.arguments import where_of  # noqa: E402
 from overweave.ops.author.compile import Fused, compile  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 load("host author")  # here, once, and not in every rank
 

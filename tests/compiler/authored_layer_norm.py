@@ -15,7 +15,6 @@ interpreter.repair()
 from examples.kernels.layer_norm import layer_norm_kernel  # noqa: E402
 from overweave.memory.group import Group  # noqa: E402
 from overweave.ops.author.compile import Fused  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     BY_KERNEL,
     BY_TILES,
@@ -27,6 +26,7 @@ from tests.compiler.authored_kernels import (  # noqa: E402
     read,
     shard,
 )
+from tests.ranks import run_ranks  # noqa: E402
 
 read(layer_norm_kernel)
 

@@ -19,8 +19,8 @@ interpreter.repair()
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.author.compile import Fused  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.annotated import ROWS, SCALE, STREAMED, changed, fused  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 load("host author")  # here, once, and not in every rank
 

@@ -13,7 +13,6 @@ interpreter.repair()
 
 import overweave as ow  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     CALLS,
     exchanged_matmul,
@@ -21,6 +20,7 @@ from tests.compiler.authored_kernels import (  # noqa: E402
     reduced_matmul,
     scattered_matmul,
 )
+from tests.ranks import run_ranks  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.author.compile import compile  # noqa: E402
 from overweave.runtime.authored import AuthoredKernel, places_of  # noqa: E402
 from overweave.runtime.host.authored import AuthoredRun  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 MATMUL = Path(__file__).parents[2] / "examples" / "kernels" / "matmul.py"
 SCHEDULE = {"A": "all_gather.push pieces=2"}

@@ -18,7 +18,8 @@ interpreter.repair()
 from examples.tile_kernels.all_gather_experts import AllGatherExperts  # noqa: E402
 from examples.tile_kernels.gathered_attention import GatheredAttention  # noqa: E402
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter  # noqa: E402
-from overweave.runtime.host.processes import RanksFailed, run_ranks  # noqa: E402
+from overweave.runtime.host.processes import RanksFailed  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 WORLDS = (2, 3, 4)
 CALLS = 3  # later ones find the memory as the first one left it

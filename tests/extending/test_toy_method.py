@@ -14,7 +14,6 @@ from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import Case, try_case
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import METHODS
@@ -23,6 +22,7 @@ from overweave.tuner.space.space import candidate, candidates, is_member, obstac
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped
 from tests.extending import toy_method, toy_schedule
+from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
 TOYS = {"schedule": toy_schedule.METHOD, "method": toy_method.METHOD}

@@ -19,7 +19,6 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
 from overweave.ops.trial import case_of, try_case
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.measure.bench import Request, Run, runs
@@ -28,6 +27,7 @@ from overweave.tuner.space.shapes import Case
 from overweave.tuner.space.space import Candidate, candidates
 from tests.extending import toy_operator
 from tests.extending.toy_operator import OPERATOR
+from tests.ranks import run_ranks
 
 NAME = f"{OPERATOR.name}.sequential"
 

@@ -25,8 +25,9 @@ from overweave.lang.mapping import TileChannel, Tiles  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.author.tile_program import SymmetricBuffer, TileCall, TileProgram  # noqa: E402
 from overweave.ops.workspace import reset  # noqa: E402
-from overweave.runtime.host.processes import RanksFailed, run_ranks  # noqa: E402
+from overweave.runtime.host.processes import RanksFailed  # noqa: E402
 from tests.lang import primitive_kernels as kernels  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 ROWS, COLS = 22, 12
 NOTHING, DROPPED, WRONG_TILE, NO_TILE = range(4)

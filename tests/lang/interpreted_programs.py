@@ -17,8 +17,8 @@ interpreter.repair()
 
 from overweave.lang.mapping import Tiles  # noqa: E402
 from overweave.ops.author.tile_program import TileProgram  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from tests.lang.tile_programs import COLS, ROWS, Gathered, Pushed  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 
 def run(make: Callable[[int], Gathered | Pushed]) -> None:

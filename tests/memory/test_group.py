@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.errors import GroupError, PeerError
 from overweave.memory.group import _byte_device, all_gather_bytes, process_group_of, resolve
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 
 def refusal(group: object) -> str:

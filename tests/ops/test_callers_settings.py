@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from campaigns.host.host_cases import Case, call_of
 from campaigns.host.host_path import SIZES, ready
-from overweave.runtime.host.processes import run_ranks
 from tests.ops.calls import Call, run
+from tests.ranks import run_ranks
 from tests.source_tree import modules, tree
 
 PLANS = {

@@ -12,7 +12,7 @@ import torch
 import overweave as ow
 from overweave.errors import PeerError
 from overweave.ops.call import prepare, prepared
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 DEADLINE_S = 30.0
 

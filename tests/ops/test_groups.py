@@ -24,8 +24,9 @@ from overweave.ops.author.compile import Fused
 from overweave.ops.call import groups as known_groups
 from overweave.ops.call import prepared
 from overweave.runtime.host.emulate import HostCall
-from overweave.runtime.host.processes import Ranks, run_ranks
+from overweave.runtime.host.processes import Ranks
 from tests.ops.calls import Call, is_right
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")

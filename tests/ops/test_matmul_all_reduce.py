@@ -9,10 +9,10 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import InputError
 from overweave.ir.operators.matmul_all_reduce import OPERATOR as RECORD
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import names
 from tests.ops import reference
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
+from tests.ranks import run_ranks
 
 OPERATOR = RECORD.name
 PLANS = (

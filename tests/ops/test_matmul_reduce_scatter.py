@@ -7,10 +7,10 @@ import torch
 
 import overweave as ow
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as RECORD
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import names
 from tests.ops import reference
 from tests.ops.calls import DTYPES, calls_by_plan, calls_of_any_size, wrong_calls
+from tests.ranks import run_ranks
 
 OPERATOR = RECORD.name
 PLANS = (

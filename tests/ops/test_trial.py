@@ -8,8 +8,8 @@ import pytest
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.timeline import make_timeline
 from overweave.ops.trial import Case, Trial, try_on_forked_rank
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import names
+from tests.ranks import run_ranks
 
 NAN = float("nan")
 SMALL = {"m": 37, "n": 24, "k": 16, "world_size": 3, "dtype": "bfloat16"}

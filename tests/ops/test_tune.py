@@ -18,13 +18,13 @@ from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
 from overweave.ops.call import prepared
 from overweave.ops.tune import tune_and_learn
-from overweave.runtime.host.processes import run_ranks
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
 from overweave.tuner.store.table import Entry, Time
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right
+from tests.ranks import run_ranks
 
 AG, RS, AR = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 QUICK = Effort(rounds=3, warmup=1, host_calls=0)

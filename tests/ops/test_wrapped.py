@@ -13,8 +13,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import overweave as ow
 from overweave.errors import OverweaveError
-from overweave.runtime.host.processes import run_ranks
 from tests.ops.calls import Call, is_right
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")

@@ -9,6 +9,7 @@ import threading
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ from overweave.memory.group import resolve  # noqa: E402
 from overweave.memory.host.workspace import HostSlot, HostWorkspace  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.host import run_on_host  # noqa: E402
-from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from overweave.runtime.library.epilogue import apply_epilogue  # noqa: E402
 from overweave.schedules.catalog import catalog  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 
@@ -336,16 +337,14 @@ def test_rows_that_no_bulk_load_takes_are_refused():
     assert run_ranks(refuse_unaligned, 2) == ["InputError"] * 2
 
 
-def stand_still_once_begun() -> None:
-    """This rank's next call begins, as its peers wait for, and then does nothing until they have given up."""
-    begin = HostWorkspace.begin
+def late_once_begun(workspace: HostWorkspace, *given: Any) -> HostSlot:
+    """A call begins, as its peers wait for, and then does nothing until they have given up."""
+    slot = BEGIN(workspace, *given)
+    threading.Event().wait(1.2)
+    return slot
 
-    def late(workspace: HostWorkspace, *given: Any) -> HostSlot:
-        slot = begin(workspace, *given)
-        threading.Event().wait(1.2)
-        return slot
 
-    HostWorkspace.begin = late  # type: ignore[method-assign]
+BEGIN = HostWorkspace.begin
 
 
 def call_alone(schedule: str, options: dict[str, int | str]) -> str:
@@ -358,9 +357,8 @@ def call_alone(schedule: str, options: dict[str, int | str]) -> str:
     output = torch.zeros(data.exact.shape)
     tensors = {"x": data.x, "w": data.w}
     run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=5)
-    if group.rank == 0:
-        stand_still_once_begun()
-    with pytest.raises(PeerTimeout) as caught:
+    begin = late_once_begun if group.rank == 0 else BEGIN
+    with patch.object(HostWorkspace, "begin", begin), pytest.raises(PeerTimeout) as caught:
         run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=0.4)
     assert output.isnan().all()
     assert threading.active_count() < 8  # the kernel's programs have ended

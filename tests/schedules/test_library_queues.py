@@ -16,8 +16,8 @@ from overweave.ir.schedule import Collective, Notify, Wait
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import run_ranks
 from overweave.sim.simulate import simulate, total_us
+from tests.ranks import run_ranks
 
 MACHINE = replace(load("h200x4"), gpus=8)
 

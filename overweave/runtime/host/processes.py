@@ -18,8 +18,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -111,11 +112,11 @@ class Ranks:
                 self._received[open_pipes[pipe]] += data
                 if not data:
                     del open_pipes[pipe]
-        stood = self._end(list(open_pipes.values()), timeout_s)
-        return [self._outcome(rank, stood.get(rank)) for rank in wanted]
+        late = self.end(list(open_pipes.values()), timeout_s)
+        return [late[rank] if rank in late else self.outcome(rank) for rank in wanted]
 
-    def _end(self, late: list[int], timeout_s: float) -> dict[int, str]:
-        """Asks ranks where they stand, and kills them."""
+    def end(self, late: list[int], timeout_s: float) -> dict[int, Outcome]:
+        """Asks ranks that have not ended after `timeout_s` where they stand, and kills them."""
         for rank in late:
             os.kill(self.processes[rank], _TELL)
         end_s = time.monotonic() + _TELLING_S
@@ -124,7 +125,8 @@ class Ranks:
         for rank in late:
             os.kill(self.processes[rank], signal.SIGKILL)
         asked = f"had not ended after {timeout_s:g} s and was killed"
-        return {rank: f"{asked}; where it stood:\n{_text(self._stack(rank)) or 'it did not say'}" for rank in late}
+        stood = {rank: _text(self._stack(rank)) or "it did not say" for rank in late}
+        return {rank: self.outcome(rank, f"{asked}; where it stood:\n{told}") for rank, told in stood.items()}
 
     def _stack(self, rank: int) -> Path:
         return _stack_path(self._folder, rank)
@@ -135,15 +137,15 @@ class Ranks:
             status = self._statuses[rank] = os.waitpid(self.processes[rank], 0)[1]
         return status
 
-    def _outcome(self, rank: int, stood: str | None) -> Outcome:
+    def outcome(self, rank: int, stood: str = "") -> Outcome:
+        """Of a rank that has ended. stood: where, if it was killed."""
         status = self._reap(rank)
         exit_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         try:
-            told = json.loads(self._received[rank])
+            return replace(answered(rank, self._received[rank]), exit_signal=exit_signal)
         except ValueError:
             code = os.waitstatus_to_exitcode(status)
-            told = {"value": None, "error": "Died", "message": stood or f"ended with {code} and said nothing"}
-        return Outcome(rank, told["value"], told["error"], told["message"], exit_signal)
+            return Outcome(rank, None, "Died", stood or f"ended with {code} and said nothing", exit_signal)
 
 
 def run_ranks(
@@ -172,31 +174,51 @@ def _live(
     how: tuple[str, float],
     pipe: int,
 ) -> None:
-    """The life of one rank; never returns into the parent's code."""
-    told: dict[str, Any] = {"value": None, "error": None, "message": ""}
-    try:
-        die_with_parent()
-        (rank, world_size), (folder, group_timeout_s) = place, how
-        stack = _stack_path(folder, rank).open("w")  # to be written to from a signal's handler: stays open
-        faulthandler.register(_TELL, file=stack, all_threads=True)
-        gc.freeze()  # the parent's garbage is its own: a group of gloo's would wait here for threads that no fork has
-        # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
-        torch.set_num_threads(1)
-        store = dist.FileStore(str(Path(folder) / "store"), world_size)
-        timeout = timedelta(seconds=group_timeout_s)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-        dist.barrier()  # a rank that ends at once must not break the connections of those still connecting
-        told["value"] = function(*arguments)
-        data = json.dumps(told).encode()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        where = "" if isinstance(error, OverweaveError) else "\n" + traceback.format_exc()
-        told = {"value": None, "error": type(error).__name__, "message": f"{type(error).__name__}: {error}{where}"}
-        data = json.dumps(told).encode()
+    """One rank from its first to its last moment; never returns into the parent's code."""
+    data = answer_of(partial(_life, function, arguments, place, how))
     sys.stdout.flush()
     sys.stderr.flush()
     while data:
         data = data[os.write(pipe, data) :]
     os._exit(0)
+
+
+def _life(
+    function: Callable[..., Any], arguments: tuple[Any, ...], place: tuple[int, int], how: tuple[str, float]
+) -> Any:
+    die_with_parent()
+    folder, group_timeout_s = how
+    stack = _stack_path(folder, place[0]).open("w")  # to be written to from a signal's handler: stays open
+    faulthandler.register(_TELL, file=stack, all_threads=True)
+    gc.freeze()  # the parent's garbage is its own: a group of gloo's would wait here for threads that no fork has
+    # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
+    torch.set_num_threads(1)
+    join_group(place, folder, group_timeout_s)
+    return function(*arguments)
+
+
+def join_group(place: tuple[int, int], folder: str, timeout_s: float) -> None:
+    """Makes gloo the default group of this rank. place: rank and world size. folder: where the ranks meet."""
+    rank, world_size = place
+    store = dist.FileStore(str(Path(folder) / "store"), world_size)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    dist.barrier()  # a rank that ends at once must not break the connections of those still connecting
+
+
+def answer_of(act: Callable[[], Any]) -> bytes:
+    """What a rank tells its parent: what `act` returns, or what it raises."""
+    try:
+        return json.dumps({"value": act(), "error": None, "message": ""}).encode()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        where = "" if isinstance(error, OverweaveError) else "\n" + traceback.format_exc()
+        told = {"value": None, "error": type(error).__name__, "message": f"{type(error).__name__}: {error}{where}"}
+        return json.dumps(told).encode()
+
+
+def answered(rank: int, answer: bytes) -> Outcome:
+    """What a rank has told. Raises ValueError for what is no answer."""
+    return Outcome(rank, exit_signal=0, **json.loads(answer))
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

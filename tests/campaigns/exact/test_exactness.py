@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from campaigns.exact import exactness
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 
 @pytest.mark.slow
@@ -33,8 +34,8 @@ def try_spoiled(count: int) -> dict[str, Any]:
         result[:1, :1] += 1
         return result
 
-    exactness.compute = spoiled
-    return exactness.try_shapes("library", count, 3)
+    with patch.object(exactness, "compute", spoiled):
+        return exactness.try_shapes("library", count, 3)
 
 
 def test_a_single_wrong_element_is_noticed():

@@ -11,7 +11,7 @@ from campaigns.cases import IN_KERNELS, OPERATORS
 from campaigns.exact import gpu_epilogues
 from campaigns.exact.gpu_epilogues import FORMS, cases, failures
 from campaigns.exact.gpu_fp8 import FORMS as OF_FP8
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 SMALL = ((37, 304, 80),)  # m, n, k
 

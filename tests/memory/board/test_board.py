@@ -13,8 +13,9 @@ from overweave.errors import OverweaveError, PeerDied, PeerTimeout, RankMismatch
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.group import resolve
-from overweave.runtime.host.processes import Ranks, run_ranks
+from overweave.runtime.host.processes import Ranks
 from tests.clock import slowness
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.shared import SharedFile
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
-from overweave.runtime.host.processes import Ranks, run_ranks
+from overweave.runtime.host.processes import Ranks
 from overweave.schedules.catalog import catalog
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -72,10 +75,10 @@ def test_a_wrong_address_is_refused():
 
 def fail_to_map() -> str:
     board = Board.of(resolve(None))
-    if board.rank == 1:
-        SharedFile.open = classmethod(lambda cls, address: (_ for _ in ()).throw(OSError("no such memory")))
+    fails = patch.object(SharedFile, "open", side_effect=OSError("no such memory"))
     try:
-        HostHeap(board, 64)
+        with fails if board.rank == 1 else nullcontext():
+            HostHeap(board, 64)
     except MachineError as error:
         return str(error)
     return "mapped"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,8 +27,9 @@ from overweave.ir.schedule import (
 from overweave.memory.group import resolve
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import RanksFailed, run_ranks
+from overweave.runtime.host.processes import RanksFailed
 from tests.clock import slowness
+from tests.ranks import run_ranks
 
 ROWS, COLS = 4, 8
 CALLS = 12
@@ -97,8 +99,8 @@ def test_a_slot_is_not_rewritten_before_its_reader_is_done():
 
 
 def take_no_credits(delay_us: int) -> None:
-    HostWorkspace._await_credits = lambda *arguments: None  # of this forked rank
-    call_often((), delay_us, timeout_s=0.5)  # which what is lost never comes within
+    with patch.object(HostWorkspace, "_await_credits"):
+        call_often((), delay_us, timeout_s=0.5)  # which what is lost never comes within
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from overweave.errors import InputError
 from overweave.ir.footprint import Dim, Operand
 from overweave.ops.author.arguments import check_memory, check_on_paper, check_options, check_others, unusable
 from overweave.runtime.authored import tensor_of
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
 MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"

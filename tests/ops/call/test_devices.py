@@ -16,7 +16,7 @@ import overweave as ow
 from campaigns.lint.authored_cases import KERNELS
 from overweave.ops.author.compile import compile
 from overweave.ops.call import devices
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 W = torch.arange(32.0).view(8, 4)
 X = torch.arange(24.0).view(3, 8)

@@ -15,9 +15,9 @@ import overweave as ow
 from campaigns.exact.exactness import make_data
 from overweave.errors import GroupError, OverweaveError
 from overweave.ops.call.prepare import aligned
-from overweave.runtime.host.processes import run_ranks
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right, run
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounter
 
 import overweave as ow
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

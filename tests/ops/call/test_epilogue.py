@@ -17,9 +17,9 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import build
 from tests.ops import reference
+from tests.ranks import run_ranks
 
 PLANS = (None, "sequential", "per_shard", "push pieces=2", "pull")
 M, N, K = 21, 24, 16

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
-from overweave.runtime.host.processes import run_ranks
 from tests.ops import reference
+from tests.ranks import run_ranks
 
 PLANS = (
     None,

@@ -13,9 +13,9 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.problem import Problem
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import build
 from tests.ops import reference
+from tests.ranks import run_ranks
 
 FP8 = torch.float8_e4m3fn
 PLANS = (

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import overweave as ow
 from overweave.errors import GroupError, InputError
-from overweave.runtime.host.processes import run_ranks
+from tests.ranks import run_ranks
 
 TRACERS: dict[str, Callable[..., Any]] = {
     "make_fx": lambda call, *tensors: make_fx(call)(*tensors),

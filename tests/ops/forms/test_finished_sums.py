@@ -12,8 +12,8 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
-from overweave.runtime.host.processes import run_ranks
 from tests.ops import reference
+from tests.ranks import run_ranks
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
 OPERATORS = {SCATTER: ow.matmul_reduce_scatter, REDUCE: ow.matmul_all_reduce}

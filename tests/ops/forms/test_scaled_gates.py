@@ -13,9 +13,9 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
-from overweave.runtime.host.processes import run_ranks
 from tests.ops import reference
 from tests.ops.call.test_scales import FP8, PLANS
+from tests.ranks import run_ranks
 
 N, K = 48, 32
 

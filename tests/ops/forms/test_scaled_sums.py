@@ -13,8 +13,8 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
-from overweave.runtime.host.processes import run_ranks
 from tests.ops import reference
+from tests.ranks import run_ranks
 
 FP8 = torch.float8_e4m3fn
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
-from overweave.runtime.host.processes import run_ranks
 from tests.ops.calls import rows
+from tests.ranks import run_ranks
 
 K = 16
 PLANS = (None, "sequential", "per_shard", "push pieces=2", "pull")

@@ -12,7 +12,6 @@ from overweave.memory.group import resolve
 from overweave.ops.call import prepare
 from overweave.ops.call.prepared import outputs_of
 from overweave.runtime.backends import load
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog.catalog import build
 from tests.ops import reference
 

@@ -11,10 +11,10 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import run_ranks
 from overweave.runtime.library.epilogue import columns_of
 from overweave.schedules.catalog import catalog
 from tests.ir.column_chunks import gathered, scattered
+from tests.ranks import run_ranks
 
 BUILD = {"matmul_reduce_scatter": scattered, "all_gather_matmul": gathered}
 # Without an activation: the processor computes those of the last few numbers of a row by another way than the others.

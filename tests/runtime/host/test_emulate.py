@@ -19,9 +19,9 @@ from overweave.ir.schedule import Copy
 from overweave.memory.group import resolve
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from tests.clock import slowness
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
+from tests.ranks import run_ranks
 
 NAME = "all_gather_matmul.push"
 

@@ -10,8 +10,8 @@ from overweave.errors import ScheduleError
 from overweave.memory.group import resolve
 from overweave.memory.lower import refuse_permuted
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import run_ranks
 from tests.ir.wave_groups import wave_groups
+from tests.ranks import run_ranks
 
 
 def whole_numbers(shape: tuple[int, int], seed: int) -> torch.Tensor:

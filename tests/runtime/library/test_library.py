@@ -13,11 +13,11 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import resolve
-from overweave.runtime.host.processes import run_ranks
 from overweave.runtime.library import epilogue, scaled
 from overweave.runtime.library.library import equal_parts, full_precision, run_operation, with_room
 from overweave.runtime.library.norm import apply_norm
 from overweave.schedules.catalog.catalog import build
+from tests.ranks import run_ranks
 
 
 def collective_of(operator: str, m: int, world_size: int, rank: int) -> Collective:

@@ -10,7 +10,6 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.timeline import KINDS
 from overweave.memory.group import resolve
-from overweave.runtime.host.processes import run_ranks
 from overweave.runtime.trace.host import trace_on_host, without_polls
 from overweave.runtime.trace.trace import (
     HEAD,
@@ -23,6 +22,7 @@ from overweave.runtime.trace.trace import (
     with_waits,
 )
 from overweave.schedules.catalog.catalog import build
+from tests.ranks import run_ranks
 
 US = 1000
 COMPUTE, COPY, WAIT, BEGIN = (KINDS.index(kind) for kind in ("compute", "copy", "wait", "begin"))

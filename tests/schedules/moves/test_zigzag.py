@@ -17,13 +17,13 @@ from overweave.ir.shards import owned_rows, shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Put
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.weave.exchange import exchange
 from overweave.sim.simulate import total_us
+from tests.ranks import run_ranks
 from tests.schedules.moves import zigzag
 
 NAMES = tuple(f"{zigzag.OPERATOR.name}.{method.name}" for method in zigzag.METHODS)

@@ -15,7 +15,6 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
-from overweave.runtime.host.processes import run_ranks
 from overweave.tuner.measure import bench, trial
 from overweave.tuner.measure.baselines import (
     OURS,
@@ -29,6 +28,7 @@ from overweave.tuner.measure.summary import losses, middle, spread, summarize
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import Call, agrees
 from overweave.tuner.space.shapes import Case
+from tests.ranks import run_ranks
 
 EFFORT = Effort(rounds=6, warmup=1)
 CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))

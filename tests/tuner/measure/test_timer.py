@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import InputError
-from overweave.runtime.host.processes import run_ranks
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
+from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 SHORT = Effort(rounds=4, warmup=2)
