@@ -89,6 +89,7 @@ def test_bandwidth_is_told_by_back_end_sms_and_size(results: Path):
     assert "| copy engine | 4 |" in text
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(results: Path):
     write(results / "compiled_tables.h200x2.2026-01-02.csv", against(101.0))
     tables_page.draw()

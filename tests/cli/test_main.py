@@ -69,6 +69,7 @@ def test_reading_and_thinking_needs_no_torch():
     assert result.stdout.startswith("schedule all_gather_matmul.push world_size=2")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii_gets_an_answer():
     words = ["simulate", "all_gather_matmul.push", "--shape", "1024,512,256"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}

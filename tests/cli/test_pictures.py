@@ -61,6 +61,7 @@ def share_of(picture: Path, colour: str) -> float:
     return float((pixels == wanted).all(axis=-1).mean())
 
 
+@pytest.mark.slow
 def test_png(tmp_path: Path):
     """The bars of a kind cover more of the picture than its place in the legend does."""
     save_png(tmp_path / "t.png", MEASURED, MEASURED)
@@ -72,6 +73,7 @@ def test_png(tmp_path: Path):
         save_png(tmp_path / "t.png")
 
 
+@pytest.mark.slow
 def test_the_simulate_command_needs_neither_torch_nor_matplotlib():
     modules = "overweave.cli.main, overweave.cli.commands.simulate"
     code = f"import sys, {modules}; print({{'torch', 'matplotlib'}} & set(sys.modules))"

@@ -52,6 +52,7 @@ def test_schedule_by_hand(capsys: pytest.CaptureFixture[str]):
     assert all(rule in printed for rule in ("[signal]", "[reuse]", "[deadlock]"))
 
 
+@pytest.mark.slow
 def test_simulate(capsys: pytest.CaptureFixture[str]):
     namespace = example("03_simulate.py")
     namespace["main"]()

@@ -60,10 +60,10 @@ def test_they_are_short():
     assert len((ROOT / "tests/extending/toy_method.py").read_text().splitlines()) <= 60
 
 
-@pytest.mark.parametrize("m", [0, 3, 37, 64])
 @pytest.mark.parametrize("world_size", range(1, 9))
-def test_they_are_proven(toy: Method, world_size: int, m: int):
-    verify_plan(build(toy.full_name, problem(toy, world_size, m), {}), MachineLimits()).raise_if_refused()
+def test_they_are_proven(toy: Method, world_size: int):
+    for m in (0, 3, 37, 64):
+        verify_plan(build(toy.full_name, problem(toy, world_size, m), {}), MachineLimits()).raise_if_refused()
 
 
 def test_the_command_line_shows_proves_and_simulates_them(toy: Method, tmp_path: Path):

@@ -54,10 +54,10 @@ def called(*words: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("m", [0, 3, 37, 64])
 @pytest.mark.parametrize("world_size", range(1, 9))
-def test_it_is_proven(world_size: int, m: int):
-    verify_plan(catalog.build(NAME, problem(world_size, m), {}), MachineLimits()).raise_if_refused()
+def test_it_is_proven(world_size: int):
+    for m in (0, 3, 37, 64):
+        verify_plan(catalog.build(NAME, problem(world_size, m), {}), MachineLimits()).raise_if_refused()
 
 
 def test_the_command_line_shows_proves_and_simulates_it(tmp_path: Path):

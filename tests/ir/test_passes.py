@@ -40,7 +40,7 @@ def test_before_and_after(golden, name: str):
     assert verify_schedule(after).ok
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 8))])
 @pytest.mark.parametrize("name", names())
 def test_what_is_proven_stays_proven(name: str, world_size: int):
     before = schedule(name, world_size, pieces=2)

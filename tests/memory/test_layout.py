@@ -23,27 +23,25 @@ def schedule_of(name: str, m: int = 37) -> Schedule:
 
 
 @pytest.mark.parametrize("dtype", ITEMSIZE_BYTES)
-@pytest.mark.parametrize("name", names())
-def test_buffers_are_aligned_apart_and_behind_all_signals(name: str, dtype: Dtype):
+def test_buffers_are_aligned_apart_and_behind_all_signals(dtype: Dtype):
     """Behind the room for all signals, not behind those of this plan: data of one plan is no signal of the next."""
-    schedule = schedule_of(name)
-    layout = lay_out(schedule, dtype)
-    kept = {buffer.name: buffer for buffer in schedule.buffers if buffer.home in ("symmetric", "local")}
-    assert layout.buffers.keys() == kept.keys()
-    end = SIGNALS_BYTES
-    for buffer, offset in sorted(layout.buffers.items(), key=lambda item: item[1]):
-        assert offset >= end
-        assert offset % ALIGNMENT_BYTES == 0
-        end = offset + kept[buffer].rows * kept[buffer].cols * ITEMSIZE_BYTES[dtype]
-    assert end <= layout.size_bytes
+    for schedule in map(schedule_of, names()):
+        layout = lay_out(schedule, dtype)
+        kept = {buffer.name: buffer for buffer in schedule.buffers if buffer.home in ("symmetric", "local")}
+        assert layout.buffers.keys() == kept.keys()
+        end = SIGNALS_BYTES
+        for buffer, offset in sorted(layout.buffers.items(), key=lambda item: item[1]):
+            assert offset >= end, (schedule.name, buffer)
+            assert offset % ALIGNMENT_BYTES == 0, (schedule.name, buffer)
+            end = offset + kept[buffer].rows * kept[buffer].cols * ITEMSIZE_BYTES[dtype]
+        assert end <= layout.size_bytes
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_signal_has_a_line_of_its_own(name: str):
-    schedule = schedule_of(name)
-    layout = lay_out(schedule, "bfloat16")
-    offsets = [layout.signal_offset(pad.name, index) for pad in schedule.pads for index in range(pad.size)]
-    assert offsets == [number * SIGNAL_STRIDE_BYTES for number in range(layout.signals)]
+def test_every_signal_has_a_line_of_its_own():
+    for schedule in map(schedule_of, names()):
+        layout = lay_out(schedule, "bfloat16")
+        offsets = [layout.signal_offset(pad.name, index) for pad in schedule.pads for index in range(pad.size)]
+        assert offsets == [number * SIGNAL_STRIDE_BYTES for number in range(layout.signals)], schedule.name
 
 
 def test_pads_are_numbered_in_the_schedules_order():

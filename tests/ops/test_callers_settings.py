@@ -14,7 +14,7 @@ from campaigns.host.host_cases import Case, call_of
 from campaigns.host.host_path import SIZES, ready
 from tests.ops.calls import Call, run
 from tests.ranks import run_ranks
-from tests.source_tree import modules, tree
+from tests.source_tree import modules, nodes
 
 PLANS = {
     "all_gather_matmul": ("sequential", "per_shard", "push"),
@@ -77,9 +77,8 @@ def test_what_a_first_call_in_inference_mode_makes_serves_later_calls(plan: str)
 def test_new_tensors_name_their_dtype():
     found = []
     for name, path in modules().items():
-        for node in ast.walk(tree(path)):
-            is_made = isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("torch.") in MAKERS
-            if is_made and ast.unparse(node.func).startswith("torch."):
-                if not any(keyword.arg == "dtype" for keyword in node.keywords):
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS:
+                if ast.unparse(node.func.value) == "torch" and not any(word.arg == "dtype" for word in node.keywords):
                     found.append(f"{name}:{node.lineno}")
     assert not found

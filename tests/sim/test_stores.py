@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
@@ -55,6 +56,7 @@ def test_no_call_is_quicker_than_its_link():
         assert timeline.total_us >= 0.95 * floor_us(plan, MACHINE.links, timeline) > 100
 
 
+@pytest.mark.slow
 def test_sums_that_go_everywhere_take_longer_than_sums_that_stay():
     reduced = replace(SHALLOW, operator="matmul_all_reduce")
     everywhere = build("matmul_all_reduce.ring_stored", reduced, OPTIONS)

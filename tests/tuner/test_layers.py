@@ -91,6 +91,7 @@ def test_choices_are_mostly_of_what_was_measured_and_near_the_best():
     assert min(shares) > 0.95
 
 
+@pytest.mark.slow
 def test_tiles_that_store_round_a_ring_are_taken_where_they_were_quickest():
     shape = (8192, 8192, 28672)
     taken = chosen(shape)

@@ -106,6 +106,7 @@ def test_the_choice_for_an_all_reduce_is_the_quickest_or_nearly_so(world_size: i
     assert sum(found) / len(found) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [GATHER, SCATTER])
 @pytest.mark.parametrize("world_size", FILES)
 def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest(world_size: int, operator: str):

@@ -35,6 +35,7 @@ def test_costly_files_end_as_promised(name: str, tmp_path: Path):
     assert ended.faults == []
 
 
+@pytest.mark.slow
 def test_fuzzed_files_end_as_promised():
     ended = hostile_files.batch(bases(), range(300))
     assert {each.file: each.faults for each in ended if each.faults} == {}

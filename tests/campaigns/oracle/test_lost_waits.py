@@ -30,6 +30,7 @@ def test_the_ptx_holds_exactly_the_waits_of_the_text():
     assert not row.is_bad
 
 
+@pytest.mark.slow
 def test_a_wait_that_nobody_missed_would_be_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

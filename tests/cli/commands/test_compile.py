@@ -21,6 +21,7 @@ def run(*words: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_it_prints_or_writes_the_source(tmp_path: Path):
     code, text, _ = run(MATMUL, "--schedule", "all_gather.push pieces=4")
     assert code == 0
@@ -32,6 +33,7 @@ def test_it_prints_or_writes_the_source(tmp_path: Path):
     assert "lines" in said
 
 
+@pytest.mark.slow
 def test_it_does_not_write_over_the_kernel(tmp_path: Path):
     path = tmp_path / "matmul.py"
     path.write_text(Path(MATMUL.partition(":")[0]).read_text())
@@ -55,6 +57,7 @@ def test_what_is_written_runs_by_itself(tmp_path: Path):
     assert ran.stdout == "off by 1.0 on 3 ranks\n", ran.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_both_sides():
     code, text, _ = run(MATMUL, "--schedule", "A:all_gather.pull", "--schedule", "C:reduce_scatter.ring")
     assert code == 0
@@ -62,6 +65,7 @@ def test_both_sides():
     assert "finish_tile" in text
 
 
+@pytest.mark.slow
 def test_mistakes_are_unusable_input(tmp_path: Path):
     for words, found in (
         ((MATMUL, "--schedule", "all_gather.sideways"), "unknown"),

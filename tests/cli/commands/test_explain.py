@@ -15,6 +15,7 @@ def run(*words: str, exit_code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_overlap_where_it_pays_and_the_library_where_it_does_not():
     assert run("all_gather_matmul", "--shape", "8192,14336,4096").startswith("all_gather_matmul.push")
     assert run("matmul_reduce_scatter", "--shape", "64,4096,4096").startswith("matmul_reduce_scatter.scatter_packed")
@@ -35,6 +36,7 @@ def test_sizes_that_ranks_do_not_divide_are_explained_as_they_are_tuned():
     assert "does not divide" not in run("all_gather_matmul", "--shape", "8192,14340+1024,4096", "-w", "4")
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_with_a_norm():
     assert "matmul_all_reduce.two_shot" in run("matmul_all_reduce", "--shape", "2048,8192,8192", "--norm")
     run("all_gather_matmul", "--shape", "2048,8192,8192", "--norm", exit_code=2)

@@ -58,11 +58,10 @@ def with_tables(plan: Plan, change) -> Plan:
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_catalog_is_proven(name, world_size):
-    for m in (0, 3, 100):
+def test_the_catalog_is_proven(name: str):
+    for world_size, m in product((1, 2, 4), (0, 3, 100)):
         plan = plan_of(name, m, world_size=world_size)
-        assert verify_plan(plan, H200).refusals == ()
+        assert verify_plan(plan, H200).refusals == (), (world_size, m)
 
 
 def test_a_plan_with_one_ranks_tables_is_proven_for_that_rank_only():

@@ -84,6 +84,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "wanted"),
     [

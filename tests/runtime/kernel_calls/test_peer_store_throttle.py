@@ -39,6 +39,7 @@ def test_strips_of_a_long_tile_take_about_half_of_its_time(k: int, world_size: i
     assert 0.9 * half_ns < 32 * pace("matmul_reduce_scatter", world_size, 3.9, k=k) < 1.1 * half_ns
 
 
+@pytest.mark.slow
 def test_numbers_of_twice_the_size_take_twice_as_long():
     pair = [pace("matmul_reduce_scatter", 4, 3.9, k=7168, dtype=dtype) for dtype in ("float32", "bfloat16")]
     assert pair[0] == 2 * pair[1]
@@ -53,6 +54,7 @@ def test_nobody_waits_where_the_next_rank_waits_for_each_tile(waves: float):
     assert pace("matmul_reduce_scatter", 4, waves) == 0
 
 
+@pytest.mark.slow
 def test_sums_for_several_peers_leave_at_once():
     assert pace("matmul_all_reduce", 2, 3.9) == PACE_NS
     assert [pace("matmul_all_reduce", size, 3.9) for size in (3, 4, 8)] == [0, 0, 0]

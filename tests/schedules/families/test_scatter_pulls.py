@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from msgspec.structs import replace
@@ -24,14 +25,13 @@ def changed(plan: Plan, change: Callable[[Operation], Operation]) -> Plan:
     return replace(plan, schedule=schedule)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("m", [0, 1, 2, 97, 300])
 @pytest.mark.parametrize(
     "options", [{}, {"pieces": 1, "own_pieces": 1}, {"pieces": 3, "own_pieces": 2}, {"kernel": "hopper", "sms": 8}]
 )
-def test_what_is_built_is_proven(world_size: int, m: int, options: dict[str, str | int]):
-    plan = build(NAME, replace(PROBLEM, m=m, world_size=world_size), options)
-    assert verify_plan(plan, MachineLimits()).ok
+def test_what_is_built_is_proven(options: dict[str, str | int]):
+    for world_size, m in product((1, 2, 3, 4, 8), (0, 1, 2, 97, 300)):
+        plan = build(NAME, replace(PROBLEM, m=m, world_size=world_size), options)
+        assert verify_plan(plan, MachineLimits()).refusals == (), (world_size, m)
 
 
 @pytest.mark.parametrize(

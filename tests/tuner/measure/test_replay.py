@@ -38,6 +38,7 @@ def test_a_longer_warm_up_and_a_cpu_stay_as_asked():
         assert settled(effort, torch.device(device)) == effort
 
 
+@pytest.mark.slow
 def test_what_a_call_owns_lives_as_long_as_its_graphs(monkeypatch: pytest.MonkeyPatch):
     """Graphs hold addresses only. One campaign's buffers were gone by the time that its graphs ran."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

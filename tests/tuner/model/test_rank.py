@@ -70,6 +70,7 @@ def test_a_gather_of_two_by_one_weight_is_the_librarys_shard_by_shard_where_its_
     assert cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate.plan == plan
 
 
+@pytest.mark.slow
 def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
     """So that `explain` tells what the choice went by."""
     problem = replace(LARGEST, operator="all_gather_matmul")

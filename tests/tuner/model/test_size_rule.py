@@ -64,6 +64,7 @@ def test_a_cpu_emulates_the_overlapped_plan_whatever_the_size(operator: str):
     assert by_size(problem_of(operator, n=7), CPU).plan == f"{operator}.{OPERATORS[operator].size_rule.without_kernel}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False)])
 def test_every_choice_can_be_built(operator: str, target: Target):
     sizes = ({}, {"n": 33, "k": 9}, {"m": 0}, {"m": 3}, {"m": 1 << 16})

@@ -198,6 +198,7 @@ def test_more_than_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch):
     assert kept == many[-len(kept) :]
 
 
+@pytest.mark.slow
 def test_a_full_cache_is_read_in_time():
     pins = {"kernel": "hopper", "block_m": 128, "block_n": 256, "block_k": 64, "group_m": 16, "stages": 3, "warps": 4}
     times = tuple(Time("push", pins | {"pieces": 2, "split_n": 2}, 8.0 + us) for us in range(12))

@@ -53,8 +53,12 @@ def sums(operation: Operation) -> bool:
 
 
 @pytest.mark.parametrize("name", [*names(SCATTER), *names(REDUCE)])
-@pytest.mark.parametrize("changes", [{}, {"m": 3}, {"m": 0}, {"world_size": 1}, {"world_size": 2}])
-def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
+def test_what_can_be_built_is_proven(name: str):
+    for changes in ({}, {"m": 3}, {"m": 0}, {"world_size": 1}, {"world_size": 2}):
+        check_built(name, changes)
+
+
+def check_built(name: str, changes: dict[str, int]) -> None:
     plan = made(name, **changes)
     assert verify_plan(plan, MachineLimits()).ok
     if "sums" in name or name.endswith((".scatter", ".two_shot")):

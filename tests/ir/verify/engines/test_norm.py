@@ -25,9 +25,12 @@ def refusals(plan: Plan) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in names("matmul_all_reduce") if method_of(name).norms])
-@pytest.mark.parametrize("changes", [{}, {"m": 3}, {"m": 0}, {"n": 12288}, {"world_size": 1}, {"world_size": 2}])
-def test_what_can_be_built_is_proven(name: str, changes: dict[str, int]):
-    problem = replace(NORMED, **changes)
+def test_what_can_be_built_is_proven(name: str):
+    for changes in ({}, {"m": 3}, {"m": 0}, {"n": 12288}, {"world_size": 1}, {"world_size": 2}):
+        check_built(name, replace(NORMED, **changes))
+
+
+def check_built(name: str, problem: Problem) -> None:
     if name.endswith((".two_shot", "_stored")) and problem.world_size == 1:
         with pytest.raises(InputError, match="group of one"):
             build(name, problem, {})
