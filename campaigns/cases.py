@@ -98,6 +98,13 @@ IN_KERNELS = tuple(
 )
 
 
+# Beside these, options that change what a kernel of fp8 does.
+OF_FP8 = (
+    *(Named(ALL_GATHER, f"push split_k=2 {kernel}") for kernel in (HOPPER, PORTABLE)),
+    Named(REDUCE_SCATTER, f"scatter {HOPPER} own_pieces=2"),
+)
+
+
 def shaped(of: Named) -> Iterator[Named]:
     """A plan in tiles of several shapes: of every shape where tiles add, and otherwise of two."""
     method, options = of.method, of.options

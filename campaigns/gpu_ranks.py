@@ -1,17 +1,19 @@
-"""What the GPU campaigns share: joining torchrun's world, data, and one report for all ranks."""
+"""The frame of GPU campaigns among ranks: joining torchrun's world, a line for each check, one verdict of all ranks."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
+import overweave as ow
 from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
 
 _T = TypeVar("_T")
@@ -92,12 +94,49 @@ class Report:
             verdict = "ok" if not failed else f"{failed} FAILED"
             print(f"{what:60s} {count:6d} cases  {verdict:10s} {time.monotonic() - started:7.1f} s", flush=True)
 
-    def finish(self) -> None:
+    def finish(self) -> NoReturn:
         """Ends the process: 0 if every check held."""
-        dist.barrier()
-        torch.cuda.synchronize()
-        dist.destroy_process_group()
+        leave()
         sys.exit(int(self._failed > 0))
 
 
+def leave() -> None:
+    """Every rank ends its part of the world, behind all work."""
+    dist.barrier()
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
 report = Report()
+
+
+class Check(NamedTuple):
+    """A line of a campaign. outcomes: what is wrong with each case on this rank; empty where nothing is. Collective.
+
+    cases: how many there are, where a line of outcomes stands for more than one.
+    """
+
+    name: str
+    outcomes: Callable[[], Iterable[str]]
+    cases: int = 0
+
+
+def arguments(text: str, deadline_s: float) -> argparse.ArgumentParser:
+    """The options that every campaign has. deadline_s: how long whatever waits for a peer may wait, if not told."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="checks whose line contains this text")
+    parser.add_argument("--deadline", type=float, default=deadline_s, help="seconds that a call may wait for its peers")
+    return parser
+
+
+def run_campaign(parser: argparse.ArgumentParser, checks: Callable[[argparse.Namespace], Iterable[Check]]) -> NoReturn:
+    """Joins the world, runs the checks that are asked for, and ends the process: 0 if every check held."""
+    asked = parser.parse_args()
+    join(timedelta(seconds=asked.deadline))
+    for check in checks(asked):
+        if asked.only in check.name:
+            started = time.monotonic()
+            found = list(check.outcomes())
+            report.line(check.name, check.cases or len(found), [each for each in found if each], started)
+    ow.check()
+    report.finish()

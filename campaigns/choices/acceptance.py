@@ -42,7 +42,7 @@ WHOLE_RUNS, REPLAYED_ROWS, FP8_RATIO = 3, 512, 1.4
 # What result files cannot show, and which command does.
 ELSEWHERE = {
     "tile kernels alone against cuBLAS": "campaigns.rates.gpu_tile_choice",
-    "fp8 against bf16 and its error, of one run": "campaigns.exact.gpu_fp8",
+    "the error of fp8": "campaigns.exact.gpu_epilogues",
     "a replay beyond its kernels; the host, plan by plan": "campaigns.host.gpu_host_cost",
     "exactness, repeats with late ranks": "campaigns.exact.gpu_exactness",
     "beside another library's collective": "campaigns.rates.gpu_beside",
@@ -258,7 +258,7 @@ def as_repeated(what: str, rows: list[Row]) -> list[Verdict]:
 
 
 def of_fp8(rows: list[Row]) -> list[Verdict]:
-    """How much quicker fp8 is than bf16, told only: they are of different runs (`campaigns.gpu_fp8` takes one)."""
+    """How much quicker fp8 is than bf16, told only: they are of different runs."""
     by_case = {(row.operator, row.ranks, row.case, row.dtype): row.ours for row in rows}
     found = []
     for (operator, ranks, case, dtype), ours in by_case.items():

@@ -7,6 +7,7 @@ in 16 bits, in any order, or normal numbers, which are compared with fp32 or fp6
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,19 @@ class Form(NamedTuple):
 
 
 BARE = Form()
+# What may follow a product, in bf16 and in fp8.
+FORMS = (
+    *(Form(bias=True, activation=activation, residual=True) for activation in (None, *ACTIVATIONS)),
+    *(
+        Form(activation=activation, residual=residual, gate=True)
+        for activation, residual in product((None, *ACTIVATIONS), (False, True))
+    ),
+    *(Form(bias=True, weights=count) for count in (2, 3)),
+    *(Form(norm=True, residual=residual) for residual in (False, True)),
+    *(Form(scaling=scaling, gate=gate) for scaling in ("rows", "tensor") for gate in (False, True)),
+    Form(scaling="rows", weights=3),
+    Form(scaling="rows", out_dtype=torch.float16),
+)
 
 
 class Case(NamedTuple):

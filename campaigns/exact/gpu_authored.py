@@ -10,18 +10,16 @@ take beside the operators: `campaigns.compiled_tables --parts against`.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import torch.distributed as dist
 
-import overweave as ow
 from campaigns.exact import authored_lists as lists
 from campaigns.exact import authored_runs as runs
 from campaigns.exact.authored_runs import ROWS, Run, matmul
-from campaigns.gpu_ranks import join, report, spread_over
+from campaigns.gpu_ranks import Check, arguments, run_campaign, spread_over
 from campaigns.lint.authored_cases import (
     AT_PEERS,
     AUTHORS,
@@ -139,31 +137,26 @@ def _exchanged() -> Iterator[Trial]:
     yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, runs.exchanged)
 
 
-def check(trial: Trial, calls: int) -> None:
-    started = time.monotonic()
+def outcomes(trial: Trial, calls: int) -> Iterator[str]:
+    """What is wrong with each call; nothing of one that is right."""
     fused = compile(f"{KERNELS / trial.name}.py:{AUTHORS[trial.name].name}", trial.schedule)
-    failures: list[str] = []
     for call in range(calls):
         found, exact, tolerance = trial.run(fused, 17 * call)
-        error = (found.float() - exact).abs().max()
-        if not error <= tolerance * max(1.0, float(exact.abs().max()) / 256):
-            failures.append(f"call {call}: off by {float(error)}")
-    report.line(trial.words[:60], calls, failures, started)
+        error = float((found.float() - exact).abs().max())
+        yield "" if error <= tolerance * max(1.0, float(exact.abs().max()) / 256) else f"call {call}: off by {error}"
+
+
+def checks(asked: argparse.Namespace) -> Iterator[Check]:
+    first, others = particular(dist.get_world_size()), [one for one in ordinary() if asked.only in one.words]
+    for trial in (*first, *spread_over(others, asked.trials or len(others))):
+        yield Check(trial.words, partial(outcomes, trial, asked.calls))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="campaigns.exact.gpu_authored", description=__doc__)
-    parser.add_argument("--only", default="", help="trials whose kernel and schedules contain this text")
+    parser = arguments(__doc__ or "", deadline_s=20)
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--trials", type=int, default=0, help="of the ordinary, how many, spread; 0: all")
-    arguments = parser.parse_args()
-    join(timedelta(seconds=20))
-    kinds = [list(particular(dist.get_world_size())), list(ordinary())]
-    first, others = ([one for one in kind if arguments.only in one.words] for kind in kinds)
-    for trial in (*first, *spread_over(others, arguments.trials or len(others))):
-        check(trial, arguments.calls)
-    ow.check()
-    report.finish()
+    run_campaign(parser, checks)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Do calls come through however a program makes them? On many streams, in several groups, from threads, from memory.
 
-    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_callers [--trials 48] [--only groups]
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_callers [--trials 48] [--parts groups]
 
 streams: calls of one group, each on a stream that this rank draws, behind work that may hold that stream up.
 groups: three groups of the same ranks, each on a stream of its own, in one order on all ranks; each plan in all three,
@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
@@ -28,7 +27,7 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.cases import ALL_REDUCE, LONG_RUNS
 from campaigns.exact.calls import Case, Inputs, expected, make_inputs, run
-from campaigns.gpu_ranks import join, report
+from campaigns.gpu_ranks import Check, arguments, report, run_campaign
 from campaigns.rates.gpu_beside import SHAPES
 from overweave.errors import OverweaveError
 from overweave.ops.call.groups import group_of
@@ -96,15 +95,13 @@ def attempt(lanes: Sequence[Lane], groups: Sequence[dist.ProcessGroup | None], t
 
 def of_each(
     part: str, works: Sequence[Work], lanes: Sequence[Lane], calls: int, trials: Callable[[Work], None]
-) -> None:
-    """A line for each plan: what went wrong in so many calls of it, on lanes of one group."""
+) -> Iterator[Check]:
+    """For each plan: what went wrong in so many calls of it, on lanes of one group."""
     for work in works:
-        started = time.monotonic()
-        failures = attempt(lanes, [None], partial(trials, work))
-        report.line(f"{part}: {work.case.name}", calls, failures, started)
+        yield Check(f"{part}: {work.case.name}", partial(attempt, lanes, [None], partial(trials, work)), calls)
 
 
-def on_streams(works: Sequence[Work], count: int) -> None:
+def on_streams(works: Sequence[Work], count: int) -> Iterator[Check]:
     """One group, whose calls come from any stream."""
     lanes, own = [Lane(None) for _ in range(LANES)], random.Random(dist.get_rank())
 
@@ -112,40 +109,38 @@ def on_streams(works: Sequence[Work], count: int) -> None:
         for _ in range(count):
             own.choice(lanes).call(work, own.randrange(LONGEST_HOLD))
 
-    of_each("streams", works, lanes, count, trials)
+    yield from of_each("streams", works, lanes, count, trials)
 
 
-def in_groups(works: Sequence[Work], count: int) -> None:
+def in_groups(works: Sequence[Work], count: int) -> Iterator[Check]:
     """Several groups of the same ranks at once, which meet in one order on every rank."""
     deadline = timedelta(seconds=group_of(None).timeout_s)  # a new group's own would be ten minutes
     groups = [dist.new_group(timeout=deadline) for _ in range(LANES)]
     lanes, own, shared = [Lane(group) for group in groups], random.Random(dist.get_rank()), random.Random(5)
+
+    def trials(choice: Sequence[Work]) -> None:
+        for trial in range(count):
+            for lane in shared.sample(lanes, LANES):
+                lane.call(shared.choice(choice), own.randrange(LONGEST_HOLD))
+            if trial % 8 == 7:
+                torch.cuda.synchronize()  # else the host runs far ahead, and few trials start from idle GPUs
+
     for name, choice in [*((work.case.name, [work]) for work in works), ("any plan beside any", works)]:
-        started = time.monotonic()
-
-        def trials(choice: Sequence[Work] = choice) -> None:
-            for trial in range(count):
-                for lane in shared.sample(lanes, LANES):
-                    lane.call(shared.choice(choice), own.randrange(LONGEST_HOLD))
-                if trial % 8 == 7:
-                    torch.cuda.synchronize()  # else the host runs far ahead, and few trials start from idle GPUs
-
-        failures = attempt(lanes, groups, trials)
-        report.line(f"groups: {name}", LANES * count, failures, started)
+        yield Check(f"groups: {name}", partial(attempt, lanes, groups, partial(trials, choice)), LANES * count)
 
 
-def from_threads(works: Sequence[Work], count: int) -> None:
+def from_threads(works: Sequence[Work], count: int) -> Iterator[Check]:
     """All threads make the same calls: which of them meets which of a peer's is nobody's to say."""
     lanes, home = [Lane(None) for _ in range(LANES)], torch.cuda.current_device()
-    of_each("threads", works, lanes, LANES * count, partial(in_threads, lanes, home, count))
+    yield from of_each("threads", works, lanes, LANES * count, partial(in_threads, lanes, home, count))
 
 
-def on_devices(works: Sequence[Work], count: int) -> None:
+def on_devices(works: Sequence[Work], count: int) -> Iterator[Check]:
     """As a thread that nobody told which GPU is its own."""
     lanes, gpus = [Lane(None, has_stream=False)], torch.cuda.device_count()
     if gpus > 1:
         away = (torch.cuda.current_device() + 1) % gpus
-        of_each("devices", works, lanes, count, partial(in_threads, lanes, away, count))
+        yield from of_each("devices", works, lanes, count, partial(in_threads, lanes, away, count))
 
 
 def in_threads(lanes: Sequence[Lane], device: int, count: int, work: Work) -> None:
@@ -161,39 +156,42 @@ def in_threads(lanes: Sequence[Lane], device: int, count: int, work: Work) -> No
         list(threads.map(body, lanes))
 
 
-def kept(works: Sequence[Work], count: int) -> None:
+def kept(works: Sequence[Work], count: int) -> Iterator[Check]:
     """Tensors that are new at every call, and dropped behind it."""
     for work in works:
-        started, held = time.monotonic(), []
-        for call in range(3 * count):
-            fresh = work.inputs._replace(x=work.inputs.x.clone(), w=work.inputs.w.clone())
-            spare = torch.empty(1 + (call % 7) * (1 << 16), device="cuda")  # so that addresses move on
-            run(work.case, fresh)
-            del fresh, spare
-            if call % count == count - 1:
-                torch.cuda.synchronize()
-                gc.collect()
-                held.append(torch.cuda.memory_allocated())
-        grown = held[-1] - held[-2]
-        failures = [f"{grown} bytes more after {count} calls more"] if grown > 0 else []
-        report.line(f"kept: {work.case.name}", 3 * count, failures, started)
+        yield Check(f"kept: {work.case.name}", partial(_kept, work, count), 3 * count)
+
+
+def _kept(work: Work, count: int) -> list[str]:
+    held = []
+    for call in range(3 * count):
+        fresh = work.inputs._replace(x=work.inputs.x.clone(), w=work.inputs.w.clone())
+        spare = torch.empty(1 + (call % 7) * (1 << 16), device="cuda")  # so that addresses move on
+        run(work.case, fresh)
+        del fresh, spare
+        if call % count == count - 1:
+            torch.cuda.synchronize()
+            gc.collect()
+            held.append(torch.cuda.memory_allocated())
+    grown = held[-1] - held[-2]
+    return [f"{grown} bytes more after {count} calls more"] if grown > 0 else []
 
 
 PARTS = {"streams": on_streams, "groups": in_groups, "threads": from_threads, "kept": kept, "devices": on_devices}
 
 
+def checks(asked: argparse.Namespace) -> Iterator[Check]:
+    works = prepared([one for one in PLANS if asked.plans in ".".join(map(str, one))])
+    for part in asked.parts:
+        yield from PARTS[part](works, asked.trials)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__ or "", deadline_s=8)
     parser.add_argument("--trials", type=int, default=48)
-    parser.add_argument("--only", nargs="*", choices=tuple(PARTS), default=tuple(PARTS))
+    parser.add_argument("--parts", nargs="*", choices=tuple(PARTS), default=tuple(PARTS))
     parser.add_argument("--plans", default="", help="plans whose name, as OPERATOR.PLAN, contains this text")
-    parser.add_argument("--deadline", type=float, default=8.0, help="seconds that a call may wait for its peers")
-    arguments = parser.parse_args()
-    join(timedelta(seconds=arguments.deadline))
-    works = prepared([(operator, plan) for operator, plan in PLANS if arguments.plans in f"{operator}.{plan}"])
-    for part in arguments.only:
-        PARTS[part](works, arguments.trials)
-    report.finish()
+    run_campaign(parser, checks)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-import overweave as ow
 from campaigns.cases import ALL_GATHER, ALL_REDUCE, PLAIN
-from campaigns.exact.calls import Case, expected, make_inputs, run
-from campaigns.exact.gpu_exactness import is_bit_equal, long_run
-from campaigns.exact.gpu_faults import LATE_S, absent_rank
-from campaigns.gpu_ranks import join, report
+from campaigns.exact.calls import Case
+from campaigns.exact.gpu_exactness import unequal
+from campaigns.exact.trials import LATE_S, absent_rank, long_run, of_case
+from campaigns.gpu_ranks import Check, arguments, run_campaign
 from overweave.schedules.tiles.skinny import Multiplier
 
 PACKED = tuple(plain for plain in PLAIN if plain.method.has_messages)
@@ -60,35 +58,27 @@ def mixed_cases(plans: tuple[tuple[str, str], ...], count: int, seed: int) -> It
         )
 
 
-def exact(plans: tuple[tuple[str, str], ...], shapes: int) -> list[str]:
-    """Cases that were not bit-equal on some rank."""
-    wrong = []
+def exact(plans: tuple[tuple[str, str], ...], shapes: int) -> Iterator[str]:
+    """Cases that are not bit-equal on this rank."""
     for index, pair in enumerate(mixed_cases(plans, shapes, seed=11)):
         for turn, case in enumerate((*pair, pair[0])):
-            if not report.all_agree(is_bit_equal(case, 3 * index + turn)):
-                wrong.append(f"{index}.{turn}: {case}")
-    return wrong
+            yield unequal(case, 3 * index + turn)
 
 
-def interleaved(operator: str, plan: str, turns: int) -> int:
-    """How many results differ of replays of one graph of three calls, with eager calls of other sizes in between."""
-    cases = (
-        Case(operator, 64, 2048, 256, torch.bfloat16, True, plan),
-        Case(ALL_REDUCE, 33, 512, 256, torch.bfloat16, True, "two_shot"),
-        Case(operator, 1, 1024, 256, torch.bfloat16, True, plan),
-    )
-    eager = Case(operator, 7, 4096, 256, torch.bfloat16, True, plan)
-    inputs = [make_inputs(case, index, exact=True) for index, case in enumerate((*cases, eager))]
-    wanted = [
-        expected(case, given, torch.float32).to(case.dtype) for case, given in zip((*cases, eager), inputs, strict=True)
-    ]
-    for case, given in zip((*cases, eager), inputs, strict=True):
-        run(case, given)
+def interleaved(operator: str, plan: str, turns: int) -> list[str]:
+    """What is wrong with replays of one graph of three calls, with eager calls of other sizes in between."""
+    graphed = ((operator, 64, 2048, plan), (ALL_REDUCE, 33, 512, "two_shot"), (operator, 1, 1024, plan))
+    shapes = (*graphed, (operator, 7, 4096, plan))
+    trials = [of_case(Case(name, m, n, 256, torch.bfloat16, True, which)) for name, m, n, which in shapes]
+    inputs = [trial.inputs(seed) for seed, trial in enumerate(trials)]
+    wanted = [trial.exact(seed, given) for seed, (trial, given) in enumerate(zip(trials, inputs, strict=True))]
+    for trial, given in zip(trials, inputs, strict=True):
+        trial.run(given)
     torch.cuda.synchronize()
     dist.barrier()
     graph, chance = torch.cuda.CUDAGraph(), random.Random(5)
     with torch.cuda.graph(graph):
-        results = [run(case, given) for case, given in zip(cases, inputs[:3], strict=True)]
+        results = [trial.run(given) for trial, given in zip(trials[:3], inputs, strict=False)]
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(turns):
         # Drawn on every rank, also where nobody is late: all must make the same calls.
@@ -96,43 +86,39 @@ def interleaved(operator: str, plan: str, turns: int) -> int:
         if late == dist.get_rank():
             torch.cuda._sleep(cycles)
         for _ in range(chance.randrange(3)):
-            differing += (run(eager, inputs[3]) != wanted[3]).any()
+            differing += trials[3].differs(trials[3].run(inputs[3]), wanted[3])
         for result in results:
             result.fill_(float("nan"))
         graph.replay()
-        for result, right in zip(results, wanted[:3], strict=True):
-            differing += (result != right).any()
+        for trial, result, right in zip(trials[:3], results, wanted, strict=False):
+            differing += trial.differs(result, right)
     torch.cuda.synchronize()
-    return int(differing)
+    return [f"{int(differing)} differ"] if differing else []
+
+
+def checks(asked: argparse.Namespace) -> Iterator[Check]:
+    plans = packed_plans(asked.matmul)
+    yield Check("exact, between other plans", partial(exact, plans, asked.shapes))
+    for operator, plan in plans:
+        trial = of_case(Case(operator, 61, 1032, 512, torch.bfloat16, True, plan))
+        if asked.calls:
+            yield Check(f"{plan}: calls with a late rank", partial(long_run, trial, asked.calls, False), asked.calls)
+        if asked.replays:
+            replays = partial(interleaved, operator, plan, asked.replays)
+            yield Check(f"{plan}: replays between eager calls", replays, asked.replays)
+    for operator, plan in () if asked.no_faults else plans:
+        trial = of_case(Case(operator, 100, 512, 512, torch.bfloat16, True, plan))
+        yield Check(f"{plan}: absent rank", partial(absent_rank, trial, asked.deadline + LATE_S), 1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__ or "", deadline_s=6)
     parser.add_argument("--shapes", type=int, default=60)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--replays", type=int, default=300)
-    parser.add_argument("--deadline", type=float, default=6.0)
     parser.add_argument("--matmul", nargs="*", choices=MULTIPLIERS, default=MULTIPLIERS, help="who multiplies")
     parser.add_argument("--no-faults", action="store_true")
-    arguments = parser.parse_args()
-    join(timedelta(seconds=arguments.deadline))
-    started = time.monotonic()
-    plans = packed_plans(arguments.matmul)
-    if arguments.shapes:
-        report.line("exact, between other plans", 3 * arguments.shapes, exact(plans, arguments.shapes), started)
-    for operator, plan in plans:
-        case = Case(operator, 61, 1032, 512, torch.bfloat16, True, plan)
-        differing = report.total(long_run(case, arguments.calls, False)) if arguments.calls else 0
-        told = [f"{differing} differ"] if differing else []
-        report.line(f"{plan}: calls with a late rank", arguments.calls, told, started)
-        differing = report.total(interleaved(operator, plan, arguments.replays)) if arguments.replays else 0
-        told = [f"{differing} differ"] if differing else []
-        report.line(f"{plan}: replays between eager calls", arguments.replays, told, started)
-    ow.check()
-    for operator, plan in () if arguments.no_faults else plans:
-        case = Case(operator, 100, 512, 512, torch.bfloat16, True, plan)
-        report.line(f"{plan}: absent rank", 1, absent_rank(case, arguments.deadline + LATE_S), started)
-    report.finish()
+    run_campaign(parser, checks)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import overweave as ow
 from campaigns.cases import ALL_GATHER, ALL_REDUCE, HOPPER, PLAIN, REDUCE_SCATTER, in_kernels
 from overweave.ir.plan import LIBRARY
 from overweave.schedules.methods.record import Method
+from overweave.tuner.measure.baselines import SEQUENTIAL
 
 KERNEL, PACKED_SHARE = HOPPER, 32
 GATHER, SCATTER, REDUCE = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE
@@ -52,6 +53,7 @@ CASES = (
     *(Case(GATHER, f"push {KERNEL}", beside) for beside in ("three weights", "bias silu", "gate", "fp8")),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),
 )
+PLAIN_CASES = tuple(Case(*plain) for plain in PLAIN if plain.plan == SEQUENTIAL)
 
 
 def sizes_of(case: Case, sizes: Sizes) -> Sizes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from campaigns import cases
-from campaigns.exact import gpu_faults, gpu_fp8, gpu_packed
+from campaigns.exact import gpu_faults, gpu_packed
 from campaigns.host import host_cases
 from overweave.ir.problem import Problem
 from overweave.ops.call.plan_words import candidate_of
@@ -17,7 +17,7 @@ NAMED = (
     *cases.IN_KERNELS,
     *((lost[0].operator, lost[0].plan) for lost in gpu_faults.LOST),
     *((case.operator, case.plan) for case in host_cases.CASES),
-    *gpu_fp8.MORE,
+    *cases.OF_FP8,
     *gpu_packed.BETWEEN,
 )
 

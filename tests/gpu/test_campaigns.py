@@ -29,7 +29,7 @@ CAMPAIGNS = {
     "callers": ["gpu_callers", "--trials", "16"],
     "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
-    "fp8": ["gpu_fp8", "--operator", "all", "--no-times", "--sizes", "1"],
+    "fp8": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1"],
 }
 LANES = 3
 Done = subprocess.CompletedProcess[str]
