@@ -10,7 +10,7 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs docs-serve demo test fast slow nightly lint format gpu-test bench clean
+.PHONY: docs docs-serve demo test fast slow nightly nightly-list lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -24,9 +24,15 @@ fast: .venv/stamp        ## the fast tier alone
 slow: .venv/stamp        ## the slow tier alone
 	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu"
 
-nightly: .venv/stamp     ## the long runs whose short versions `make test` has: some hours on two cores
-	for campaign in "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "verify_mutations --per-class 1000" \
-	  "verify_valid --count 20000" "lost_waits" "faults --count 500" "lint_all"; do $(BIN)/python -m campaigns.$$campaign || exit 1; done
+# The long runs whose short versions `make test` has.
+NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "verify_mutations --per-class 1000" \
+  "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all"
+
+nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightly-list` names them
+	for campaign in $(NIGHTLY); do $(BIN)/python -m campaigns.$$campaign || exit 1; done
+
+nightly-list:            ## what `make nightly` runs
+	@printf 'python -m campaigns.%s\n' $(NIGHTLY)
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \
@@ -42,8 +48,8 @@ docs: .venv/stamp        ## the documentation, built strictly into build/site
 docs-serve: .venv/stamp  ## the documentation, shown in a browser and built again at each change
 	$(BIN)/mkdocs serve
 
-gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs
-	$(PYTEST) -m gpu
+gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs, one or more; nothing else is collected, or asks for its packages
+	$(PYTEST) -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu tests/cli/commands/test_demo.py
 
 bench: .venv/stamp       ## both operators on every GPU at hand, shapes of mlp.*.json
 	$(BIN)/overweave bench all_gather_matmul --shapes mlp

@@ -2,7 +2,8 @@
 
 A rank keeps what it has imported, compiled and proven. For every use it gets a group, an environment and random numbers
 anew. It does not see what a test has patched in its own process: such a test, and one whose ranks are signalled or
-leave before their peers, forks its own ranks by `overweave.runtime.host.processes`.
+leave before their peers, forks its own ranks by `overweave.runtime.host.processes`. So does `run_ranks` here with what
+no other process can be sent, such as a kernel that the test has compiled.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from overweave.runtime.host import processes
 from overweave.runtime.host.processes import Outcome, Ranks, RanksFailed, answer_of, answered, join_group
 
 MOST_RANKS = 8
@@ -68,11 +70,11 @@ class Pool:
         for pipe in self._pipes:
             pipe.close()
 
-    def outcomes(self, task: Task, timeout_s: float) -> list[Outcome]:
+    def outcomes(self, task: bytes, world_size: int, timeout_s: float) -> list[Outcome]:
         """How a task ended on each rank. Those that have not answered by then are killed, and tell where they stood."""
-        sent, pipes = pickle.dumps(task), self._pipes[: task.world_size]
+        pipes = self._pipes[:world_size]
         for pipe in pipes:
-            pipe.send_bytes(sent)
+            pipe.send_bytes(task)
         end_s = time.monotonic() + timeout_s
         found: dict[int, Outcome] = {}
         silent = {pipe: rank for rank, pipe in enumerate(pipes)}
@@ -84,7 +86,7 @@ class Pool:
                 except (EOFError, ConnectionError):
                     found[rank] = self._ranks.outcome(rank)
         found |= self._ranks.end(list(silent.values()), timeout_s)
-        return [found[rank] for rank in range(task.world_size)]
+        return [found[rank] for rank in range(world_size)]
 
 
 _POOLS: list[Pool] = []  # one at most
@@ -99,13 +101,18 @@ def run_ranks(
 ) -> list[Any]:
     """`function(*arguments)` on ranks of the pool, as overweave's `run_ranks` does on new ones. Raises RanksFailed.
 
-    The function must be one that another process finds by its name. Ranks that failed are not used again.
+    Ranks that failed are not used again.
     """
-    if not _POOLS:
-        _POOLS.append(Pool())
     with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
         task = Task(function, arguments, world_size, folder, group_timeout_s, dict(os.environ))
-        outcomes = _POOLS[0].outcomes(task, timeout_s)
+        try:
+            sent = pickle.dumps(task)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            times = {"timeout_s": timeout_s, "group_timeout_s": group_timeout_s}
+            return processes.run_ranks(function, world_size, *arguments, **times)
+        if not _POOLS:
+            _POOLS.append(Pool())
+        outcomes = _POOLS[0].outcomes(sent, world_size, timeout_s)
     if any(outcome.error or outcome.exit_signal for outcome in outcomes):
         close()
         raise RanksFailed(outcomes)

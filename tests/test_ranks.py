@@ -63,3 +63,10 @@ def test_no_process_serves_after_a_failure(how: str, told: str, number: int):
     assert caught.value.outcomes[1].exit_signal == number
     after = run_ranks(place, 2)
     assert not {rank[0] for rank in before} & {rank[0] for rank in after}
+
+
+def test_what_cannot_be_sent_forks_ranks_of_its_own():
+    before = run_ranks(place, 2)
+    forked = run_ranks(lambda: place(), 2)
+    assert [rank[1:] for rank in forked] == [[0, 2], [1, 2]]
+    assert not {rank[0] for rank in before} & {rank[0] for rank in forked}

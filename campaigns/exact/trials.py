@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.calls import Case, Inputs, captured, expected, make_inputs, results
+from campaigns.exact.calls import Case, Inputs, captured, device, expected, make_inputs, results
 from overweave.errors import PeerError
 
 Tensors = tuple[Any, ...]  # None where there is none
@@ -57,7 +57,7 @@ def long_run(trial: Trial, calls: int, is_replayed: bool, longest: int = LONGEST
     sets = [trial.inputs(seed) for seed in range(1, SETS + 1)]
     wanted = [trial.exact(seed, given) for seed, given in enumerate(sets, 1)]
     chance, rank = random.Random(7), dist.get_rank()
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    differing = torch.zeros((), dtype=torch.int64, device=device())
     static = copied(sets[0])
     call: Callable[[], torch.Tensor] = partial(trial.run, static)
     if is_replayed:

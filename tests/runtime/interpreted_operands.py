@@ -25,11 +25,11 @@ import triton.language as tl  # noqa: E402
 import triton.runtime.interpreter as triton_interpreter  # noqa: E402
 
 from overweave.runtime.backends import load  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402 - forked now, with what this process has made
 from overweave.runtime.interpreted import (  # noqa: E402
     operands,
     source,
 )
-from tests.ranks import run_ranks  # noqa: E402
 
 load("host interpreter")
 
