@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from overweave.runtime.host import processes
 from overweave.runtime.host.processes import Outcome, Ranks, RanksFailed, answer_of, answered, join_group
+from tests.registries import kept_registries
 
 MOST_RANKS = 8
 START_S = 60.0
@@ -49,7 +50,8 @@ class Task(NamedTuple):
         torch.manual_seed(0)
         join_group((rank, self.world_size), self.folder, self.group_timeout_s)
         try:
-            return self.function(*self.arguments)
+            with kept_registries():
+                return self.function(*self.arguments)
         finally:
             _leave()
 

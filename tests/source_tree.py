@@ -74,8 +74,9 @@ def _imports(node: ast.AST, inside: str) -> Iterator[Import]:
             yield Import(str(target), child.lineno, inside or "<module>")
             yield from _imports(child, inside)
         else:
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            yield from _imports(child, child.name if is_function else inside)
+            yield from _imports(
+                child, child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else inside
+            )
 
 
 def _called(call: ast.Call) -> str:

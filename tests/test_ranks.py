@@ -26,7 +26,7 @@ def test_the_same_processes_serve_groups_of_any_size():
 
 
 def surroundings() -> list[object]:
-    seen = [os.environ.get("OVERWEAVE_OF_A_TEST"), float(torch.rand(()))]
+    seen: list[object] = [os.environ.get("OVERWEAVE_OF_A_TEST"), float(torch.rand(()))]
     os.environ["OVERWEAVE_OF_A_TEST"] = "changed by a rank"
     dist.new_group()
     return seen

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from campaigns import gpu_ranks
 from tests.gpu.test_campaigns import CAMPAIGNS
@@ -37,7 +40,7 @@ def test_without_gpus_each_says_so_at_once(name):
 def test_what_they_say(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     for count, told in ((0, "torch sees none"), (1, "--nproc-per-node 2")):
-        monkeypatch.setattr(gpu_ranks.torch.cuda, "device_count", lambda count=count: count)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with pytest.raises(SystemExit, match=told):
             gpu_ranks.join(timedelta(seconds=1))
 
@@ -47,11 +50,11 @@ def test_what_they_say(monkeypatch):
 )
 def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, backend: str, device: int):
     joined = []
-    monkeypatch.setattr(gpu_ranks.os, "environ", {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(ranks)})
-    monkeypatch.setattr(gpu_ranks.torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(gpu_ranks.torch.cuda, "set_device", lambda own: joined.append(own.index))
-    monkeypatch.setattr(gpu_ranks.dist, "init_process_group", lambda name, **options: joined.append(name))
+    monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(ranks)})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda own: joined.append(own.index))
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: joined.append(name))
     assert gpu_ranks.join(timedelta(seconds=1)).index == device
     assert joined == [device, backend]
-    assert (gpu_ranks.SHARED_GPU.items() <= gpu_ranks.os.environ.items()) == (backend == "gloo")
-    assert gpu_ranks.NO_MULTICAST.items() <= gpu_ranks.os.environ.items()
+    assert (gpu_ranks.SHARED_GPU.items() <= os.environ.items()) == (backend == "gloo")
+    assert gpu_ranks.NO_MULTICAST.items() <= os.environ.items()

@@ -32,6 +32,7 @@ MEASURED = make_timeline(
 def drawn(*timelines) -> list[str]:
     console = Console(file=StringIO(), width=40, color_system=None)
     print_gantt(console, *timelines)
+    assert isinstance(console.file, StringIO)
     return console.file.getvalue().splitlines()
 
 

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from campaigns.lint.authored_cases import Author, authored_case
 from campaigns.lint.lint_all import main
 from campaigns.lint.lint_case import SCALED, SUM, Case, Variant
-from campaigns.lint.lint_cases import FINISHED, add_case, copy_case, norm_case, reduction_case
+from campaigns.lint.lint_cases import add_case, copy_case, norm_case, reduction_case
 from campaigns.lint.lint_matmul import matmul_case
 from campaigns.lint.lint_packed import packed_case
 from campaigns.lint.lint_protocol import begin_case, tell_case, wait_case
+from campaigns.lint.lint_tiles import FINISHED
 from overweave.compiler.aot import Compiled, Source, compile_kernel
 from overweave.compiler.ptx_lint.contract import Contract
 from overweave.compiler.ptx_lint.lint import lint

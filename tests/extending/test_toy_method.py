@@ -23,6 +23,7 @@ from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped
 from tests.extending import toy_method, toy_schedule
 from tests.ranks import run_ranks
+from tests.registries import kept_registries
 from tests.source_tree import ROOT
 
 TOYS = {"schedule": toy_schedule.METHOD, "method": toy_method.METHOD}
@@ -31,13 +32,10 @@ GPU = Target("cuda")
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    """Only here: other tests ask for every method there is."""
-    before = dict(METHODS)
-    toy_schedule.add()
-    toy_method.add()
-    yield
-    METHODS.clear()
-    METHODS.update(before)
+    with kept_registries():
+        toy_schedule.add()
+        toy_method.add()
+        yield
 
 
 @pytest.fixture(params=TOYS)

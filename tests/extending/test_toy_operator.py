@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 import overweave as ow
 from overweave.cli.main import app
 from overweave.errors import InputError
-from overweave.ir.operators.registry import OPERATORS, register
+from overweave.ir.operators.registry import register
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
 from overweave.ops.trial import case_of, try_case
 from overweave.schedules.catalog import catalog
-from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.measure.bench import Request, Run, runs
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.shapes import Case
@@ -28,20 +27,16 @@ from overweave.tuner.space.space import Candidate, candidates
 from tests.extending import toy_operator
 from tests.extending.toy_operator import OPERATOR
 from tests.ranks import run_ranks
+from tests.registries import kept_registries
 
 NAME = f"{OPERATOR.name}.sequential"
 
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    """Only here: other tests ask for every operator there is."""
-    tables = (OPERATORS, METHODS, catalog._BUILDERS)
-    before = [dict(table) for table in tables]
-    toy_operator.add()
-    yield
-    for table, kept in zip(tables, before, strict=True):
-        table.clear()
-        table.update(kept)  # type: ignore[arg-type]
+    with kept_registries():
+        toy_operator.add()
+        yield
 
 
 def problem(world_size: int, m: int = 37) -> Problem:

@@ -52,7 +52,7 @@ def mapped(channel: TileChannel, is_dynamic: bool) -> tuple[list[list[int]], lis
         counts = [channel.count_of(counter) for counter in range(channel.counters)]
         rows = (channel.producer_table(), channel.consumer_table(), counts)
         tables = [torch.tensor(table, dtype=torch.int32) for table in rows]
-    argument = Channel(nothing, nothing.long(), nothing, nothing.long(), *tables, 0, 0, channel)
+    argument = Channel(nothing, nothing.long(), nothing, nothing.long(), *tables, 0, 0, channel)  # type: ignore[call-arg]
     sizes = channel.tiles.count, channel.consumed.count, channel.counters
     kernels.mapping_kernel[(1,)](argument, made, read, counted, *sizes)
     return made.tolist(), read.tolist(), counted.tolist()

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 import overweave as ow
-from campaigns.exact.exactness import ALL_GATHER, ALL_REDUCE, Case, make_data
+from campaigns.cases import ALL_GATHER, ALL_REDUCE
+from campaigns.exact.exactness import Case, make_data
 from overweave.ir.dtype import Dtype
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve

@@ -215,7 +215,7 @@ def test_a_bad_file_is_ignored_by_all_and_written_anew(content: bytes):
 
 
 def tune_different_things() -> list[str]:
-    told = []
+    told: list[str] = []
     for m in (48, 96 if dist.get_rank() else 192):
         try:
             told.append(ow.tune(AG, m=m, n=24, k=16, dtype=torch.float32).source)

@@ -31,15 +31,16 @@ load("host interpreter")  # here, once, and not in every rank
 def run_several_weights() -> list[str]:
     """One table of tiles of two and three weights: in both layouts, cut tiles among them, and fewer rows than ranks."""
     group, wrong = resolve(None), []
-    cut = {"block_n": 128, "split_n": 2, "sms": 6}
-    for schedule, m, columns, options in (
+    cut: dict[str, int | str] = {"block_n": 128, "split_n": 2, "sms": 6}
+    tried: tuple[tuple[str, int, tuple[int, ...], dict[str, int | str]], ...] = (
         ("push", 37, (24, 64), {"pieces": 2}),
         ("push", 37, (200, 8, 40), cut),
         ("push", 75, (8, 104), {"mover": "copy_kernel", "copy_programs": 1}),
         ("pull", 50, (40, 8, 16), {"pieces": 2}),
         ("push", 1, (8, 8, 8), {}),
         ("push", 0, (8, 16), {}),
-    ):
+    )
+    for schedule, m, columns, options in tried:
         problem = Problem(
             operator="all_gather_matmul",
             m=m,

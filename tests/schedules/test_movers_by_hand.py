@@ -135,7 +135,7 @@ def test_what_is_left_open_is_settled_for_puts():
 @pytest.mark.parametrize("mover", [mover for mover in MOVERS if mover != "copy_engine"])
 def test_what_cannot_be_carried_is_refused_with_its_reason(mover: str):
     first = (ow.Put(0, 1, rows(0, 48)), ow.Put(1, 0, rows(48, 96)))
-    wrong = {
+    wrong: dict[str, ow.Put | ow.Get] = {
         "has to arrive first": ow.Put(1, 2, rows(0, 32), mover=mover),
         "waits for nothing": ow.Get(2, 0, rows(0, 32), mover=mover),
         "move whole rows": ow.Put(0, 1, ow.Chunk((0, 48), (0, 8)), mover=mover),

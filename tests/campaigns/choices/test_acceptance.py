@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from campaigns.choices.acceptance import ELSEWHERE, Verdict, main, read, verdicts
+from campaigns.choices.acceptance import ELSEWHERE, main, read, verdicts
+from campaigns.verdict import Verdict
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 # Microseconds; every promise that a row of its kind is held to holds of these.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from campaigns.cases import IN_KERNELS, OPERATORS
-from campaigns.exact import gpu_epilogues
+from campaigns.exact import calls, gpu_epilogues
 from campaigns.exact.calls import FORMS
 from campaigns.exact.gpu_epilogues import outcomes
 from tests.ranks import run_ranks
@@ -19,7 +19,7 @@ SMALL = ((37, 304, 80),)  # m, n, k
 def tried(only: str, spoils: bool) -> tuple[int, list[str]]:
     """How many calls were made, and what was wrong with them."""
     told: list[str] = []
-    honest = gpu_epilogues.results
+    honest = calls.results
 
     def results(*given: object) -> tuple[torch.Tensor, ...]:
         found = honest(*given)  # type: ignore[arg-type]

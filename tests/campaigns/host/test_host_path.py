@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -65,6 +66,7 @@ def test_a_known_call_is_still_announced_and_a_wrong_one_refused(
     monkeypatch.setattr(Board, "post", lambda self, signature: posted.append(signature))
     call()
     assert [b"push m=512" in each for each in posted] == [True]
+    assert isinstance(call, partial)
     x, w, *_ = call.args
     for wrong in ({"m": 512.0}, {"return_gathered": 0}, {"plan": ["push"]}):
         with pytest.raises(InputError, match=next(iter(wrong))):

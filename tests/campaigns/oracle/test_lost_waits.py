@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from campaigns.lint.authored_cases import AUTHORS
@@ -22,9 +25,9 @@ def test_without_any_one_wait_every_compiled_plan_is_refuted(capsys: pytest.Capt
 def test_the_ptx_holds_exactly_the_waits_of_the_text():
     author = AUTHORS["matmul"]
     row = lost_waits.Tally(author.name, "")
-    with lost_waits.tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         row.counted, row.findings = lost_waits.count_compiled(
-            lost_waits.Path(folder), "matmul", author, {"A": "all_gather.push pieces=2"}
+            Path(folder), "matmul", author, {"A": "all_gather.push pieces=2"}
         )
     assert row.counted == (1, 1)
     assert not row.is_bad

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import overweave
@@ -63,9 +65,9 @@ def test_a_probe_that_raises_has_failed():
 
 
 def test_checks_for_gpus_are_not_asked_without_one(monkeypatch):
-    monkeypatch.setattr(diagnosis.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert not any(check.needs_gpu for check in diagnosis.applicable(CHECKS))
-    monkeypatch.setattr(diagnosis.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert diagnosis.applicable(CHECKS) == CHECKS
 
 
@@ -74,7 +76,7 @@ def test_checks_for_gpus_are_not_asked_without_one(monkeypatch):
     [("2.13.0+cpu", "2.13.0+cpu", "ok"), ("older", "2.9.1", "failed"), ("untested", "2.12.0+cu130", "note")],
 )
 def test_versions_of_torch(what, version, status, monkeypatch):
-    monkeypatch.setattr(diagnosis.torch, "__version__", version)
+    monkeypatch.setattr(torch, "__version__", version)
     assert diagnosis._torch().status == status
 
 
@@ -108,7 +110,7 @@ def test_a_package_that_was_loaded_from_its_tree_is_found(monkeypatch):
 
 
 def test_little_shared_memory(monkeypatch):
-    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda path: type("", (), {"free": 64 << 20}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 64 << 20}))
     assert "--shm-size" in diagnosis._shared_memory().cure
 
 

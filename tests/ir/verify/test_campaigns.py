@@ -131,7 +131,7 @@ def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):
     assert verify_mutations.campaign(60, 1, (mutation,))[mutation].wrong_accepted
 
 
-def leaves(node: object, path: tuple = ()) -> list[tuple]:
+def leaves(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
     """The paths of all numbers and words in nested lists and maps."""
     if isinstance(node, dict):
         return [leaf for key, value in node.items() for leaf in leaves(value, (*path, key))]

@@ -19,6 +19,7 @@ from overweave.ir.schedule import (
     Given,
     Goal,
     Notify,
+    Operation,
     Queue,
     Reduce,
     Region,
@@ -256,7 +257,7 @@ def test_residency_of_a_library_call_behind_a_kernel_that_waits_for_it():
     plan = plan_of("all_gather_matmul.pull", world_size=2)
     schedule = plan.schedule
     queues = tuple(replace(queue, after=()) for queue in schedule.queues)
-    kept: list = []
+    kept: list[Operation] = []
     for rank in range(2):
         own, *rest = [op for op in schedule.of_rank(rank) if op.queue == "tiles"]
         others = [op for op in schedule.of_rank(rank) if op.queue != "tiles"]

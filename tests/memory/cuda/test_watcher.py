@@ -143,8 +143,8 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(watcher.driver, "own_context", own_context)
     monkeypatch.setattr(watcher.time, "monotonic", lambda: made.now_s)
     device = torch.device("cuda", 0)
-    own = SimpleNamespace(device=device, abort_address=lambda: ABORT, signal_addresses=lambda: SIGNALS)
-    made = watcher.Watcher(own, Peer())
+    own: Any = SimpleNamespace(device=device, abort_address=lambda: ABORT, signal_addresses=lambda: SIGNALS)
+    made: Any = watcher.Watcher(own, Peer())
     made.written, made.has_memory, made.now_s = written, True, 100.0
     return made
 

@@ -88,7 +88,7 @@ def test_if_one_rank_cannot_map_it_every_rank_raises():
     assert all("rank 1: no such memory" in text for text in run_ranks(fail_to_map, 3))
 
 
-def grow() -> list[object]:
+def grow() -> list[int]:
     group = resolve(None)
     workspace = HostWorkspace.of(group)
     descriptors = []

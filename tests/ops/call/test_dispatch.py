@@ -149,7 +149,7 @@ def test_a_call_that_is_wrong_on_every_rank(operator: str):
 
 def differ_where_some_know(is_late: bool) -> dict[str, Any]:
     """Rank 1 makes a call that is new, rank 0 one that was agreed before, and does not wait: it may get further."""
-    rank, told = dist.get_rank(), {}
+    rank, told = dist.get_rank(), dict[str, Any]()
     known, new = (
         Call(AG, 12, dtype="bfloat16"),
         Call(AG, 20, dtype="bfloat16", plan="pull pieces=4 block_m=16 block_n=16"),

@@ -10,6 +10,7 @@ import torch
 
 from overweave.ir.problem import Problem
 from overweave.ops.call import torch_symm_mem as by_torch
+from overweave.schedules.methods.outside import TORCH_TWO_SHOT
 
 M, N, K = 4, 6, 5
 PROBLEM = Problem(operator="matmul_all_reduce", m=M, n=N, k=K, world_size=2, dtype="float32")
@@ -57,13 +58,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         log.append("sum")
         y.copy_(2 * partial)
 
-    monkeypatch.setitem(by_torch._ALL_REDUCES, by_torch.TORCH_TWO_SHOT, doubled)
+    monkeypatch.setitem(by_torch._ALL_REDUCES, TORCH_TWO_SHOT, doubled)
     return log
 
 
 def made() -> Any:
     group: Any = SimpleNamespace(name="a group")
-    return by_torch._AllReduce(by_torch.TORCH_TWO_SHOT, PROBLEM, group, torch.device("cpu"))
+    return by_torch._AllReduce(TORCH_TWO_SHOT, PROBLEM, group, torch.device("cpu"))
 
 
 def tensors() -> dict[str, torch.Tensor]:

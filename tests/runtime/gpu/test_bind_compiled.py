@@ -288,11 +288,11 @@ def launches(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> list[tuple
     made: list[tuple[str, int]] = []
 
     def workspace_of(group: object, device: torch.device) -> Any:
-        space, heaps = workspace(), []
+        space, heaps = workspace(), list[HostHeap]()
         space.board = SimpleNamespace(post=lambda signature: None)
         space.current_stream = space.enter = lambda: CALLER
         space.leave = lambda stream: None
-        space.lease = lambda layout: heaps[0] if heaps else heaps.append(HostHeap(layout.size_bytes)) or heaps[0]
+        space.lease = lambda layout: heaps[0] if heaps else heaps.__iadd__([HostHeap(layout.size_bytes)])[0]
         return space
 
     def variants(kernel: JITFunction[Any]) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from overweave.lang.arguments import Channel, SymmetricTensor
 from overweave.lang.mapping import TileChannel, Tiles
+from overweave.memory.cuda import driver
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.handwritten import (
@@ -52,7 +53,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the driver was asked to do."""
     calls: list[tuple[Any, ...]] = []
     for name in ("copy", "write_value", "wait_value"):
-        monkeypatch.setattr(handwritten_gpu.driver, name, lambda *given, name=name: calls.append((name, *given)))
+        monkeypatch.setattr(driver, name, lambda *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(
         handwritten_gpu,
         "waiting",

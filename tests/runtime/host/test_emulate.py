@@ -11,7 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from campaigns.exact.exactness import OPERATORS, Case, compute, make_data, random_case
+from campaigns.cases import OPERATORS
+from campaigns.exact.exactness import Case, compute, make_data, random_case
 from overweave.errors import PeerTimeout, WorkspaceBroken
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from campaigns.oracle.fewer_waits import without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Wait
@@ -17,14 +18,7 @@ from overweave.ir.verify.rules.applied import check_slices
 from overweave.ir.verify.verdict import Findings
 from overweave.schedules.families.beside_tiles import LEAST_SLICE
 from overweave.schedules.weave.author_plan import author_plan
-from tests.schedules.weave.test_weave import (
-    BLOCK,
-    SCATTER,
-    attention,
-    matmul,
-    without_one_emitted_wait,
-    without_one_wait,
-)
+from tests.schedules.weave.test_weave import BLOCK, SCATTER, attention, matmul
 
 BY_TILES, IN_BULK = "all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers"
 RECEIVE = "all_to_all.receive mover=tiles"

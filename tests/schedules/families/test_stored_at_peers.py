@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from campaigns.oracle.fewer_waits import without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
@@ -16,7 +17,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.transports import TRANSPORTS, legal, obstacle, wanted_of
-from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul, without_one_emitted_wait, without_one_wait
+from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
 SPREAD, SEND, TWO_SHOT, ONE_SHOT = (

@@ -12,19 +12,18 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import load
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
-from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.ir.shards import owned_rows, shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
 from overweave.schedules.catalog import catalog
-from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Put
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.weave.exchange import exchange
 from overweave.sim.simulate import total_us
 from tests.ranks import run_ranks
+from tests.registries import kept_registries
 from tests.schedules.moves import zigzag
 
 NAMES = tuple(f"{zigzag.OPERATOR.name}.{method.name}" for method in zigzag.METHODS)
@@ -32,14 +31,9 @@ NAMES = tuple(f"{zigzag.OPERATOR.name}.{method.name}" for method in zigzag.METHO
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    """Only here: other tests ask for every operator there is."""
-    tables = (OPERATORS, METHODS, catalog._BUILDERS)
-    before = [dict(table) for table in tables]
-    zigzag.add()
-    yield
-    for table, kept in zip(tables, before, strict=True):
-        table.clear()
-        table.update(kept)  # type: ignore[arg-type]
+    with kept_registries():
+        zigzag.add()
+        yield
 
 
 def problem(world_size: int, m: int) -> Problem:

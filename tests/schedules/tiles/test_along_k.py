@@ -15,7 +15,7 @@ from overweave.schedules.tiles.along_k import LEAST_STEPS, is_worthwhile
 from overweave.schedules.tiles.order import tile_count
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, shapes, tile_shape
 
-TILE = {"kernel": "hopper", "block_m": 128, "block_n": 128, "split_n": 2}
+TILE: dict[str, int | str] = {"kernel": "hopper", "block_m": 128, "block_n": 128, "split_n": 2}
 
 
 def plan(split_k: int | str, name: str = "all_gather_matmul.push", **options: int | str) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -153,12 +154,13 @@ def compared_as_graphs() -> object:
             raise InputError("capture", "no", "Run it eagerly")
         return lambda turn: call(turn)
 
-    bench.is_replayed, trial.replayed = (lambda device, m: m <= 48), replayed
     request = Request(
         operator="all_gather_matmul", cases=(Case("few", 48, 48, 32), Case("many", 64, 48, 32)), device="cpu",
         dtype="fp32", plans=(PLAIN, "again"), effort=EFFORT,
     )  # fmt: skip
-    *_, result = runs(request, resolve(None), plainly)
+    few = patch.object(bench, "is_replayed", lambda device, m: m <= 48)
+    with few, patch.object(trial, "replayed", replayed):
+        *_, result = runs(request, resolve(None), plainly)
     return msgspec.to_builtins(result)
 
 

@@ -72,7 +72,7 @@ def predict(way: Way, machine: Machine) -> float:
 def test_the_search_goes_along_schedules_options_and_constants():
     judged = judge(ASKED, CONFIGS, predict, MACHINE)
     assert str(judged[0].candidate) == "A=all_gather.collective; C=reduce_scatter.scatter; BLOCK=64"
-    best = min((each for each in judged if each.predicted_us), key=lambda each: each.predicted_us)
+    best = min((each for each in judged if each.predicted_us), key=lambda each: each.predicted_us or 0.0)
     assert str(best.candidate) == "A=all_gather.push pieces=4; C=reduce_scatter.scatter; BLOCK=128"
     assert cold(judged) == best.candidate
     assert [each.obstacle for each in judged if "pull" in str(each.candidate)] == ["pull: it cannot be"]

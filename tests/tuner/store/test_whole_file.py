@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_what_fails_leaves_the_old_file(error: type[BaseException], tmp_path: Pa
     def fail(descriptor: int) -> None:
         raise error("no space left")
 
-    monkeypatch.setattr(whole_file.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(error):
         write_whole(path, b"new")
     assert [(each, each.read_bytes()) for each in tmp_path.iterdir()] == [(path, b"old")]
@@ -71,6 +72,6 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch:
     def fail(*anything: object) -> None:
         raise OSError("no locks available")
 
-    monkeypatch.setattr(whole_file.fcntl, "flock", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     with by_turns(tmp_path):
         pass

@@ -81,7 +81,7 @@ def test_half_a_row_is_no_row():
         each.name for each in plan.schedule.operations if isinstance(each, Reduce) and each.name.startswith("move")
     }
 
-    def halved(reduce: Reduce) -> tuple[Reduce, Reduce]:
+    def halved(reduce: Reduce) -> tuple[Reduce, ...]:
         parts = []
         for at, cols in enumerate(((0, 16), (16, 40))):
             out = replace(reduce.out, cols=cols)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Schedule
+from overweave.ir.schedule import Operation, Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 
@@ -86,7 +86,7 @@ def test_a_schedule_that_assumes_more_is_refused(name: str):
     assert "but the problem gives a[" in said(replace(plan, schedule=changed))
 
 
-def _moved(schedule: Schedule) -> list:
+def _moved(schedule: Schedule) -> list[Operation]:
     return [replace(goal, row=goal.row + 1000) for goal in schedule.goal]
 
 
