@@ -14,7 +14,8 @@ from overweave.schedules.methods.outside import TORCH_FUSED
 from overweave.tuner.measure import search
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
 from overweave.tuner.measure.sides import Setting, Side
-from overweave.tuner.model.rank import Weighed, weigh
+from overweave.tuner.model.rank import weigh
+from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.table import Entry, Time

@@ -15,7 +15,8 @@ from overweave.schedules.methods.asked_for import OF_STORES
 from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.methods.record import WITH_KERNELS
 from overweave.tuner.model import rank
-from overweave.tuner.model.rank import MOST_GPUS, Weighed, cold_choice, machine_of, weigh
+from overweave.tuner.model.rank import MOST_GPUS, cold_choice, machine_of, weigh
+from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
 from tests.clock import ends_within
