@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from benchmarks.results_page import CHART, PAGE, bars_of, latest, page, shown_in, with_evidence
+from benchmarks.results_page import CHART, PAGE, latest, page, with_evidence
+from benchmarks.speedup_chart import bars_of, shown_in
 from tests.source_tree import ROOT
 
 PAGES = ("README.md", "CONTRIBUTING.md")
