@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from campaigns import gpu_ranks
+from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
 from tests.gpu.test_campaigns import CAMPAIGNS
 from tests.source_tree import ROOT
 
@@ -56,5 +57,5 @@ def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, bac
     monkeypatch.setattr(dist, "init_process_group", lambda name, **options: joined.append(name))
     assert gpu_ranks.join(timedelta(seconds=1)).index == device
     assert joined == [device, backend]
-    assert (gpu_ranks.SHARED_GPU.items() <= os.environ.items()) == (backend == "gloo")
-    assert gpu_ranks.NO_MULTICAST.items() <= os.environ.items()
+    assert (SHARED_GPU.items() <= os.environ.items()) == (backend == "gloo")
+    assert NO_MULTICAST.items() <= os.environ.items()

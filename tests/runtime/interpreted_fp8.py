@@ -27,6 +27,7 @@ from overweave.runtime.host.host import run_on_host  # noqa: E402
 from overweave.runtime.library.epilogue import apply_epilogue  # noqa: E402
 from overweave.schedules.catalog import catalog  # noqa: E402
 from tests.ops import reference  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 from tests.runtime.interpreted_kernels import convert_kernel  # noqa: E402
 
 TILES: dict[str, str | int] = {"block_m": 16, "block_n": 32, "block_k": 32, "pieces": 2}

@@ -24,6 +24,7 @@ from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.host import run_on_host  # noqa: E402
 from overweave.schedules.catalog import catalog  # noqa: E402
 from tests.ops import reference  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_versions_of_torch(what, version, status, monkeypatch):
 def test_triton_with_a_numpy_that_breaks_its_interpreter(monkeypatch):
     monkeypatch.setattr(diagnosis, "installed", {"triton": "3.6.0", "numpy": "2.4.1"}.get)
     for gpus, status in ((0, "failed"), (1, "note")):  # where there is a GPU, nothing needs the interpreter
-        monkeypatch.setattr(diagnosis.torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         assert diagnosis._triton().status == status
         assert "emulated ranks" in diagnosis._triton().found
     monkeypatch.setattr(diagnosis, "installed", {"triton": "3.6.0", "numpy": "2.3.5"}.get)
@@ -102,7 +103,7 @@ def test_what_compiles_annotated_kernels_may_be_missing(monkeypatch):
 
 def test_a_package_that_was_loaded_from_its_tree_is_found(monkeypatch):
     def missing(package):
-        raise diagnosis.PackageNotFoundError(package)
+        raise PackageNotFoundError(package)
 
     monkeypatch.setattr(diagnosis, "version", missing)
     assert diagnosis.installed("overweave") == overweave.__version__

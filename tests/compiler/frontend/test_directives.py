@@ -20,7 +20,8 @@ from overweave.compiler.frontend.directives import (
     PidMapDirective,
     parse_directive,
 )
-from overweave.compiler.frontend.expressions import IDENTIFIER, Polynomial
+from overweave.compiler.frontend.expressions import IDENTIFIER
+from overweave.compiler.frontend.polynomials import Polynomial
 from overweave.errors import DirectiveError, OverweaveError
 from overweave.ops.author.compile import Fused
 from tests.clock import ends_within

@@ -10,9 +10,9 @@ import pytest
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.compiler.frontend.rectangles import check_places
 from overweave.errors import DirectiveError
+from tests.compiler.annotated import SCALE as TRUE
 from tests.compiler.annotated import changed
 from tests.compiler.untruths.lies import ALL, ATTENTION, MATMUL, NORM, NUMBERED, PERSISTENT, SIZED, STRIDED, Lie
-from tests.compiler.untruths.lies import SCALE as TRUE
 
 
 def read(folder: Path, text: str, call: object = None) -> None:

@@ -14,6 +14,7 @@ from overweave.ops.call.prepared import outputs_of
 from overweave.runtime.backends import load
 from overweave.schedules.catalog.catalog import build
 from tests.ops import reference
+from tests.ranks import run_ranks
 
 
 def sequential(operator: str) -> list[object]:

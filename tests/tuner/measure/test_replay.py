@@ -7,7 +7,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from overweave.memory.cuda.workspace import SLOTS
 from overweave.tuner.measure.replay import REPLAYED_ROWS, SIGHTS, is_replayed, replayed, settled
 from overweave.tuner.measure.sides import CACHE_BYTES, _input_sets
 from overweave.tuner.measure.timer import Effort
@@ -23,13 +22,13 @@ def test_decoding_sizes_are_replayed_on_gpus(device: str, rows: int, wanted: boo
 
 @pytest.mark.parametrize("bytes_per_set", [0, 1, CACHE_BYTES // 3, CACHE_BYTES // 2, CACHE_BYTES * 2])
 def test_rounds_that_count_begin_when_eager_calls_are_graphs(bytes_per_set: int):
-    """In a slot a call becomes a graph when its tensors come for the second time; sets and slots take turns."""
+    """A call becomes a graph when its tensors come for the second time; sets take turns."""
     sets = _input_sets(bytes_per_set)
     warmup = settled(Effort(rounds=15, warmup=3), torch.device("cuda")).warmup
-    seen = [(turn % sets, turn % SLOTS) for turn in range(warmup)]
+    seen = [turn % sets for turn in range(warmup)]
     assert sets * bytes_per_set >= min(CACHE_BYTES, 4 * bytes_per_set)
     for turn in range(warmup, warmup + 2 * sets):
-        assert seen.count((turn % sets, turn % SLOTS)) >= SIGHTS
+        assert seen.count(turn % sets) >= SIGHTS
 
 
 def test_a_longer_warm_up_and_a_cpu_stay_as_asked():
