@@ -39,8 +39,8 @@ def test_ways_are_ranked_on_paper(schedule: str | Mapping[str, str]):
     predicted = [each.predicted_us for each in ranked if each.predicted_us is not None]
     assert predicted == sorted(predicted)
     assert len(predicted) >= 4
-    assert {dict(each.way.constants)["BLOCK_N"] for each in ranked} == {128, 256}
-    assert any("collective" in str(each.way) for each in ranked)
+    assert {dict(each.candidate.constants)["BLOCK_N"] for each in ranked} == {128, 256}
+    assert any("collective" in str(each.candidate) for each in ranked)
     assert all(bool(each.obstacle) == (each.predicted_us is None) for each in ranked)
 
 
@@ -58,11 +58,11 @@ def left_open() -> ow.Reduction:
 def test_moves_by_hand_leave_their_back_end_open():
     auto = ow.compile_auto(MATMUL, left_open(), configs=CONFIGS[:1])
     ranked = auto.rank(NUMBERS, 4)
-    movers = {str(each.way.exchanges[0][1]): each for each in ranked}
+    movers = {str(each.candidate.exchanges[0][1]): each for each in ranked}
     assert {"by_hand", "by_hand mover=copy_kernel", "by_hand mover=tiles"} <= movers.keys()
     assert "stored from registers" in movers["by_hand mover=bulk_tiles"].obstacle
     assert movers["by_hand mover=tiles"].predicted_us is not None
-    wanted = auto.fused(movers["by_hand mover=tiles"].way).wanted["C"]
+    wanted = auto.fused(movers["by_hand mover=tiles"].candidate).wanted["C"]
     assert isinstance(wanted, ow.Reduction)
     assert {move.mover for move in wanted.moves if isinstance(move, ow.Put)} == {"tiles"}
 
@@ -70,12 +70,12 @@ def test_moves_by_hand_leave_their_back_end_open():
 def test_what_is_not_left_open_stays():
     moves = tuple(replace(move, mover="copy_engine") for move in left_open().moves)
     ranked = ow.compile_auto(MATMUL, {"C": ow.Reduction(4, moves)}, configs=CONFIGS).rank(NUMBERS, 4)
-    assert {each.way.exchanges for each in ranked} == {(("C", "by_hand"),)}
+    assert {each.candidate.exchanges for each in ranked} == {(("C", "by_hand"),)}
 
 
 def test_chunk_schedules_of_sums_are_searched_with_their_back_ends():
     ways = [
-        str(each.way)
+        str(each.candidate)
         for each in ow.compile_auto(MATMUL, {"C": "reduce_scatter.auto"}).rank(
             {**NUMBERS, "M": 8192, "N": 3584, "BLOCK_M": 128, "BLOCK_N": 128}, 4
         )
@@ -104,7 +104,7 @@ def test_a_way_that_is_predicted_can_be_called():
     assert any("words of 16" in each.obstacle for each in ranked)
     for each in ranked:
         if each.predicted_us is not None:
-            auto.fused(each.way).plan(ragged, 4)
+            auto.fused(each.candidate).plan(ragged, 4)
     assert ranked[0].predicted_us is not None
 
 

@@ -59,7 +59,7 @@ def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.M
     plan = plan_of("matmul_reduce_scatter.scatter", sms=8, pieces=1)
     tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("scatter"))
     log = launched(plan, monkeypatch)
-    pushes = [(f"wait {tiles}", "copies"), ("copy", "copies"), ("behind copies", MAIN)]
+    pushes = [(f"wait {tiles}", "copies.kernel"), ("copy", "copies.kernel"), ("behind copies.kernel", MAIN)]
     assert log == [("matmul", MAIN), *pushes, ("reduction", MAIN)]
 
 
