@@ -28,7 +28,8 @@ RECORDS = ("overweave.schedules.methods.", "overweave.schedules.weave.transports
 # that `bench` compares.
 EXCHANGES, ROWS = {"scatter", "two_shot"}, {"sequential", "per_shard"}
 OTHER_WORDS = {
-    "overweave.compiler.frontend.language": {"scatter"},
+    **{f"overweave.compiler.frontend.{name}": {"scatter"} for name in FOLLOWERS},
+    "overweave.kernels.packed.exchange": EXCHANGES,
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.packed_layout": EXCHANGES,

@@ -27,6 +27,11 @@ class Weighed(Struct, Generic[C], frozen=True):
     measured_us: float | None = None
 
     @property
+    def way(self) -> C:
+        """The candidate, by the name that what `compile_auto` returns has for it."""
+        return self.candidate
+
+    @property
     def us(self) -> float:
         """The predicted time; infinite where there is none."""
         return inf if self.predicted_us is None else self.predicted_us
