@@ -38,10 +38,7 @@ class Launch:
         self.programs = call.programs if most is None else max(1, min(call.programs, most))
         self.compiled = call.kernel.warmup(*call.arguments, grid=(self.programs,), **call.options)
         self.compiled._init_handles()
-        self._kept_alive = call.arguments
-        self.start: Callable[[int], None] = PackedLaunch(
-            self.compiled, self.programs, [fixed(one) for one in call.arguments]
-        )
+        self.start: Callable[[int], None] = PackedLaunch(self.compiled, self.programs, call.arguments)
 
 
 def fixed(argument: Any) -> Any:
@@ -60,12 +57,14 @@ def may_start_early(device: torch.device) -> bool:
 class PackedLaunch:
     """A compiled kernel with a fixed grid, called as `launch(stream)`. `arguments` are read anew at each call.
 
-    An argument is a number, an address, or an object whose `address` may change between calls (kernel_calls/call.py); a
-    descriptor's `base` may be such an object too. Or it is a tuple of these, descriptors aside.
+    An argument is a number, a tensor, or an object whose `address` may change between calls (kernel_calls/call.py); a
+    descriptor's `base` may be such an object too. Or it is a tuple of these, descriptors aside. A tensor lives as long
+    as the launch: the kernel is given its address alone.
     """
 
     def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
-        self._compiled, self._programs, self._arguments = compiled, programs, arguments
+        self._compiled, self._programs, self._kept_alive = compiled, programs, arguments
+        self._arguments = [fixed(one) for one in arguments]
         self._raw = _raw_launcher(compiled)
         self._depends = bool(getattr(compiled.metadata, "launch_pdl", False))
         self._moving: list[tuple[int, Any, Any]] = []

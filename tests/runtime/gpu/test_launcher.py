@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from overweave.compiler.aot import source_of_launch
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.runtime.gpu import launcher
-from overweave.runtime.gpu.launcher import PackedLaunch, fixed
+from overweave.runtime.gpu.launcher import PackedLaunch
 from overweave.runtime.kernel_calls.call import Moving
 
 ENDING = Epilogue(bias=True, activation="silu", residual=True)
@@ -86,7 +88,7 @@ def test_arguments_are_packed_as_the_launcher_expands_the_signature(tile: Tile, 
         for name, kind in kinds.items()
     }
     maps = [kind for kind in kinds.values() if str(kind).startswith("tensordesc")]
-    launch, given = pack([fixed(argument) for argument in arguments], len(maps))
+    launch, given = pack(arguments, len(maps))
     launch(0)
     wanted = format_of(kinds, maps)
     assert format_given(given.given) == re.sub(r"[^()]", ".", wanted)
@@ -108,3 +110,17 @@ def test_what_moves_in_a_tuple_is_found_where_it_is_now(pack: Any) -> None:
     out.address, bias.address = 64, 80
     launch(0)
     assert given.given == ((64, 7, None, 80), 80, 5)
+
+
+def test_a_launch_keeps_the_tensors_alive_whose_addresses_it_hands_on(pack: Any) -> None:
+    table, word = torch.zeros(4), torch.zeros(1)
+    seen, address = [weakref.ref(table), weakref.ref(word)], table.data_ptr()
+    launch, given = pack([table, (word, 7)], 0)
+    del table, word
+    gc.collect()
+    launch(0)
+    assert [ref() is None for ref in seen] == [False, False]
+    assert given.given[0] == address
+    del launch
+    gc.collect()
+    assert [ref() is None for ref in seen] == [True, True]
