@@ -28,7 +28,7 @@ def test_the_same_processes_serve_groups_of_any_size():
 def surroundings() -> list[object]:
     seen: list[object] = [os.environ.get("OVERWEAVE_OF_A_TEST"), float(torch.rand(()))]
     os.environ["OVERWEAVE_OF_A_TEST"] = "changed by a rank"
-    dist.new_group()
+    dist.barrier(dist.new_group())  # a rank that leaves before its peer has met it breaks the meeting
     return seen
 
 
