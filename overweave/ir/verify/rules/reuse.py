@@ -3,7 +3,7 @@
 A call's `begin` on a rank runs after all of its own operations of the slot's last use, and after those of every giver
 whose credit it takes. Operations behind that begin, on any rank, are behind all of these too. So for each rank the
 ranks whose last use is surely over can be collected along an operation's past, and compared with the ranks that touch
-what it overwrites. Two slots make the wait for credits short; they do not replace it.
+what it overwrites.
 
 A schedule that reuses by echoes takes no credits and has two halves of memory, which calls use by turns. Its contract:
 a rank's call is over only behind some operation of every other rank in the same call. A rank's calls follow each other
