@@ -17,7 +17,7 @@ from overweave.errors import PeerError
 
 Tensors = tuple[Any, ...]  # None where there is none
 LATE_S = 1.5  # behind its deadline a wait has ended, and the host has heard of it
-AHEAD = 6  # calls: more than there are slots, with tensors at other places, for which graphs are made, and at the same
+AHEAD = 6  # calls, with tensors at other places, for which graphs are made, and at the same
 SETS, SHORTEST_CYCLES, LONGEST_CYCLES = 8, 10_000, 500_000
 
 
