@@ -1,7 +1,7 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
-    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--plain]
-                                        [--times FILE] [--old FILE]
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--chosen]
+                                        [--plain] [--times FILE] [--old FILE]
 
 The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper
 kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, over
@@ -9,7 +9,7 @@ ragged sizes too, and its result is compared bit for bit. Then all are timed by 
 with `b` in either layout, of which the better counts; what is dealt out must give the same bits each time. `b` is
 transposed for ours, or with --plain row-major. --times: every time, a line of JSON for each matmul, from which
 campaigns/rates/tile_fit.py draws the constants of the model. --old: such a file of another commit, which these times
-are held against.
+are held against. --chosen: of all tile shapes those alone that the model takes, which takes seconds, not minutes.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ def configs() -> list[MatmulConfig]:
     return [*known, *halved]
 
 
-def candidates(shape: Shape, sms: int) -> list[Candidate]:
-    """Every tile shape, and every different way to deal its last tiles out."""
+def candidates(shape: Shape, sms: int, is_chosen: bool = False) -> list[Candidate]:
+    """Every tile shape, and every different way to deal its last tiles out; or those alone that the model takes."""
+    if is_chosen:
+        return list(dict.fromkeys(chosen(shape, sms, split_k) for split_k in (1, BEST)))
     m, n, k = shape
     found = dict[Candidate, None]()
     for config in configs():
@@ -94,20 +96,24 @@ def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split
     made(config, a, b, product(a, b), split_k)
 
 
-def compile_all(is_transposed: bool) -> None:
-    """Every kernel, in processes beside each other."""
+def every_kernel() -> list[Candidate]:
+    """Each tile shape, with its tiles whole and dealt out."""
+    return [Candidate(one, way) for one in configs() for way in (1, 3) if way == 1 or not shares_obstacle(one)]
+
+
+def compile_all(kernels: list[Candidate], is_transposed: bool) -> None:
+    """The kernels, in processes beside each other."""
+    ways = dict.fromkeys((one.config, min(one.split_k, 3)) for one in kernels)
     with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("spawn")) as pool:
-        ways = [(one, split_k) for one in configs() for split_k in (1, 3) if split_k == 1 or not shares_obstacle(one)]
         jobs = [pool.submit(compile_one, config, is_transposed, rows, way) for config, way in ways for rows in (16, 15)]
         for job in jobs:
             job.result()
 
 
-def compare(shape: Shape, is_transposed: bool) -> Times:
-    """Every time in us. Raises AssertionError for a result that differs."""
+def compare(shape: Shape, tried: list[Candidate], is_transposed: bool) -> Times:
+    """Their times in us. Raises AssertionError for a result that differs."""
     m, n, k = shape
     a, b = operands(m, n, k, is_transposed)
-    tried = candidates(shape, torch.cuda.get_device_properties(0).multi_processor_count)
     exact = product(a, b)
     matmuls = [made(one.config, a, b, exact, one.split_k) for one in tried]
     other = b.contiguous() if is_transposed else b.t().contiguous().t()
@@ -169,18 +175,22 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
     parser.add_argument("--most-rows", type=int, default=1 << 30)
+    parser.add_argument("--chosen", action="store_true", help="the tile shapes that the model takes, and no others")
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
     parser.add_argument("--times", type=Path, help="where to write every time")
     parser.add_argument("--old", type=Path, help="times that another commit wrote, to hold these against")
     asked = parser.parse_args()
     need_gpus()
-    compile_all(not asked.plain)
-    check_ragged(configs())
     sms = torch.cuda.get_device_properties(0).multi_processor_count
+    sizes = list(local_shapes(asked.sets, asked.world, range(asked.least_rows, asked.most_rows + 1)))
+    tried = {shape: candidates(shape, sms, asked.chosen) for shape in sizes}
+    compile_all([one for each in tried.values() for one in each] if asked.chosen else every_kernel(), not asked.plain)
+    if not asked.chosen:
+        check_ragged(configs())
     shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
     found = []
-    for shape in local_shapes(asked.sets, asked.world, range(asked.least_rows, asked.most_rows + 1)):
-        times = compare(shape, not asked.plain)
+    for shape in sizes:
+        times = compare(shape, tried[shape], not asked.plain)
         picked = {
             "whole": chosen(shape, sms, 1),
             "chosen": chosen(shape, sms, BEST),
@@ -194,9 +204,10 @@ def main() -> None:
         if asked.times:
             with asked.times.open("ab") as file:
                 file.write(msgspec.json.encode(times.record()) + b"\n")
-    for line in efficiencies(found, configs(), sms):
-        print(line)
-    print(gain_of_shares(found))
+    if not asked.chosen:
+        for line in efficiencies(found, configs(), sms):
+            print(line)
+        print(gain_of_shares(found))
     if asked.old:
         print(against(found, asked.old))
     for word, each in shares.items():
