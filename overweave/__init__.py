@@ -11,12 +11,14 @@ Importing is light: a name is loaded when it is first used.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from overweave.errors import package_error
 
 if TYPE_CHECKING:
+    from overweave.adapters.symm_mem.install import install, report, uninstall
     from overweave.lang.mapping import TileChannel, Tiles
     from overweave.ops.all_gather_matmul import all_gather_matmul
     from overweave.ops.author.compile import compile
@@ -39,6 +41,9 @@ _HOMES = {
     "compile": "overweave.ops.author.compile",
     "compile_auto": "overweave.ops.author.compile_auto",
     "explain": "overweave.ops.explain",
+    "install": "overweave.adapters.symm_mem.install",
+    "report": "overweave.adapters.symm_mem.install",
+    "uninstall": "overweave.adapters.symm_mem.install",
     "tune": "overweave.ops.tune",
     "AllToAll": "overweave.schedules.moves.moves",
     "Chunk": "overweave.schedules.moves.moves",
@@ -77,11 +82,14 @@ __all__ = [
     "compile",
     "compile_auto",
     "explain",
+    "install",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "report",
     "reset",
     "symmetric_empty",
     "tune",
+    "uninstall",
 ]
 
 
@@ -98,3 +106,10 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted((*globals(), *_HOMES))
+
+
+def _on_torch_import() -> None:
+    """The entry point that torch calls when it is imported: OVERWEAVE_INSTALL=1 installs, see `install`."""
+    value = os.environ.get("OVERWEAVE_INSTALL", "")
+    if value not in ("", "0"):
+        import_module(_HOMES["install"]).install_by_environment(value)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.operators.registry import operator_of
+from overweave.runtime.library.torch_fused import torch_answers
 from overweave.schedules.methods import outside
 from overweave.schedules.methods.record import Asked
 from overweave.schedules.methods.validity import unmet
@@ -70,6 +71,7 @@ ROOFS = (
 LIBRARY = Method(SEQUENTIAL, "library: collective and matmul", Side.sequential)
 
 
+@torch_answers()
 def _fused(side: Side, turn: int) -> Result:
     """torch's fused operators: a gather or a reduce-scatter cut into shards beside their matmuls."""
     (x, w), name, ops = side.factors(turn), side.setting.group.name, torch.ops.symm_mem

@@ -1,0 +1,39 @@
+"""What overweave's plugs did in this process: which calls overweave answered, which torch did, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Site:
+    """What became of the calls of an operator of torch. by_torch: those that torch's own kernel answered, by reason."""
+
+    by_overweave: int = 0
+    by_torch: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Report:
+    """Calls by operator, and places of compiled graphs by the name of their pass. `str` of it is a table in words."""
+
+    is_installed: bool = False
+    operators: dict[str, Site] = field(default_factory=dict)
+    replaced: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = ["overweave is installed" if self.is_installed else "overweave is not installed"]
+        for name, site in self.operators.items():
+            lines.append(f"{name}: {site.by_overweave} calls by overweave, {site.by_torch.total()} by torch")
+            lines += [f"    {count} by torch: {reason}" for reason, count in site.by_torch.most_common()]
+        lines += [f"{name}: answered by a kernel {where}" for name, where in self.replaced.items()]
+        return "\n".join(lines)
+
+
+SITES: dict[str, Site] = {}
+
+
+def site(name: str) -> Site:
+    """The counts of an operator, which go on from install to install."""
+    return SITES.setdefault(name, Site())

@@ -1,0 +1,1 @@
+"""overweave's kernels behind torch's fused symmetric-memory operators: `overweave.install()`."""

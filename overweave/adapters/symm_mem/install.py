@@ -1,0 +1,133 @@
+"""`install`: programs that call torch's fused symmetric-memory operators run overweave, and are not changed for it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+
+from overweave.adapters import report as reports
+from overweave.adapters.symm_mem import gradients
+from overweave.adapters.symm_mem.forms import FORMS, Form
+from overweave.adapters.symm_mem.kernels import Kernel, Original
+from overweave.errors import InputError, MachineError
+
+DEVICES = ("CUDA", "CPU")
+ENVIRONMENT = "OVERWEAVE_INSTALL"
+_WITH_GRADIENT = {"fused_all_gather_matmul": gradients.gather, "fused_matmul_reduce_scatter": gradients.scatter}
+
+
+class _Installed(NamedTuple):
+    """library: holds the registrations; they go with it. stands: which kernel answers, by operator and device, as the
+    dispatcher names it. is_asked: by a call of `install`, not by the environment."""
+
+    library: torch.library.Library
+    kernels: list[Kernel]
+    stands: dict[tuple[str, str], str]
+    is_asked: bool
+
+
+_INSTALLED: list[_Installed] = []  # one at most
+
+
+def install(strict: bool = False) -> None:
+    """Puts overweave behind torch's fused symmetric-memory operators, on GPUs and on CPUs, until `uninstall`.
+
+    These are `torch.ops.symm_mem.fused_all_gather_matmul`, `fused_matmul_reduce_scatter`,
+    `fused_all_gather_scaled_matmul` and `fused_scaled_matmul_reduce_scatter`: what Inductor's asynchronous tensor
+    parallelism, torchtitan's `dist_gemm` and vLLM emit. Results have torch's values and strides, and the first two
+    operators get gradients, which torch's drop.
+    A call that overweave does not take (a last dimension, float64, a mean in float16, a fake group, torch's own test
+    mode) is answered by torch's kernel. On a CPU torch has none, and its plain collectives answer. `overweave.report()`
+    counts both, with reasons.
+    strict: such a call raises InputError, but for torch's test mode.
+
+    The variable OVERWEAVE_INSTALL=1 (or =strict) installs when torch is imported, in programs that nobody edits; a call
+    of `install` later takes that over. Raises InputError where `install` was called before, MachineError for a torch
+    without these operators. Source: torch.distributed._symmetric_memory.
+    """
+    _install(strict, is_asked=True)
+
+
+def uninstall() -> None:
+    """Takes overweave from behind torch's operators: what answered before answers again.
+
+    Raises InputError where overweave is not installed, and where someone has put a kernel over one of overweave's.
+    """
+    if not _INSTALLED:
+        raise InputError("uninstall", "overweave is not installed", "Call install() first")
+    replaced = _replaced(_INSTALLED[0])
+    if replaced:
+        name, where = next(iter(replaced.items()))
+        raise InputError("uninstall", f"{name} is answered by a kernel {where}", "Take that registration back first")
+    _INSTALLED.pop().library._destroy()
+
+
+def report() -> reports.Report:
+    """How many calls of torch's operators overweave answered in this process, and how many torch did, and why."""
+    replaced = _replaced(_INSTALLED[0]) if _INSTALLED else {}
+    return reports.Report(bool(_INSTALLED), dict(reports.SITES), replaced)
+
+
+def install_by_environment(value: str) -> None:
+    """What OVERWEAVE_INSTALL asks for: `1`, `strict`, or, with `0` or nothing, no installation."""
+    if value not in ("", "0", "1", "strict"):
+        raise InputError(ENVIRONMENT, f"got {value[:40]!r}", "Set it to 1, strict or 0")
+    if value in ("1", "strict") and not _INSTALLED:
+        _install(value == "strict", is_asked=False)
+
+
+def _install(strict: bool, is_asked: bool) -> None:
+    if _INSTALLED and (_INSTALLED[0].is_asked or not is_asked):
+        raise InputError("install", "overweave is installed already", "Call uninstall() before, or leave this call out")
+    if _INSTALLED:
+        _INSTALLED.pop().library._destroy()
+    library, kernels = torch.library.Library("symm_mem", "IMPL"), []
+    for form in FORMS:
+        for device in DEVICES:
+            kernel = Kernel(form, _answering(form, device), strict)
+            kernels.append(kernel)
+            _put(library, form.name, kernel, device)
+        _put(library, form.name, _WITH_GRADIENT.get(form.name) or gradients.refusing(form.name), "Autograd")
+    stands = {
+        (form.name, device): str(torch.library.get_kernel(form.operator, device))
+        for form in FORMS
+        for device in DEVICES
+    }
+    _INSTALLED.append(_Installed(library, kernels, stands, is_asked))
+
+
+def _answering(form: Form, device: str) -> Original:
+    """What answers an operator today. On a device without a kernel that is the Meta kernel, which is plain torch."""
+    if not hasattr(torch.ops.symm_mem, form.name):
+        found, cure = (
+            f"torch {torch.__version__} has no symm_mem::{form.name}",
+            "Use torch 2.10 or newer, with torch.distributed",
+        )
+        raise MachineError("install", found, cure)
+    name = form.operator.name()
+    key = device if torch._C._dispatch_has_kernel_for_dispatch_key(name, device) else "Meta"
+    answer: Original = torch.library.get_kernel(name, key).call_boxed
+    return answer
+
+
+def _put(library: torch.library.Library, name: str, kernel: Any, key: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        library.impl(name, kernel, key, with_keyset=key in DEVICES, allow_override=True)
+
+
+def _replaced(installed: _Installed) -> dict[str, str]:
+    """Where the kernel was registered that someone has put over one of overweave's since, by operator and device."""
+    found = {}
+    for (name, device), stood in installed.stands.items():
+        stands = _standing(name, device)
+        if stands != stood:
+            found[f"symm_mem::{name} on {device}"] = stands.partition("debug='")[2].rstrip("')") or stands
+    return found
+
+
+def _standing(name: str, device: str) -> str:
+    """The kernel that answers, as the dispatcher names it: by the line that registered it."""
+    return str(torch.library.get_kernel(f"symm_mem::{name}", device))
