@@ -5,7 +5,8 @@
 streams: calls of one group, each on a stream that this rank draws, behind work that may hold that stream up.
 groups: three groups of the same ranks, each on a stream of its own, in one order on all ranks; each plan in all three,
 then any plan in any. threads: three on one group, each on its own stream. kept: memory that calls hold after their
-tensors are gone, which must not grow. devices: from a thread whose current GPU is not its tensors', if there are two.
+tensors are gone, which must not grow. given_back: inputs in memory that torch gave back to the driver and got anew at
+the same address. devices: from a thread whose current GPU is not its tensors', if there are two.
 No call may fail or run out of time, and every result is compared.
 """
 
@@ -33,6 +34,7 @@ from overweave.errors import OverweaveError
 from overweave.ops.call.groups import group_of
 from overweave.schedules.methods.outside import TORCH_ONE_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
+from overweave.tuner.measure.replay import SIGHTS
 
 LANES = 3  # streams, groups or threads
 LONGEST_HOLD = 400_000  # cycles that a stream is held up: some 200 us, longer than most calls
@@ -177,7 +179,39 @@ def _kept(work: Work, count: int) -> list[str]:
     return [f"{grown} bytes more after {count} calls more"] if grown > 0 else []
 
 
-PARTS = {"streams": on_streams, "groups": in_groups, "threads": from_threads, "kept": kept, "devices": on_devices}
+def given_back(works: Sequence[Work], count: int) -> Iterator[Check]:
+    """Inputs in memory that goes back to the driver behind their calls, and comes from it anew at the same address."""
+    for work in works:
+        yield Check(
+            f"given back: {work.case.name}",
+            partial(attempt, [lane := Lane(None, False)], [None], partial(_given_back, lane, work, count)),
+            count,
+        )
+
+
+def _given_back(lane: Lane, work: Work, count: int) -> None:
+    addresses = []
+    for _ in range(count):
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            x = work.inputs.x.clone()
+        addresses.append(x.data_ptr())
+        for _ in range(SIGHTS + 1):
+            lane.wrong += (run(work.case, work.inputs._replace(x=x)) != work.wanted).any()
+        torch.cuda.synchronize()
+        del x, pool
+        torch.cuda.empty_cache()
+    assert len(set(addresses)) < count, "no address came back: nothing was tried"
+
+
+PARTS = {
+    "streams": on_streams,
+    "groups": in_groups,
+    "threads": from_threads,
+    "kept": kept,
+    "given_back": given_back,
+    "devices": on_devices,
+}
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:

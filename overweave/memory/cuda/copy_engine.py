@@ -19,39 +19,46 @@ from overweave.memory.steps import CopyStep, Place, Step, WaitStep
 
 MOST_GRAPHS = 8  # a caller's tensors come back to few places: each has its graph, and a new place takes the oldest one
 
-Addresses = tuple[int, ...]
+Places = tuple[int, ...]  # addresses, and the allocations they lie in
 
 
 class CopyQueue:
     """One queue of a plan, replayed as one internal graph, or captured raw into the caller's.
 
     settle: comes before a graph is made (memory/cuda/workspace.py), where calls in flight may wait for peers.
+    named: the caller's tensors that copies read or write.
     """
 
     def __init__(self, steps: tuple[Step, ...], settle: Callable[[], None] | None = None) -> None:
         self._steps, self._settle = steps, settle
         places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
-        self._named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
-        self._graphs: dict[Addresses, _Graph] = {}
+        self.named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
+        self._graphs: dict[Places, _Graph] = {}
+        self._ready: _Graph | None = None
 
     def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """Makes the graph for tensors at these addresses, unless it is there. `launch` expects it,
+        """Makes the graph for tensors at these addresses, unless it is there. `launch` launches it,
         but on a stream that is being captured.
 
         To be called before a call begins, and a new graph is made when those in flight have ended: the driver may wait
         for running kernels before it has memory for one, and peers may be waiting for the copies that the graph makes.
         """
-        addresses = self._addresses(tensors)
-        if self._steps and addresses not in self._graphs:
-            graph = self._graphs[addresses] = self._graph_for(tensors)
-            graph.upload(stream)
+        if not self._steps:
+            return
+        addresses = [tensors[name] for name in self.named]
+        places = (*addresses, *map(driver.allocation, addresses))
+        self._ready = self._graphs.get(places)
+        if self._ready is None:
+            self._ready = self._graphs[places] = self._graph_for(tensors)
+            self._ready.upload(stream)
 
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """Runs the queue in stream order. `tensors`: the address of each tensor that a step names."""
+        """Runs the queue in stream order. `tensors`: the address of each tensor that a step names, as prepared."""
         if torch.cuda.is_current_stream_capturing():
             self.issue(stream, tensors)
         elif self._steps:
-            self._graphs[self._addresses(tensors)].launch(stream)
+            assert self._ready is not None, "a queue is prepared before it is launched"
+            self._ready.launch(stream)
 
     def issue(self, stream: int, tensors: Mapping[str, int]) -> None:
         """The same operations one by one, as a stream that is being captured needs them."""
@@ -64,9 +71,6 @@ class CopyQueue:
                 driver.wait_value(stream, step.address, step.value)
             else:
                 driver.write_value(stream, step.address, step.value)
-
-    def _addresses(self, tensors: Mapping[str, int]) -> Addresses:
-        return tuple(map(tensors.__getitem__, self._named))
 
     def _graph_for(self, tensors: Mapping[str, int]) -> _Graph:
         """A new graph, or the oldest one pointed here. A graph refuses memory of another kind: then a new one, too."""

@@ -10,6 +10,7 @@ from cuda.bindings import driver
 
 from overweave.errors import MachineError
 
+_BUFFER_ID, _SUCCESS = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID, driver.CUresult.CUDA_SUCCESS
 MOST_MEMORY_OPERATIONS = 255  # SOURCE: cuStreamBatchMemOp takes fewer than 256
 
 
@@ -44,6 +45,19 @@ def own_context(device: int) -> Iterator[int]:
         checked("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
     finally:
         checked("cuCtxDestroy", driver.cuCtxDestroy(context))
+
+
+def allocation(address: int) -> int:
+    """Which allocation of the driver an address lies in; 0 for the address of an empty tensor.
+
+    A copy in a graph knows the allocation, not the address alone. Where torch gives memory back to the driver
+    (`torch.cuda.empty_cache`) and gets new memory at the same address, that copy fails on the device.
+    MEASURED: unspecified launch failure (campaigns.gpu_exactness --shapes 12, two H100s, 2026-11-25).
+    """
+    if not address:
+        return 0
+    outcome = driver.cuPointerGetAttribute(_BUFFER_ID, address)
+    return outcome[1] if outcome[0] == _SUCCESS else checked("cuPointerGetAttribute", outcome)  # type: ignore[no-any-return]
 
 
 def write_value(stream: int, address: int, value: int) -> None:

@@ -26,7 +26,7 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
-from overweave.ir.schedule import INPUT, OUTPUT, Operation
+from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import sms_for_copies
@@ -81,7 +81,8 @@ class BoundPlan:
     """enqueue: what each of the plan's actions does, given the caller's stream, the tensors and their addresses.
 
     Of a traced plan: `timed`, what ran outside of kernels of tiles, and `traces` of those (kernel_calls/bind.py), in
-    each call. programs: of each kernel, by its queue.
+    each call. programs: of each kernel, by its queue. copied: the caller's tensors that copies, or a library's moves,
+    read or write: their graphs know the allocation that such a tensor lies in.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class BoundPlan:
         self._shapes = {name: tuple(tensor.shape) for name, tensor in {**example, **self._own}.items()}
         in_order = [self._in_order(action, actions[:at]) for at, action in enumerate(actions)]
         self.enqueue: tuple[Enqueue, ...] = (self._move, *in_order, *self._waits.at_end())
+        self.copied = self._copied(actions)
         # The caller's tensors are not ours to keep, and a plan's table of tiles, which the device has now, is large.
         del self._plan, self._waits, self._binding
 
@@ -120,6 +122,15 @@ class BoundPlan:
         """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
         for side, copies in self._queues:
             copies.prepare(side, addresses)
+
+    def _copied(self, actions: tuple[Action, ...]) -> tuple[str, ...]:
+        buffer = self._plan.schedule.buffer
+        """A library's matmuls are kernels, which know addresses alone."""
+        operations = [one for action in actions if action.engine == LIBRARY for one in action.operations]
+        moves = [one for one in operations if not isinstance(one, Compute)]
+        by_library = [part.buffer for one in moves for part in (*one.reads, *one.writes)]
+        named = [name for _, copies in self._queues for name in copies.named]
+        return tuple(dict.fromkeys([*named, *(name for name in by_library if buffer(name).home in (INPUT, OUTPUT))]))
 
     def _move(self, stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
         """Kernels find the tensors of this call."""

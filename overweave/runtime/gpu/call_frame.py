@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from overweave.memory.cuda import driver
 from overweave.memory.cuda.workspace import Workspace
 from overweave.runtime.gpu.replays import Places, Replays
 
@@ -64,13 +65,17 @@ class CallFrame:
 
 class BoundPlan(Protocol):
     """A plan bound to memory. begin: the head of a call, if it has one. enqueue: what each of its actions does, given a
-    stream, the tensors of the call and their addresses. prepare: makes what may not be made once a call has begun."""
+    stream, the tensors of the call and their addresses. prepare: makes what may not be made once a call has begun.
+    copied: the tensors whose allocation a graph of the call knows."""
 
     @property
     def begin(self) -> Callable[[int], None] | None: ...
 
     @property
     def enqueue(self) -> tuple[Callable[..., None], ...]: ...
+
+    @property
+    def copied(self) -> tuple[str, ...]: ...
 
     @property
     def prepare(self) -> Callable[[dict[str, int]], None] | None: ...
@@ -88,7 +93,7 @@ class PlanRun(CallFrame, Generic[Bound]):
 
     def __init__(self, workspace: Workspace, bound: Bound, sides: Iterable[str], may_replay: bool) -> None:
         super().__init__(workspace)
-        self.bound, self._may_replay, self._replays = bound, may_replay, Replays()
+        self.bound, self._may_replay, self._replays, self._copied = bound, may_replay, Replays(), bound.copied
         self._sides = [workspace.stream(queue) for queue in dict.fromkeys(sides)]
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], addresses: dict[str, int] | None = None) -> None:
@@ -104,6 +109,8 @@ class PlanRun(CallFrame, Generic[Bound]):
             self._enqueue(tensors, addresses, workspace.current_stream())
             return
         places: Places = tuple(addresses.values())
+        for name in self._copied:
+            places += (driver.allocation(addresses[name]),)
         with workspace.chain.turn:
             stream = workspace.enter()
             given: tuple[Any, ...] = (tensors, addresses)

@@ -35,6 +35,7 @@ class PackedPlan:
     """
 
     begin = prepare = None
+    copied = ()  # kernels know addresses alone
 
     def __init__(self, plan: Plan, workspace: Workspace, example: Mapping[str, torch.Tensor]) -> None:
         self._plan, self._workspace = plan, workspace

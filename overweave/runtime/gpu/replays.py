@@ -1,7 +1,7 @@
 """Calls whose tensors come back to the same places, kept as graphs: one launch of the host in place of many.
 
 A loop hands an operator the same few addresses again and again. The second call with them is captured, as a caller
-could have captured it, and launched as a graph from then on. Nothing else changes: slots alternate, calls are chained
+could have captured it, and launched as a graph from then on. Nothing else changes: calls are chained
 and posted as ever, and words that grow live on the device (docs/design/0002-device-protocol.md).
 """
 
@@ -17,9 +17,9 @@ import torch
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 
-Places = tuple[int, ...]
+Places = tuple[int, ...]  # addresses, and of tensors that are copied the allocations they lie in
 
-MOST_GRAPHS = 64  # of one slot: a model of many layers calls one plan with the tensors of each
+MOST_GRAPHS = 64  # of one plan: a model of many layers calls one plan with the tensors of each
 MOST_SEEN = 256
 STALE_CALLS = 1024  # a graph that so many calls passed by makes way for another
 
@@ -43,7 +43,7 @@ def may_replay(plan: Plan) -> bool:
 
 
 class Replays:
-    """The graphs of one plan in one slot, by the addresses of a call's tensors."""
+    """The graphs of one plan, by the addresses of a call's tensors."""
 
     def __init__(self) -> None:
         self._kept: dict[Places, _Kept] = {}

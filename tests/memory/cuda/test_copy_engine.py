@@ -27,6 +27,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     description = SimpleNamespace(srcDevice=0, dstDevice=0)
     monkeypatch.setattr(copy_engine.driver, "LinearGraph", Graph)
     monkeypatch.setattr(copy_engine.driver, "copy_description", lambda *given: description)
+    monkeypatch.setattr(copy_engine.driver, "allocation", lambda address: 1)
     return asked
 
 
@@ -41,3 +42,23 @@ def test_calls_have_ended_before_a_graph_is_made_and_need_not_for_one_that_is_po
     log.clear()
     queue.prepare(7, {"x": 0})
     assert log == ["point_copy", "upload"]
+
+
+def test_memory_that_the_driver_gave_out_anew_at_the_same_address_is_another_graph(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = copy_engine.CopyQueue(STEPS)
+    queue.prepare(7, {"x": 64})
+    monkeypatch.setattr(copy_engine.driver, "allocation", lambda address: 2)
+    queue.prepare(7, {"x": 64})
+    assert log.count("instantiate") == 2
+
+
+def test_a_queue_launches_what_was_prepared_last(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_engine.torch.cuda, "is_current_stream_capturing", lambda: False)
+    queue = copy_engine.CopyQueue(STEPS)
+    with pytest.raises(AssertionError, match="prepared before"):
+        queue.launch(7, {"x": 64})
+    queue.prepare(7, {"x": 64})
+    queue.launch(7, {"x": 64})
+    assert log[-1] == "launch"

@@ -10,6 +10,7 @@ import torch
 
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
+from overweave.memory.cuda import driver
 from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import launch, packed
@@ -85,6 +86,8 @@ class Workspace:
 class Recorded:
     """Stands for what is bound."""
 
+    copied = ("x",)
+
     def __init__(self, log: Log) -> None:
         self.log = log
         self.enqueue: Any = (lambda stream, *rest: log.append(f"work on {stream.name}"),)
@@ -110,6 +113,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(driver, "allocation", lambda address: 1)
     monkeypatch.setattr(launch, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
     monkeypatch.setattr(authored_gpu, "BoundPlan", lambda plan, workspace, *rest, **more: Recorded(log))
     monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda *given: {})
@@ -197,6 +201,17 @@ def test_a_call_whose_tensors_come_back_is_launched_as_one_graph(log: Log, make:
     inside = frame("copies", ["work on graph"], stream="graph")
     assert eager(run, log) == ["enter caller", "capture [", *inside, "]", "replay", "leave caller"]
     assert eager(run, log) == ["enter caller", "replay", "leave caller"]
+
+
+@pytest.mark.parametrize("make", [plan_run, compiled_run])
+def test_a_graph_is_not_launched_on_memory_that_the_driver_gave_out_anew_at_the_same_address(
+    log: Log, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(log)
+    for _ in range(2):
+        eager(run, log)
+    monkeypatch.setattr(driver, "allocation", lambda address: 2)
+    assert "replay" not in eager(run, log)
 
 
 @pytest.mark.parametrize("make", [plan_run, compiled_run])
