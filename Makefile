@@ -26,7 +26,7 @@ slow: .venv/stamp        ## the slow tier alone
 
 # The long runs whose short versions `make test` has.
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "verify_mutations --per-class 1000" \
-  "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all"
+  "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" "lint_authored"
 
 nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightly-list` names them
 	for campaign in $(NIGHTLY); do $(BIN)/python -m campaigns.$$campaign || exit 1; done

@@ -26,9 +26,11 @@ from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.arguments import where_of  # noqa: E402
 from overweave.ops.author.compile import Fused, compile  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
+from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
 load("host author")  # here, once, and not in every rank
+try_in_copies()
 
 WORLDS = (2, 3, 4)
 PUSH, PULL = "all_gather.push pieces=2", "all_gather.pull order=all_peers"

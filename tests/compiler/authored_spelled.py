@@ -20,9 +20,11 @@ from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.author.compile import Fused  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from tests.compiler.annotated import ROWS, SCALE, STREAMED, changed, fused  # noqa: E402
+from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
 load("host author")  # here, once, and not in every rank
+try_in_copies()
 
 M, N, BLOCK, WORLD = 96, 32, 16, 3
 GATHER = "all_gather.push pieces=2"

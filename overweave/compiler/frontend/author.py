@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from overweave.compiler.frontend.directives import Directive, Place, is_directive, parse_directive
 from overweave.compiler.frontend.language import Language, language_of
+from overweave.compiler.frontend.names import calls_in
 from overweave.errors import InputError
 from overweave.ir.text.files import shown
 from overweave.ir.text.strangers import read_bytes
@@ -235,28 +236,16 @@ def _simple(block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[tuple[t
 
 def _reached(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef]) -> set[str]:
     """The functions that a node calls, and those that they call."""
-    found, more = set[str](), _Names.of(node) & helpers.keys()
+    found, more = set[str](), _called(node) & helpers.keys()
     while more:
         found |= more
-        more = set[str]().union(*(_Names.of(helpers[one].body) & helpers.keys() for one in more)) - found
+        more = set[str]().union(*(_called(helpers[one].body) & helpers.keys() for one in more)) - found
     return found
 
 
-class _Names(cst.CSTVisitor):
+def _called(node: cst.CSTNode) -> set[str]:
     """The names of functions that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    @classmethod
-    def of(cls, node: cst.CSTNode) -> set[str]:
-        visitor = cls()
-        node.visit(visitor)
-        return visitor.names
-
-    def visit_Call(self, node: cst.Call) -> None:
-        self.names |= {node.func.value} if isinstance(node.func, cst.Name) else set()
+    return {call.func.value for call in calls_in(node) if isinstance(call.func, cst.Name)}
 
 
 def _trailing(statement: Statement) -> list[cst.Comment]:

@@ -69,14 +69,18 @@ class Untrue(Exception):
 
 
 def main() -> None:
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    sys.stdout.buffer.write(judged(sys.stdin.buffer.read()))
+
+
+def judged(trial: bytes) -> bytes:
+    """The verdict. The interpreter of this process records loads and stores from then on."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _Run(trial, Path(folder)).tried()
+            _Run(msgspec.json.decode(trial, type=Trial), Path(folder)).tried()
         verdict = Verdict()
     except Untrue as untrue:
         verdict = untrue.verdict
-    sys.stdout.buffer.write(msgspec.json.encode(verdict))
+    return msgspec.json.encode(verdict)
 
 
 class _Run:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+
+from overweave.compiler.emit.fuse import kernel_of
+from overweave.compiler.emit.kernel import Kernel
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 
@@ -13,6 +19,19 @@ class Form(NamedTuple):
     name: str
     text: str
     call: dict[str, Any]
+
+    def read(self, folder: Path) -> Kernel:
+        """The kernel, from a file that is written here."""
+        path = folder / f"{self.name}.py"
+        path.write_text(HEAD + self.text)
+        return kernel_of(path, self.name)
+
+    def given(self) -> dict[str, Any]:
+        """The arguments of a call."""
+        integers = {"Y_ptr"} if self.name == "cross_entropy_kernel" else set()
+        shapes = {name: value for name, value in self.call.items() if isinstance(value, tuple)}
+        dtypes = {name: torch.int32 if name in integers else torch.float32 for name in shapes}
+        return self.call | {name: torch.zeros(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
 
 
 ADD = Form(
