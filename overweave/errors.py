@@ -45,6 +45,10 @@ class DirectiveError(InputError):
         super().__init__(f"{self.file}:{self.line}: {self.text}", found, cure)
 
 
+class MachineFileError(InputError):
+    """A machine file describes no machine: a number, a curve or a link that cannot be."""
+
+
 class GroupError(InputError):
     """The group is not one this process can compute in."""
 

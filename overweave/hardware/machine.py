@@ -1,7 +1,6 @@
 """What a machine gives: frozen numbers, each with its source, and the machines that were measured.
 
-A machine is a JSON file in `machines/`. Curves hold measured points; between them time grows linearly with size, so a
-curve is as good as its points and no constant hides a fit.
+A machine is a JSON file: one of the package's in `machines/`, or one that `overweave calibrate` wrote.
 """
 
 from __future__ import annotations
@@ -11,48 +10,19 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import pairwise
 from math import log2
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from overweave.errors import InputError
+from overweave.errors import InputError, MachineFileError
+from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
+from overweave.hardware.topology import Routes, Topology, check, routes
 
-Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
-Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
-
-
-class Curve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (bytes, GB/s), growing in bytes, of one transfer in a busy queue: launch excluded."""
-
-    points: Points
-    source: str
-
-    def time_us(self, size_bytes: float) -> float:
-        """Time of a transfer. Below the first point its time is a floor, beyond the last its rate holds."""
-        return _time_us(self.points, size_bytes)
-
-    @property
-    def peak_gb_per_s(self) -> float:
-        return max(rate for _, rate in self.points)
-
-
-class SmCurve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (SMs, GB/s), growing in SMs, of loads and stores between GPUs by a kernel on so many SMs."""
-
-    points: Points
-    source: str
-
-    def gb_per_s(self, sms: int) -> float:
-        """In proportion below the first point, linear between points, constant beyond the last."""
-        known = ((0.0, 0.0), *self.points)
-        for (low, low_rate), (high, high_rate) in pairwise(known):
-            if sms <= high:
-                return low_rate + (high_rate - low_rate) * (sms - low) / (high - low)
-        return known[-1][1]
 
 
 class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,11 +80,6 @@ class Held(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):
-    gb_per_s: Positive
-    source: str
-
-
 class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
     """The library's element-wise kernels that convert between dtypes, bytes read plus bytes written, launch excluded.
 
@@ -133,10 +98,18 @@ class Processor(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class LocalCopies(Struct, frozen=True, forbid_unknown_fields=True):
+    """Copies within a GPU: by a DMA engine of its own, or by a kernel that waits for SMs. GB/s: read plus written."""
+
+    by: Literal["dma", "sms"]
+    gb_per_s: Positive
+    source: str
+
+
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
-    """Copy engine between peers. push and pull: one transfer a port, all ranks active. all_peers: sum over the
-    transfers that share a port. strided: factor on time when rows are not contiguous. sm_pull, sm_push: loads and
-    stores by kernels.
+    """What moves bytes between peers reaches, where the links of the topology allow it. push and pull: one copy by a
+    copy engine over a route, all ranks active. all_peers: the sum over the copies that share a port. strided: factor on
+    time when rows are not contiguous. sm_pull, sm_push: loads and stores by kernels, from and to all peers together.
     """
 
     push: Curve
@@ -209,24 +182,33 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """One host: `gpus` equal processors, each with one port in and one out of a switch that never blocks.
-
-    hbm: bytes read plus bytes written, by kernels that only move.
-    """
+    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move."""
 
     name: str
     title: str
     gpus: Whole
     processor: Processor
     hbm: Bandwidth
+    local_copies: LocalCopies
     element_wise: ElementWise
     tiles: tuple[TileRate, ...]
     dtypes: tuple[DtypeRate, ...]
+    topology: Topology
     links: Links
     collectives: tuple[CollectiveCurve, ...]
     latency: Latencies
     sharing: Sharing
     few_rows: tuple[FewRows, ...] = ()
+
+    @property
+    def routes(self) -> Routes:
+        """Which links transfers between its GPUs cross."""
+        return routes(self.topology, self.gpus)
+
+    @property
+    def engines_gb_per_s(self) -> float:
+        """What copy engines move through a port at most: one of them alone, or several."""
+        return max(self.links.push.peak_gb_per_s, self.links.all_peers.peak_gb_per_s)
 
     def tiles_of(self, kernel: str) -> tuple[TileRate, ...]:
         """The tile shapes of a kernel. Raises InputError."""
@@ -267,7 +249,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
         curve = min(curves, key=lambda curve: (abs(curve.world_size - world_size), -curve.world_size))
         share, measured = (world_size - 1) / world_size, (curve.world_size - 1) / curve.world_size
         crossing = tuple((size * measured, rate) for size, rate in curve.points)
-        return _time_us(crossing, total_bytes * share)
+        return interpolated_us(crossing, total_bytes * share)
 
 
 def names() -> tuple[str, ...]:
@@ -277,19 +259,70 @@ def names() -> tuple[str, ...]:
     )
 
 
-@lru_cache
 def load(name: str) -> Machine:
-    """The machine called `name`. Raises InputError."""
-    if name not in names():
-        raise InputError("machine", repr(name), f"Use one of {', '.join(names())}")
-    machine = msgspec.json.decode(_folder().joinpath(f"{name}.json").read_bytes(), type=Machine)
+    """The machine called `name`, or the one of a file that ends in .json. Raises InputError and MachineFileError."""
+    if name.endswith(".json"):
+        try:
+            return decode(Path(name).read_bytes(), name)
+        except OSError as error:
+            raise InputError(
+                f"machine {name[:200]!r}", error.strerror or str(error), "Name a file that is there"
+            ) from None
+    return _shipped(name)
+
+
+def decode(data: bytes, name: str) -> Machine:
+    """A machine file's machine. Raises MachineFileError."""
+    try:
+        machine = msgspec.convert(_completed(msgspec.json.decode(data)), type=Machine, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        cure = "`overweave calibrate` writes one, and those of the package show the form"
+        raise MachineFileError(f"machine {name[:200]}", str(error)[:300], cure) from None
     links = machine.links
-    measured = [links.push.points, links.pull.points, links.all_peers.points]
-    for points in measured + [curve.points for curve in machine.collectives]:
+    by_size = [links.push, links.pull, links.all_peers, *(link.curve for link in machine.topology.links)]
+    for points in [curve.points for curve in (*by_size, links.sm_pull, links.sm_push, *machine.collectives)]:
         sizes = [size for size, _ in points]
         if sizes != sorted(set(sizes)):
-            raise InputError(f"machine {name}", f"curve sizes {sizes}", "Sort the points by size")
+            found = f"a curve whose points are out of order: {', '.join(f'{size:g}' for size in sizes[:12])}"
+            raise MachineFileError(f"machine {name[:200]}", found, "Sort the points, each size once")
+    check(machine.topology, machine.gpus)
     return machine
+
+
+def _completed(told: object) -> object:
+    """A file's content, with what the machine that it is `like` has where the file itself says nothing."""
+    if not isinstance(told, dict) or "like" not in told:
+        return told
+    base = str(told.pop("like"))
+    return _over(_with_source(msgspec.to_builtins(load(base)), base), told)
+
+
+def _with_source(value: object, base: str) -> object:
+    """A machine's numbers as another's, whose sources say whose they are."""
+    if isinstance(value, dict):
+        return {
+            key: f"as {base}: {each}" if key == "source" else _with_source(each, base) for key, each in value.items()
+        }
+    return [_with_source(each, base) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _over(base: object, told: object) -> object:
+    """`told` in place of `base`; of records of records, what is told of each. What has a source is told whole."""
+    if isinstance(base, dict) and isinstance(told, dict) and "source" not in told:
+        return base | {key: _over(base.get(key), value) for key, value in told.items()}
+    return told
+
+
+def default_for(world_size: int) -> str:
+    """The machine that stands for others where nobody names one: H200s, as many as need be, eight at most."""
+    return next((name for name in ("h200x4", "h200x8") if load(name).gpus >= world_size), "h200x8")
+
+
+@lru_cache
+def _shipped(name: str) -> Machine:
+    if name not in names():
+        raise InputError("machine", repr(name[:200]), f"Use one of {', '.join(names())}, or a file that ends in .json")
+    return decode(_folder().joinpath(f"{name}.json").read_bytes(), name)
 
 
 def _folder() -> Traversable:
@@ -299,14 +332,3 @@ def _folder() -> Traversable:
 def _reuse(block_m: int, block_n: int) -> float:
     """Products per loaded operand element: what limits a tile shape's rate."""
     return block_m * block_n / (block_m + block_n)
-
-
-def _time_us(points: Points, size_bytes: float) -> float:
-    """Interpolates time linearly in bytes between `points` (bytes, GB/s). 1 GB/s is 1e3 bytes/us."""
-    times = [(size, size / rate / 1e3) for size, rate in points]
-    if size_bytes <= times[0][0]:
-        return times[0][1]
-    for (low, low_us), (high, high_us) in pairwise(times):
-        if size_bytes <= high:
-            return low_us + (high_us - low_us) * (size_bytes - low) / (high - low)
-    return times[-1][1] * size_bytes / times[-1][0]

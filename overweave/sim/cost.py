@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from math import inf
 
 from msgspec import Struct
 
@@ -126,7 +127,7 @@ class Costs:
             return machine.latency.observe.us
         own, far = self._near_and_far(operation, operation.addends)
         sms = machine.processor.sms
-        from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(sms) / sms
+        from_hbm, from_peers = machine.hbm.gb_per_s / sms, self._pulled(operation, operation.addends, sms) / sms
         read_us = (STRIPS_SLOWER * own / from_hbm + far / from_peers) / max(count, 1) / 1e3
         return machine.latency.observe.us + read_us
 
@@ -135,14 +136,14 @@ class Costs:
         if operation.stored_at == {operation.rank}:
             return 0.0
         alike = self._stored_alike[operation.rank, bool(operation.copies)]
-        links, sms = self._machine.links.sm_push, min(self._machine.processor.sms, max(alike, 1))
-        sent = self._bytes(operation, operation.copies or operation.out) / max(count, 1)
-        return sent / 1e3 * sms / links.gb_per_s(sms)
+        sms, stored = min(self._machine.processor.sms, max(alike, 1)), operation.copies or operation.out
+        sent = self._bytes(operation, stored) / max(count, 1)
+        return sent / 1e3 * sms / self._sent(operation, stored, sms)
 
     def _by_library(self, operation: Compute) -> Work:
         """A library matmul, less what our matmul of few rows saves where it computes in its place."""
         shape, how = self._shape(operation), self._realization
-        work = _library_work(self._machine, shape, self._dtypes(operation))
+        work = _library_work(self._machine, shape, self._dtypes(operation), operation.accumulate)
         first = numbered(operation.b.buffer.partition(".")[0], 0)  # of several weights, one is measured
         if how.skinny is None or how.packed is None or not work.count or operation.b.buffer != first:
             return work
@@ -160,13 +161,14 @@ class Costs:
         machine, sms = self._machine, self._machine.processor.sms
         near, far = self._near_and_far(operation, operation.operands)
         own, programs = near + self._bytes(operation, operation.writes), min(sms, max(beside, 1))
-        from_hbm, from_peers = machine.hbm.gb_per_s / sms, machine.links.sm_pull.gb_per_s(programs) / programs
+        from_hbm = machine.hbm.gb_per_s / sms
+        from_peers = self._pulled(operation, operation.operands, programs) / programs
         moving_us = (own / from_hbm + far / from_peers) / max(count, 1) / 1e3
         return Work(count, moving_us + machine.latency.reduce_tile.us)
 
     def _pushed(self, operation: Put | Copy, programs: int, count: int) -> Work:
         """A push by a kernel on so many SMs: each has its share of what these reach together."""
-        per_sm = self._machine.links.sm_push.gb_per_s(programs) / programs
+        per_sm = self._sent(operation, operation.destinations, programs) / programs
         moved = self._bytes(operation, operation.sources) / max(count, 1)
         return Work(count, moved / per_sm / 1e3 + self._machine.latency.copy_tile.us)
 
@@ -187,7 +189,8 @@ class Costs:
 
     def _moved_within(self, operation: Move) -> Work:
         """A copy within a rank, or zeros: a kernel that reads and writes its own memory, one program per SM."""
-        moving_us = self._bytes(operation, (*operation.sources, *operation.destinations)) / self._machine.hbm.gb_per_s
+        rate = self._machine.hbm if isinstance(operation, Clear) else self._machine.local_copies
+        moving_us = self._bytes(operation, (*operation.sources, *operation.destinations)) / rate.gb_per_s
         elements = sum(map(size, operation.destinations))
         return Work(min(self._machine.processor.sms, elements), moving_us / 1e3)
 
@@ -204,7 +207,8 @@ class Costs:
         if not isinstance(operation, Put):
             return machine.latency.observe.us if isinstance(operation, Reduce) else 0.0
         carried = self._bytes(operation, operation.sources) * MESSAGE_BYTES / MESSAGE_DATA_BYTES
-        moving_us = peers * carried / machine.links.sm_push.gb_per_s(machine.processor.sms) / 1e3
+        linked = peers * self._linked(operation, operation.destinations)
+        moving_us = peers * carried / min(machine.links.sm_push.gb_per_s(machine.processor.sms), linked) / 1e3
         return moving_us + (0.0 if operation.waits else machine.latency.kernel.us + machine.latency.copy_tile.us)
 
     def segments(self, operation: Put | Get | Copy) -> tuple[Segment, ...]:
@@ -213,11 +217,12 @@ class Costs:
         return tuple(self._segment(operation, *pair) for pair in pairs if not pair[0].is_empty)
 
     def _segment(self, operation: Put | Get | Copy, source: Region, target: Region) -> Segment:
-        links, moved = self._machine.links, self._bytes(operation, (source,))
-        alone_us = (links.pull if isinstance(operation, Get) else links.push).time_us(moved)
+        machine, links, moved = self._machine, self._machine.links, self._bytes(operation, (source,))
         if source.rank == target.rank:
-            alone_us = 2 * moved / self._machine.hbm.gb_per_s / 1e3
-        elif not (self._is_contiguous(source) and self._is_contiguous(target)):
+            return Segment(source.rank, target.rank, 2 * moved / machine.local_copies.gb_per_s / 1e3)
+        by_engine_us = (links.pull if isinstance(operation, Get) else links.push).time_us(moved)
+        alone_us = max(by_engine_us, machine.routes.time_us(source.rank, target.rank, moved))
+        if not (self._is_contiguous(source) and self._is_contiguous(target)):
             alone_us *= links.strided.factor
         return Segment(source.rank, target.rank, alone_us)
 
@@ -230,6 +235,20 @@ class Costs:
         # As much leaves a rank in an all-to-all of so many bytes as in an all-gather of as many: so its rate is taken.
         function = "all_gather" if first.function == "all_to_all" else first.function
         return max(0.0, machine.collective_us(function, len(parts), total) - machine.latency.call.us)
+
+    def _pulled(self, operation: Operation, regions: Iterable[Region], sms: int) -> float:
+        """GB/s that a kernel on so many SMs reads of regions of peers."""
+        return min(self._machine.links.sm_pull.gb_per_s(sms), self._linked(operation, regions))
+
+    def _sent(self, operation: Operation, regions: Iterable[Region], sms: int) -> float:
+        """GB/s that a kernel on so many SMs stores to regions of peers."""
+        return min(self._machine.links.sm_push.gb_per_s(sms), self._linked(operation, regions))
+
+    def _linked(self, operation: Operation, regions: Iterable[Region]) -> float:
+        """GB/s of the links to all the peers that have a region; without end where none has."""
+        routes, rank = self._machine.routes, operation.rank
+        peers = {region.rank for region in regions} - {rank}
+        return sum(routes.alone_gb_per_s(rank, peer) for peer in peers) if peers else inf
 
     def _shape(self, operation: Compute) -> Shape:
         """With a gate's product beside that of each tile, as many columns more."""
@@ -266,20 +285,20 @@ def tile_us(machine: Machine, rate: TileRate, shape: Shape, dtype: Dtype) -> flo
 
 def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype) -> float:
     """A library matmul `(m, n, k)` alone, as a call is timed."""
-    work = _library_work(machine, shape, (dtype, dtype))
+    work = _library_work(machine, shape, (dtype, dtype), False)
     waves = -(-work.count // machine.processor.sms)
     return machine.latency.call.us + machine.latency.kernel.us + waves * work.tile_us
 
 
 @lru_cache(maxsize=4096)
-def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes) -> Work:
-    """Tiles of the shape that finishes first by whole waves."""
+def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes, accumulates: bool) -> Work:
+    """Tiles of the shape that finishes first by whole waves. accumulates: what is there is read and added to."""
     rows, cols, k = shape
     best, best_us = Work(0, 0.0), float("inf")
     for rate in machine.tiles_of("library"):
         count = tiles_of(rows, cols, rate.block_m, rate.block_n)
         each = tile_us(machine, rate, (rate.block_m, rate.block_n, k), dtypes[0])
-        each = max(each, _memory_tile_us(machine, shape, dtypes, count))
+        each = max(each, _memory_tile_us(machine, shape, dtypes, count, accumulates))
         total = -(-count // machine.processor.sms) * each
         if total < best_us:
             best, best_us = Work(count, each), total
@@ -304,10 +323,10 @@ def moves_between_ranks(operation: Move) -> bool:
     )
 
 
-def _memory_tile_us(machine: Machine, shape: Shape, dtypes: Dtypes, count: int) -> float:
+def _memory_tile_us(machine: Machine, shape: Shape, dtypes: Dtypes, count: int, accumulates: bool = False) -> float:
     """Time of a tile if its operation were bound by memory: each operand element is read, each result written once."""
     rows, cols, k = shape
     item, out_item = (ITEMSIZE_BYTES[dtype] for dtype in dtypes)
-    moved = (rows * k + k * cols) * item + rows * cols * out_item
+    moved = (rows * k + k * cols) * item + rows * cols * out_item * (2 if accumulates else 1)
     waves = -(-count // machine.processor.sms)
     return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)

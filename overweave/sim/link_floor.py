@@ -1,4 +1,4 @@
-"""What the links alone take: no port passes more bytes at once than its rate, whoever moves them.
+"""What the links alone take: no port or link passes more bytes at once than its rate, whoever moves them.
 
 The run lets copy engines share ports among themselves, and kernels reach what so many SMs do; of a kernel's bytes
 beside a copy engine's, or of several launches' at once, it knows nothing.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from overweave.hardware.machine import Links
+from overweave.hardware.machine import Machine
+from overweave.hardware.topology import Place
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import Compute, Get, Operation, Put, Reduce, Region
@@ -17,33 +18,37 @@ from overweave.ir.timeline.timeline import Timeline
 Move = tuple[int, int, Region]  # from which rank, to which, and what
 
 
-def floor_us(plan: Plan, links: Links, timeline: Timeline) -> float:
-    """When the busiest port has passed all its bytes, one move after the other, from when the first one began."""
+def floor_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
+    """When the busiest port or link has passed all its bytes, one move after the other, since the first one began."""
+    links, routes = machine.links, machine.routes
     pushed = max(rate for _, rate in links.sm_push.points)
     peaks = {
-        COPY_ENGINE: links.push.peak_gb_per_s,
+        COPY_ENGINE: machine.engines_gb_per_s,
         COPY_KERNEL: pushed,
         TILE_KERNEL: pushed,
         REDUCE_KERNEL: max(rate for _, rate in links.sm_pull.points),
     }
-    busy_us: defaultdict[tuple[int, str], float] = defaultdict(float)
+    engine_of = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
+    busy_us: defaultdict[tuple[Place, Place], float] = defaultdict(float)
     moving: set[str] = set()
     for operation in plan.schedule.operations:
-        rate = peaks.get(plan.realization.engine_of(operation.queue))
+        rate = peaks.get(engine_of[operation.queue])
         for source, target, region in _moves(operation) if rate else ():
             elements = region.shape[0] * region.shape[1]
-            us = elements * ITEMSIZE_BYTES[plan.dtype_of(region.buffer)] / rate / 1e3 if rate else 0.0
-            busy_us[source, "out"] += us
-            busy_us[target, "in"] += us
+            kilobytes = elements * ITEMSIZE_BYTES[plan.dtype_of(region.buffer)] / 1e3
+            busy_us[source, "out"] += kilobytes / rate if rate else 0.0
+            busy_us["into", target] += kilobytes / rate if rate else 0.0
+            for hop in routes.between(source, target):
+                busy_us[hop] += kilobytes / routes.curves[hop].peak_gb_per_s
             moving.add(operation.name)
     if not moving:
         return 0.0
     return max(busy_us.values()) + min(span.begin_us for span in timeline.spans if span.name in moving)
 
 
-def no_sooner_us(plan: Plan, links: Links, timeline: Timeline) -> float:
+def no_sooner_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
     """When the call ends: with what was simulated, or with the last bytes that the links pass."""
-    return max(timeline.total_us, floor_us(plan, links, timeline))
+    return max(timeline.total_us, floor_us(plan, machine, timeline))
 
 
 def _moves(operation: Operation) -> list[Move]:

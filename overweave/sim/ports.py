@@ -1,80 +1,138 @@
-"""Copies between ranks as flows: each rank has one port out and one in, and copies that share a port slow down."""
+"""Copies between ranks as flows: copies that share a port, or a link of the topology, slow each other down.
+
+A flow's speed is a share of what it reaches alone. When a flow begins or ends, only the flows that share a port or a
+link with it are dealt anew.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from overweave.hardware.machine import Machine
+from overweave.hardware.topology import Hop, Place
 from overweave.sim.cost import Segment
 from overweave.sim.events import Action, Clock
 
-_DONE_US = 1e-6  # rounding of the clock: what is left of a flow that ends now
+Shared = tuple[Place, Place]  # a link in one direction, or a port: out of a rank, or into it
 
 
 class _Flow:
-    __slots__ = ("done", "left_us", "segment", "speed")
+    """A copy under way. version: of its speed; a wake-up that was asked for at another speed is late."""
 
-    def __init__(self, segment: Segment, done: Action) -> None:
-        self.segment = segment
-        self.left_us = segment.alone_us
-        self.speed = 1.0
-        self.done = done
+    __slots__ = ("done", "left_us", "segment", "shared", "speed", "updated_us", "version")
+
+    def __init__(self, segment: Segment, shared: tuple[Shared, ...], done: Action, now_us: float) -> None:
+        self.segment, self.shared, self.done = segment, shared, done
+        self.left_us, self.updated_us = segment.alone_us, now_us
+        self.speed, self.version = 0.0, 0
 
 
 class Ports:
-    """All ports of a machine. `changed(rank, load)` hears how busy a rank's ports are: 1 is full traffic both ways."""
+    """All ports and links of a machine. `changed(rank, load)` hears how busy a rank's ports are: 1 is full traffic both
+    ways.
+    """
 
     def __init__(self, clock: Clock, machine: Machine, changed: Callable[[int, float], None]) -> None:
-        self._clock = clock
-        self._changed = changed
-        self._crowd = machine.links.all_peers.peak_gb_per_s / machine.links.push.peak_gb_per_s
-        self._flows: list[_Flow] = []
+        self._clock, self._changed, self._routes = clock, changed, machine.routes
+        alone = machine.links.push.peak_gb_per_s
+        self._crowd = machine.links.all_peers.peak_gb_per_s / alone
+        self._full = machine.engines_gb_per_s / alone
+        self._alone_gb_per_s = alone
+        # A copy within a rank reads and writes its memory: at so much of what full traffic both ways does.
+        is_dma = machine.local_copies.by == "dma"
+        self._local = machine.local_copies.gb_per_s / machine.engines_gb_per_s / 2 if is_dma else 0.0
+        self._within: dict[int, int] = {}
+        self._flows: dict[Shared, dict[_Flow, None]] = {}  # in the order in which they began
+        self._of_rank: dict[int, dict[_Flow, None]] = {}
         self._loads: dict[int, float] = {}
-        self._updated_us = 0.0
-        self._version = 0
+        self._paths: dict[tuple[int, int], tuple[Shared, ...]] = {}
 
     def copy(self, segment: Segment, done: Action) -> None:
         """Starts a copy now; `done` runs at its end."""
         if segment.source == segment.target:
-            self._clock.after(segment.alone_us, done)
+            self._copy_within(segment, done)
             return
-        self._advance()
-        self._flows.append(_Flow(segment, done))
-        self._share()
+        flow = _Flow(segment, self._shared(segment.source, segment.target), done, self._clock.now)
+        for each in flow.shared:
+            self._flows.setdefault(each, {})[flow] = None
+        for rank in (segment.source, segment.target):
+            self._of_rank.setdefault(rank, {})[flow] = None
+        self._deal(flow)
 
-    def _advance(self) -> None:
-        passed = self._clock.now - self._updated_us
-        self._updated_us = self._clock.now
-        for flow in self._flows:
-            flow.left_us -= passed * flow.speed
+    def _copy_within(self, segment: Segment, done: Action) -> None:
+        """By a DMA engine, which shares no port and reads and writes the memory of one rank."""
+        rank = segment.source
 
-    def _share(self) -> None:
-        """Deals the ports to the flows and asks to be woken when the next one ends."""
-        out = Counter(flow.segment.source for flow in self._flows)
-        into = Counter(flow.segment.target for flow in self._flows)
-        before, self._loads = self._loads, defaultdict(float)
-        for flow in self._flows:
-            source, target = flow.segment.source, flow.segment.target
-            sharers = max(out[source], into[target])
-            flow.speed = 1.0 if sharers == 1 else self._crowd / sharers
-            self._loads[source] += flow.speed / 2
-            self._loads[target] += flow.speed / 2
-        for rank in sorted(before.keys() | self._loads.keys()):
-            if self._loads.get(rank, 0.0) != before.get(rank, 0.0):
-                self._changed(rank, self._loads.get(rank, 0.0))
-        self._version += 1
-        if self._flows:
-            version = self._version
-            soonest = min(flow.left_us / flow.speed for flow in self._flows)
-            self._clock.after(soonest, lambda: self._wake(version))
+        def end() -> None:
+            self._within[rank] -= 1
+            self._tell([rank])
+            done()
 
-    def _wake(self, version: int) -> None:
-        if version != self._version:
+        self._within[rank] = self._within.get(rank, 0) + 1
+        self._tell([rank])
+        self._clock.after(segment.alone_us, end)
+
+    def _shared(self, source: int, target: int) -> tuple[Shared, ...]:
+        """The ports of a copy and the links of its route."""
+        pair = source, target
+        if pair not in self._paths:
+            self._paths[pair] = ((source, "out"), ("into", target), *self._routes.between(source, target))
+        return self._paths[pair]
+
+    def _deal(self, changed: _Flow) -> None:
+        """Deals ports and links anew to the flows that share one with a flow that begins or ends."""
+        others: dict[_Flow, None] = {}
+        for each in changed.shared:
+            others.update(self._flows[each])
+        ranks = {changed.segment.source, changed.segment.target}
+        for flow in others:
+            speed = self._speed(flow)
+            if speed != flow.speed:
+                self._set_speed(flow, speed)
+                ranks |= {flow.segment.source, flow.segment.target}
+        self._tell(sorted(ranks))
+
+    def _speed(self, flow: _Flow) -> float:
+        """The least that a port or a link leaves it."""
+        out, into, *hops = flow.shared
+        sharers = max(len(self._flows[out]), len(self._flows[into]))
+        speed = 1.0 if sharers == 1 else min(1.0, self._crowd / sharers)
+        for hop in hops:
+            sharers = len(self._flows[hop])
+            if sharers > 1:
+                speed = min(speed, self._wide(hop, flow) / sharers)
+        return speed
+
+    def _wide(self, hop: Hop, flow: _Flow) -> float:
+        """How many copies as fast as this one alone a link passes."""
+        source, target = flow.segment.source, flow.segment.target
+        alone = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
+        return self._routes.curves[hop].peak_gb_per_s / alone
+
+    def _set_speed(self, flow: _Flow, speed: float) -> None:
+        now = self._clock.now
+        flow.left_us -= (now - flow.updated_us) * flow.speed
+        flow.updated_us, flow.speed = now, speed
+        flow.version += 1
+        self._clock.after(max(flow.left_us, 0.0) / speed, partial(self._wake, flow, flow.version))
+
+    def _tell(self, ranks: Iterable[int]) -> None:
+        """Whoever listens hears of the loads that changed."""
+        for rank in ranks:
+            load = sum(flow.speed for flow in self._of_rank.get(rank, ())) / self._full / 2
+            load += self._within.get(rank, 0) * self._local
+            if load != self._loads.get(rank, 0.0):
+                self._loads[rank] = load
+                self._changed(rank, load)
+
+    def _wake(self, flow: _Flow, version: int) -> None:
+        """The flow ends, unless its speed has changed since it was asked to."""
+        if version != flow.version:
             return
-        self._advance()
-        finished = [flow for flow in self._flows if flow.left_us <= _DONE_US]
-        self._flows = [flow for flow in self._flows if flow.left_us > _DONE_US]
-        self._share()
-        for flow in finished:
-            flow.done()
+        for each in flow.shared:
+            del self._flows[each][flow]
+        for rank in (flow.segment.source, flow.segment.target):
+            del self._of_rank[rank][flow]
+        self._deal(flow)
+        flow.done()

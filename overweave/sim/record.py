@@ -59,9 +59,10 @@ class Recorder:
             self.waited(operation, claimed, begin)
             self.ran(operation, kind, begin, end)
 
-    def timeline(self, name: str, schedule: Schedule) -> Timeline:
-        """All of it, with an arrow from each operation that notifies to each that waits for it."""
-        return make_timeline(name, "simulated", schedule.world_size, self._spans, self._arrows(schedule))
+    def timeline(self, name: str, schedule: Schedule, with_arrows: bool) -> Timeline:
+        """All of it. with_arrows: one from each operation that notifies to each that waits for it."""
+        arrows = self._arrows(schedule) if with_arrows else ()
+        return make_timeline(name, "simulated", schedule.world_size, self._spans, arrows)
 
     def _add(self, operation: Operation, span: Span) -> None:
         self._first.setdefault(operation.name, len(self._spans))

@@ -31,33 +31,61 @@ def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile
     Raises InputError if the machine has fewer GPUs than the plan has ranks, ScheduleError if the plan cannot be run to
     its end: a queue without an engine, a kernel without a config, or operations that wait for ever.
     """
-    if plan.schedule.world_size > machine.gpus:
-        found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
-        raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
-    return _Run(plan, machine, with_tiles, author_tile_us).timeline()
+    _check_ranks(plan, machine)
+    return _Run(plan, machine, with_tiles, author_tile_us).timeline(with_arrows=True)
 
 
 def total_us(plan: Plan, machine: Machine, author_tile_us: float | None = None) -> float:
-    """Time of one call: until the slowest rank has done its last operation, and no sooner than the links allow."""
-    return no_sooner_us(plan, machine.links, simulate(plan, machine, author_tile_us=author_tile_us))
+    """Time of one call: until the slowest rank has done its last operation, and no sooner than the links allow.
+
+    Raises as `simulate`.
+    """
+    _check_ranks(plan, machine)
+    return no_sooner_us(plan, machine, _Run(plan, machine, False, author_tile_us).timeline(with_arrows=False))
+
+
+def _check_ranks(plan: Plan, machine: Machine) -> None:
+    if plan.schedule.world_size > machine.gpus:
+        found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
+        raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
 
 
 class _Node:
-    """A step of the run. `turn` opens when its queue lets it go, `ready` when its signals are there too."""
+    """A step of the run. `turn` opens when its queue lets it go, `ready` when its signals are there too.
+
+    late: opens when what its tiles wait for late is there, where they do. launch: lets its kernel go, where it has one.
+    """
+
+    __slots__ = (
+        *(
+            "begin_us",
+            "end_us",
+            "is_done",
+            "kernel",
+            "late",
+            "launch",
+            "launches",
+            "ready",
+            "runs",
+            "step",
+            "stored_us",
+        ),
+        *("tiles", "turn", "turn_us", "waits_for_end", "waits_for_start"),
+    )
 
     def __init__(self, run: _Run, step: Step) -> None:
         self.step = step
         self.turn = Gate(partial(run.take_turn, self))
         self.ready = Gate(partial(run.start, self))
-        self.late = Gate(partial(run.add, self))
+        self.late: Gate | None = None
+        self.launch: Gate | None = None
         self.turn_us = self.begin_us = self.end_us = 0.0
         self.is_done = False
         self.tiles = 0  # of a kernel launch, still to be finished
         self.stored_us = 0.0  # of a tile that is stored at peers, behind its end
-        self.launches: list[Work] = []  # kernels of its own that follow the one that runs
+        self.launches: tuple[Work, ...] = ()  # kernels of its own that follow the one that runs
         self.runs: list[TileRun] = []
         self.kernel: Kernel | None = None  # launched when it is this node's turn
-        self.launch = Gate(partial(run.launch, self))
         self.waits_for_start: list[Gate] = []
         self.waits_for_end: list[Gate] = []
 
@@ -88,7 +116,7 @@ class _Run:
             self._prepare(launch)
         self._connect()
 
-    def timeline(self) -> Timeline:
+    def timeline(self, with_arrows: bool) -> Timeline:
         self._clock.run()
         stuck = [node.step.operation.name for node in self._nodes if not node.is_done]
         if stuck:
@@ -96,7 +124,7 @@ class _Run:
             raise ScheduleError(f"simulate {self._plan.name}", f"waits for ever: {shown}", "See `overweave verify`")
         for rank in range(self._schedule.world_size):
             self._join(rank)
-        return self._recorder.timeline(self._plan.name, self._schedule)
+        return self._recorder.timeline(self._plan.name, self._schedule, with_arrows)
 
     # Before the run.
 
@@ -121,7 +149,13 @@ class _Run:
                 is_late = step.engine in KERNELS and wait not in step.operation.waits
                 for signal in range(*wait.signals):
                     key = (step.operation.rank, wait.pad, signal)
-                    self._signals.wait(key, wait.count, node.late if is_late else node.ready)
+                    self._signals.wait(key, wait.count, self._late(node) if is_late else node.ready)
+
+    def _late(self, node: _Node) -> Gate:
+        """The gate of a node whose tiles wait for something late."""
+        if node.late is None:
+            node.late = Gate(partial(self.add, node))
+        return node.late
 
     def _join(self, rank: int) -> None:
         """The caller's stream goes on when what ran beside it is over."""
@@ -156,7 +190,7 @@ class _Run:
             runs.append(run)
         first = self._nodes[launch.first]
         first.kernel = Kernel(runs, self._programs(first.step))
-        first.launch.expect()
+        first.launch = Gate(partial(self.launch, first)).expect()
         for key, count in self._launch_signals(first.step):
             self._signals.wait(key, count, first.launch)
 
@@ -194,7 +228,7 @@ class _Run:
 
     def take_turn(self, node: _Node) -> None:
         node.turn_us = self._clock.now
-        if node.kernel is not None:
+        if node.launch is not None:
             node.launch.arrive()
         node.ready.arrive()
 
@@ -241,11 +275,15 @@ class _Run:
         operation = node.step.operation
         if isinstance(operation, Collective):
             self._collectives.start(operation, partial(self._leave, node))
-        elif isinstance(operation, Put | Get | Copy) and moves_between_ranks(operation):
+        elif isinstance(operation, Put | Get | Copy) and self._needs_no_sm(operation):
             node.begin_us = self._clock.now
             self._copy(node, list(self._costs.segments(operation)))
         else:
             self._launch(node, *self._costs.alone(operation))
+
+    def _needs_no_sm(self, operation: Put | Get | Copy) -> bool:
+        """Whether copy engines move it."""
+        return self._machine.local_copies.by == "dma" or moves_between_ranks(operation)
 
     def _run_packed(self, node: _Node) -> None:
         """A push, or what waits for the pushes of all ranks, of the kernel whose messages carry their flag."""
@@ -258,7 +296,7 @@ class _Run:
 
     def _launch(self, node: _Node, *works: Work) -> None:
         """Kernels of its own for one operation, one after the other."""
-        work, *node.launches = works or (Work(0, 0.0),)
+        work, node.launches = (works[0], works[1:]) if works else (Work(0, 0.0), ())
         if not work.count:
             self._end(node, self._machine.latency.flag.us)
             return
@@ -325,4 +363,4 @@ class _Run:
     def _hear_traffic(self, rank: int, load: float) -> None:
         """Copies beside kernels slow them."""
         factor = self._machine.sharing.copy_engine.factor
-        self._processors[rank].set_slowdown(1.0 + (factor - 1.0) * min(1.0, load))
+        self._processors[rank].set_slowdown(1.0 + (factor - 1.0) * load)

@@ -6,7 +6,10 @@ import msgspec
 import pytest
 
 from overweave.errors import InputError
-from overweave.hardware.machine import Curve, SmCurve, load, names
+from overweave.hardware.curves import Curve, SmCurve
+from overweave.hardware.machine import load, names
+
+COUNTS = ("gpus", "between")  # how many GPUs there are, and which of them a link joins
 
 
 def walk(value: object, path: str = ""):
@@ -30,7 +33,7 @@ def is_number(value: object) -> bool:
 @pytest.mark.parametrize("name", names())
 def test_every_number_has_a_source(name: str):
     for path, record in walk(msgspec.to_builtins(load(name))):
-        numbers = [key for key, value in record.items() if is_number(value) and key != "gpus"]
+        numbers = [key for key, value in record.items() if is_number(value) and key not in COUNTS]
         assert not numbers or record.get("source"), f"{path} has {numbers} without a source"
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from overweave.hardware.curves import Bandwidth, Curve, SmCurve
 from overweave.hardware.machine import (
-    Bandwidth,
     CollectiveCurve,
-    Curve,
     ElementWise,
     Held,
     Latencies,
@@ -16,7 +15,6 @@ from overweave.hardware.machine import (
     Machine,
     Share,
     Sharing,
-    SmCurve,
     TileRate,
     load,
 )
@@ -37,6 +35,7 @@ def paper() -> Machine:
         name="paper",
         processor=replace(machine.processor, sms=2),
         hbm=Bandwidth(1e9, "paper"),
+        local_copies=replace(machine.local_copies, gb_per_s=1e9),
         element_wise=ElementWise(*[Bandwidth(1e9, "paper")] * 3),
         tiles=tiles,
         links=replace(machine.links, push=line, pull=line, all_peers=line, strided=Share(2.0, "paper"), sm_push=push),

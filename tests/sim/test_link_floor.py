@@ -17,4 +17,4 @@ SHOT_BYTES = 3 * 1024 * 4096 * 2  # through every port, each way, in each shot
 
 def test_what_moves_nothing_has_no_floor():
     plan = build("matmul_all_reduce.two_shot", replace(PROBLEM, world_size=1), {})
-    assert floor_us(plan, H200.links, simulate(plan, H200)) == 0
+    assert floor_us(plan, H200, simulate(plan, H200)) == 0

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.hardware.machine import Bandwidth, ElementWise, Held, Latency, Machine, Share, Sharing, load
+from overweave.hardware.curves import Bandwidth
+from overweave.hardware.machine import ElementWise, Held, Latency, Machine, Share, Sharing, load
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
 from overweave.ir.problem import Problem

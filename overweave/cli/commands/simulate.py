@@ -19,7 +19,7 @@ from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
 from overweave.cli.shape import case_of, tell_of_rounding
 from overweave.errors import InputError, nearest
-from overweave.hardware.machine import Machine, load
+from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.text.files import shown
@@ -63,7 +63,9 @@ def simulate(
     schedule: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A schedule, or a file of `overweave show`")],
     shape: Annotated[str | None, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")] = None,
     world: Annotated[int | None, typer.Option("--world", "-w", min=1, help="4 unless a file says")] = None,
-    machine: Annotated[str, typer.Option(help="A described machine")] = "h200x4",
+    machine: Annotated[
+        str | None, typer.Option(help="A machine, or a file of one; else H200s, as many as need be")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace of every tile for ui.perfetto.dev there")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
@@ -71,9 +73,10 @@ def simulate(
     """Predict how long a schedule takes on a described machine, and draw it."""
     is_named = schedule in METHODS
     with told_as_json(schedule, json), nullcontext() if is_named else limited(Path(schedule)):
-        where = load(machine)
+        ranks = 4 if world is None else world
+        where = load(machine or default_for(ranks))
         if is_named:
-            plan = named_plan(schedule, shape, 4 if world is None else world, options_of(option or []))
+            plan = named_plan(schedule, shape, ranks, options_of(option or []))
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
         timeline = run(plan, where)

@@ -15,7 +15,7 @@ from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, tried, wh
 from overweave.cli.shape import case_of as case_of_shape
 from overweave.cli.shape import tell_of_rounding
 from overweave.errors import InputError
-from overweave.hardware.machine import load
+from overweave.hardware.machine import default_for, load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import OUTSIDE
@@ -23,7 +23,7 @@ from overweave.schedules.methods.registry import method_of
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.target import Target
 
-FAILED, MACHINE = 1, "h200x4"
+FAILED = 1
 
 
 def trace(
@@ -33,7 +33,7 @@ def trace(
     device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
     plan: Annotated[str | None, typer.Option(help="A schedule of the operator; by default the one it takes")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
-    machine: Annotated[str | None, typer.Option(help="What to simulate; h200x4 if large enough")] = None,
+    machine: Annotated[str | None, typer.Option(help="A machine, or a file of one, to simulate; else H200s")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trace and the picture")] = Path(),
 ) -> None:
     """Record when each tile and chunk ran, and draw it beside what was simulated."""
@@ -42,8 +42,9 @@ def trace(
     whole = case_of_shape(shape)
     problem = whole.problem(operator, world_size, "bf16")
     name, options = _schedule(problem, place, plan, options_of(option or []))
-    is_large_enough = world_size <= load(MACHINE).gpus
-    predicted = [simulated(name, problem, options, machine or MACHINE)] if machine or is_large_enough else []
+    described = machine or default_for(world_size)
+    is_large_enough = world_size <= load(described).gpus
+    predicted = [simulated(name, problem, options, described)] if machine or is_large_enough else []
     make_folder(out)
     if not is_one_of_the_ranks():
         tell_of_rounding(problem.record, whole, world_size)
@@ -58,7 +59,7 @@ def trace(
     print_trials(console, f"{world_size} {depth}", trials)
     print_charts(console, trials[0].timeline, *predicted)
     if not predicted:
-        console.print(f"nothing simulated: {world_size} ranks are more than the GPUs of {MACHINE}")
+        console.print(f"nothing simulated: {world_size} ranks are more than the GPUs of {described}")
     save(console, out, f"trace.{name}", trials[0].timeline, *predicted)
     if not trials[0].is_right:
         raise typer.Exit(FAILED)

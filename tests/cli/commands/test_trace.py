@@ -42,9 +42,9 @@ def test_options_reach_both_timelines(tmp_path: Path):
 
 @pytest.mark.slow
 def test_more_ranks_than_a_described_machine_has_are_traced_without_it(tmp_path: Path):
-    ended = run("all_gather_matmul", "--shape", "40,40,32", "-w", "5", "--plan", "sequential", "--out", str(tmp_path))
+    ended = run("all_gather_matmul", "--shape", "72,72,32", "-w", "9", "--plan", "sequential", "--out", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert "nothing simulated: 5 ranks are more than the GPUs of h200x4" in ended.stdout
+    assert "nothing simulated: 9 ranks are more than the GPUs of h200x8" in ended.stdout
     (measured,) = timelines_of((tmp_path / "trace.all_gather_matmul.sequential.json").read_bytes())
     assert (measured.source, measured.world_size) == ("measured", 5)
 

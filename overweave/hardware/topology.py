@@ -1,0 +1,160 @@
+"""How the GPUs of a machine are joined: links between pairs of places, and the links that a transfer crosses.
+
+A place is a GPU, by its rank, or what joins GPUs, by its name: a switch, a PCIe bridge, a network. A transfer takes the
+route of the fewest links and is shared out on each of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from itertools import combinations
+from typing import Literal
+
+from msgspec import Struct
+
+from overweave.errors import MachineFileError
+from overweave.hardware.curves import Bandwidth, Curve
+
+Place = int | str
+EACH_GPU = "gpu"  # in a pair of a file, every GPU in its turn; two of them, every two GPUs
+Kind = Literal["switch", "mesh", "ring", "tree", "levels"]
+Hop = tuple[Place, Place]  # a link in one direction
+
+
+class Link(Struct, frozen=True, forbid_unknown_fields=True):
+    """Links that are alike, between pairs of places, each with `curve` in either direction."""
+
+    between: tuple[tuple[Place, Place], ...]
+    curve: Curve
+
+
+class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
+    """The links of a machine, and the port through which a GPU passes all its bytes in one direction.
+
+    kind, which the links are held against. switch: every GPU has a link to one switch that never blocks. mesh: every
+    two GPUs have a link. ring: every GPU has one to the next. tree: one way between any two places, as PCIe bridges
+    have. levels: islands of GPUs, joined by slower links.
+    """
+
+    kind: Kind
+    port: Bandwidth
+    links: tuple[Link, ...]
+
+    def hops(self, gpus: int) -> dict[Hop, Curve]:
+        """Every link in every direction, for so many GPUs."""
+        found: dict[Hop, Curve] = {}
+        for link in self.links:
+            for one, other in link.between:
+                for pair in _pairs(one, other, gpus):
+                    found[pair] = found[pair[::-1]] = link.curve
+        return found
+
+
+class Routes:
+    """The links that transfers between the GPUs of a topology cross."""
+
+    def __init__(self, topology: Topology, gpus: int) -> None:
+        self.curves = topology.hops(gpus)
+        self._neighbours: dict[Place, list[Place]] = {}
+        for one, other in self.curves:
+            self._neighbours.setdefault(one, []).append(other)
+        self._towards: dict[int, dict[Place, Place]] = {}
+        self._found: dict[tuple[int, int], tuple[Hop, ...]] = {}
+
+    def between(self, source: int, target: int) -> tuple[Hop, ...]:
+        """The fewest links from one GPU to another, in order. Raises MachineFileError where there is no way."""
+        if (source, target) not in self._found:
+            self._found[source, target] = self._route(source, target)
+        return self._found[source, target]
+
+    def alone_gb_per_s(self, source: int, target: int) -> float:
+        """What the slowest link of the route reaches."""
+        return min(self.curves[hop].peak_gb_per_s for hop in self.between(source, target))
+
+    def time_us(self, source: int, target: int, size_bytes: float) -> float:
+        """Of a transfer alone, as far as the links limit it."""
+        return max(self.curves[hop].time_us(size_bytes) for hop in self.between(source, target))
+
+    def _route(self, source: int, target: int) -> tuple[Hop, ...]:
+        if source not in self._towards:
+            self._towards[source] = self._origins(source)
+        origins = self._towards[source]
+        if target not in origins:
+            cure = "Give the file a link between the two, or to a switch that both have"
+            raise MachineFileError("topology", f"no way from GPU {source} to GPU {target}", cure)
+        hops: list[Hop] = []
+        place: Place = target
+        while place != source:
+            hops.append((origins[place], place))
+            place = origins[place]
+        return tuple(reversed(hops))
+
+    def _origins(self, source: int) -> dict[Place, Place]:
+        """From where the nearest way from `source` comes to each place."""
+        origins: dict[Place, Place] = {source: source}
+        waiting = deque[Place]([source])
+        while waiting:
+            place = waiting.popleft()
+            for other in self._neighbours.get(place, ()):
+                if other not in origins:
+                    origins[other] = place
+                    waiting.append(other)
+        return origins
+
+
+@lru_cache(maxsize=64)
+def routes(topology: Topology, gpus: int) -> Routes:
+    """Of a topology with so many GPUs."""
+    return Routes(topology, gpus)
+
+
+def check(topology: Topology, gpus: int) -> None:
+    """Raises MachineFileError for a link that is missing, a link faster than its port, a GPU that cannot be reached."""
+    hops = topology.hops(gpus)
+    for (one, other), curve in hops.items():
+        if {one, other} & set(range(gpus)) and curve.peak_gb_per_s > topology.port.gb_per_s:
+            found = f"{curve.peak_gb_per_s:g} GB/s between {one} and {other}, {topology.port.gb_per_s:g} at the port"
+            raise MachineFileError("topology", found, "A GPU passes all its links through its port: raise the port")
+    strange = {place for hop in hops for place in hop if isinstance(place, int) and not 0 <= place < gpus}
+    if strange:
+        raise MachineFileError("topology", f"a link of GPU {min(strange)} of {gpus}", "Number the GPUs from 0")
+    _check_kind(topology.kind, hops, gpus)
+    if gpus > 1:
+        reached = Routes(topology, gpus)
+        for target in range(1, gpus):
+            reached.between(0, target)
+
+
+def _check_kind(kind: Kind, hops: dict[Hop, Curve], gpus: int) -> None:
+    """Whether the links make what the file calls them."""
+    if kind == "mesh":
+        wanted = list(combinations(range(gpus), 2))
+    elif kind == "ring":
+        wanted = [(rank, (rank + 1) % gpus) for rank in range(gpus if gpus > 2 else gpus - 1)]
+    elif kind == "switch":
+        switches = {place for hop in hops for place in hop if isinstance(place, str)}
+        if len(switches) != 1:
+            raise MachineFileError("switch topology", f"{len(switches)} switches", "Join all GPUs to one switch")
+        wanted = [(rank, min(switches)) for rank in range(gpus)]
+    else:
+        wanted = []
+    missing = [pair for pair in wanted if pair not in hops]
+    if missing:
+        found = f"no link between {missing[0][0]} and {missing[0][1]}"
+        more = f", and {len(missing) - 1} more are missing" if missing[1:] else ""
+        raise MachineFileError(f"{kind} topology", found + more, "Add the pair to a link, or name another kind")
+    places = {place for hop in hops for place in hop}
+    if kind == "tree" and len(hops) // 2 >= len(places):
+        found = f"{len(hops) // 2} links between {len(places)} places"
+        raise MachineFileError("tree topology", found, "A tree has one way between two places: leave links out")
+
+
+def _pairs(one: Place, other: Place, gpus: int) -> list[Hop]:
+    """What a pair of a file stands for."""
+    if one == other == EACH_GPU:
+        return list(combinations(range(gpus), 2))
+    if EACH_GPU in (one, other):
+        place = other if one == EACH_GPU else one
+        return [(rank, place) for rank in range(gpus)]
+    return [(one, other)]

@@ -1,0 +1,98 @@
+"""Topologies: which links a transfer crosses, and what a file may not say of them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from overweave.errors import MachineFileError
+from overweave.hardware.curves import Bandwidth, Curve
+from overweave.hardware.machine import decode, load, names
+from overweave.hardware.topology import Link, Routes, Topology, check
+
+PORT = Bandwidth(100.0, "paper")
+
+
+def topology(kind: str, *links: tuple[float, tuple[tuple[int | str, int | str], ...]]) -> Topology:
+    made = tuple(Link(pairs, Curve(((1.0, rate), (1e6, rate)), "paper")) for rate, pairs in links)
+    return Topology(kind, PORT, made)
+
+
+def test_a_transfer_takes_the_fewest_links():
+    ring = Routes(topology("ring", (50, ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0)))), 5)
+    assert ring.between(0, 2) == ((0, 1), (1, 2))
+    assert ring.between(0, 3) == ((0, 4), (4, 3))
+    mesh = Routes(topology("mesh", (50, (("gpu", "gpu"),))), 8)
+    assert mesh.between(6, 1) == ((6, 1),)
+
+
+def test_the_slowest_link_of_a_route_says_how_long_a_transfer_takes():
+    islands = (50, ((0, "left"), (1, "left"), (2, "right"), (3, "right")))
+    levels = Routes(topology("levels", islands, (2, (("left", "right"),))), 4)
+    assert levels.alone_gb_per_s(0, 1) == 50
+    assert levels.alone_gb_per_s(0, 3) == 2
+    assert levels.time_us(0, 3, 1e6) == pytest.approx(500.0)
+
+
+def test_a_switch_and_a_mesh_have_as_many_gpus_as_the_machine():
+    assert Routes(topology("switch", (50, (("gpu", "switch"),))), 64).between(63, 5) == ((63, "switch"), ("switch", 5))
+    assert len(topology("mesh", (50, (("gpu", "gpu"),))).hops(8)) == 56
+
+
+REFUSED = (
+    (topology("mesh", (50, ((0, 1), (1, 2)))), "no link between 0 and 2"),
+    (topology("ring", (50, ((0, 1), (1, 2)))), "no link between 2 and 0"),
+    (topology("switch", (50, ((0, "switch"), (2, "switch")))), "no link between 1 and switch"),
+    (topology("switch", (50, ((0, "a"), (1, "a"), (2, "b")))), "2 switches"),
+    (topology("levels", (50, ((0, 1), (2, "network")))), "no way from GPU 0 to GPU 2"),
+    (topology("tree", (50, ((0, "cpu"), (1, "cpu"), (2, "cpu"), (0, 1)))), "one way between two places"),
+    (topology("mesh", (101, (("gpu", "gpu"),))), "101 GB/s between 0 and 1, 100 at the port"),
+    (topology("levels", (50, ((0, 1), (1, 2), (2, 3)))), "GPU 3 of 3"),
+)
+
+
+@pytest.mark.parametrize(("wrong", "told"), REFUSED, ids=[told for _, told in REFUSED])
+def test_what_no_machine_has_is_refused_with_a_cure(wrong: Topology, told: str):
+    with pytest.raises(MachineFileError, match=told) as refused:
+        check(wrong, 3)
+    assert refused.value.cure
+
+
+def changed(**fields: object) -> bytes:
+    return msgspec.json.encode({"like": "h200x4", "title": "another", **fields})
+
+
+def test_a_file_that_is_like_another_names_whose_its_numbers_are():
+    machine = decode(changed(latency={"call": {"us": 9.0, "source": "mine"}}), "mine.json")
+    assert (machine.latency.call.us, machine.latency.call.source) == (9.0, "mine")
+    assert machine.latency.kernel.us == load("h200x4").latency.kernel.us
+    assert machine.latency.kernel.source.startswith("as h200x4: fitted")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (changed(links={"push": {"points": [[2, 1], [1, 1]], "source": "mine"}}), "out of order: 2, 1"),
+        (changed(links={"sm_push": {"points": [[2, 1], [2, 1]], "source": "mine"}}), "out of order: 2, 2"),
+        (changed(hbm={"gb_per_s": -1, "source": "mine"}), "hbm"),
+        (changed(colour="red"), "colour"),
+        (b"no JSON", "malformed"),
+        (b"[" * 10_000, "Recursion|recursion|depth"),
+    ],
+)
+def test_a_file_that_describes_no_machine_is_refused(data: bytes, told: str):
+    with pytest.raises(MachineFileError, match=told) as refused:
+        decode(data, "mine.json")
+    assert refused.value.cure
+
+
+def test_the_machines_of_the_papers_are_there():
+    gpus = {name: load(name).gpus for name in names()}
+    assert {name for name, count in gpus.items() if count == 8} >= {
+        "h100x8",
+        "h200x8",
+        "a100x8",
+        "a100_pciex8",
+        "mi300x8",
+    }
+    assert {name for name, count in gpus.items() if count == 4} >= {"h200x4", "rtx4090x4", "a800x4"}

@@ -1,0 +1,84 @@
+"""Plans on the machines of the papers: what their links, their SMs and their DMA engines do to a call."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.hardware.machine import load
+from overweave.ir.plan import LIBRARY, Assignment, Plan, Realization
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Buffer, Copy, Queue, Region, Schedule
+from overweave.schedules.catalog.catalog import build
+from overweave.sim.link_floor import floor_us
+from overweave.sim.simulate import simulate, total_us
+from tests.clock import ends_within
+
+WHOLE = Problem(operator="all_gather_matmul", m=65536, n=2048, k=16384, world_size=8, dtype="bfloat16")
+SHARD_BYTES = 65536 * 16384 * 2 / 8
+
+
+def test_copies_to_one_peer_leave_the_links_of_a_mesh_idle():
+    mesh, switch = load("mi300x8"), load("h200x8")
+    shard = build("all_gather_matmul.per_shard", WHOLE, {})
+    whole = build("all_gather_matmul.sequential", WHOLE, {})
+    assert total_us(shard, mesh) > 2.0 * total_us(whole, mesh)  # FiCCO, section VI-B: up to 3.9 times
+    assert total_us(shard, switch) < total_us(whole, switch)
+
+
+def test_no_call_is_shorter_than_the_bytes_on_its_busiest_link():
+    mesh = load("mi300x8")
+    plan = build("all_gather_matmul.per_shard", WHOLE, {})
+    floor = floor_us(plan, mesh, simulate(plan, mesh))
+    assert floor >= SHARD_BYTES / 64e3  # one shard over each link
+    assert floor >= 7 * SHARD_BYTES / 336e3  # seven shards into each port
+    slow = replace(mesh.topology.links[0], curve=replace(mesh.topology.links[0].curve, points=((1.0, 1.0),)))
+    slower = replace(mesh, topology=replace(mesh.topology, links=(slow,)))
+    assert floor_us(plan, slower, simulate(plan, slower)) >= SHARD_BYTES / 1e3
+
+
+@pytest.mark.parametrize(("by", "us"), [("dma", 80.0), ("sms", 80.0)])
+def test_a_copy_within_a_gpu_takes_its_rate_whoever_makes_it(paper, by, us):
+    machine = replace(paper, local_copies=replace(paper.local_copies, by=by, gb_per_s=1.0))
+    assert total_us(copies_within(), machine) == pytest.approx(us)
+
+
+def test_copies_by_dma_engines_run_beside_each_other_and_those_by_kernels_one_after_the_other(paper):
+    twice = copies_within("first", "second")
+    by_kernels = replace(paper, local_copies=replace(paper.local_copies, by="sms", gb_per_s=1.0))
+    by_dma = replace(paper, local_copies=replace(paper.local_copies, by="dma", gb_per_s=1.0))
+    assert total_us(twice, by_dma) == pytest.approx(80.0)
+    assert total_us(twice, by_kernels) == pytest.approx(160.0)
+
+
+def copies_within(*queues: str) -> Plan:
+    """On each named queue of one rank, a copy that reads and writes 40,000 bytes."""
+    names = queues or ("main",)
+    buffers = (Buffer("x", 1000, 20, "input"), *(Buffer(f"y.{name}", 1000, 20, "local") for name in names))
+    whole = (0, 1000), (0, 20)
+    copies = [
+        Copy(
+            name=name, rank=0, queue=name, sources=(Region("x", 0, *whole),),
+            destinations=(Region(f"y.{name}", 0, *whole),),
+        )
+        for name in names
+    ]  # fmt: skip
+    schedule = Schedule(
+        name="copies", world_size=1, buffers=buffers, pads=(), given=(), goal=(), operations=tuple(copies),
+        queues=tuple(Queue(name, "complete") for name in names),
+    )  # fmt: skip
+    engines = tuple(Assignment(name, LIBRARY) for name in names)
+    return Plan(
+        name="copies",
+        problem=replace(WHOLE, world_size=1),
+        schedule=schedule,
+        realization=Realization(dtype="bfloat16", engines=engines),
+    )
+
+
+def test_the_calls_of_64_ranks_are_simulated_in_less_than_a_second():
+    machine = replace(load("h200x8"), gpus=64)
+    problem = replace(WHOLE, m=64 * 512, world_size=64)
+    plan = build("all_gather_matmul.per_shard", problem, {})
+    assert len(plan.schedule.operations) == 8128
+    ends_within(1.0, lambda: total_us(plan, machine))
