@@ -279,8 +279,15 @@ def decode(data: bytes, name: str) -> Machine:
         cure = "`overweave calibrate` writes one, and those of the package show the form"
         raise MachineFileError(f"machine {name[:200]}", str(error)[:300], cure) from None
     links = machine.links
-    by_size = [links.push, links.pull, links.all_peers, *(link.curve for link in machine.topology.links)]
-    for points in [curve.points for curve in (*by_size, links.sm_pull, links.sm_push, *machine.collectives)]:
+    measured = [
+        links.push.points,
+        links.pull.points,
+        links.all_peers.points,
+        links.sm_pull.points,
+        links.sm_push.points,
+    ]
+    measured += [link.curve.points for link in machine.topology.links]
+    for points in measured + [curve.points for curve in machine.collectives]:
         sizes = [size for size, _ in points]
         if sizes != sorted(set(sizes)):
             found = f"a curve whose points are out of order: {', '.join(f'{size:g}' for size in sizes[:12])}"

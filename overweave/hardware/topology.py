@@ -128,6 +128,7 @@ def check(topology: Topology, gpus: int) -> None:
 
 def _check_kind(kind: Kind, hops: dict[Hop, Curve], gpus: int) -> None:
     """Whether the links make what the file calls them."""
+    wanted: list[Hop] = []
     if kind == "mesh":
         wanted = list(combinations(range(gpus), 2))
     elif kind == "ring":
@@ -137,8 +138,6 @@ def _check_kind(kind: Kind, hops: dict[Hop, Curve], gpus: int) -> None:
         if len(switches) != 1:
             raise MachineFileError("switch topology", f"{len(switches)} switches", "Join all GPUs to one switch")
         wanted = [(rank, min(switches)) for rank in range(gpus)]
-    else:
-        wanted = []
     missing = [pair for pair in wanted if pair not in hops]
     if missing:
         found = f"no link between {missing[0][0]} and {missing[0][1]}"

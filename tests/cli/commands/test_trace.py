@@ -46,7 +46,7 @@ def test_more_ranks_than_a_described_machine_has_are_traced_without_it(tmp_path:
     assert ended.returncode == 0, ended.stderr
     assert "nothing simulated: 9 ranks are more than the GPUs of h200x8" in ended.stdout
     (measured,) = timelines_of((tmp_path / "trace.all_gather_matmul.sequential.json").read_bytes())
-    assert (measured.source, measured.world_size) == ("measured", 5)
+    assert (measured.source, measured.world_size) == ("measured", 9)
 
 
 def test_what_the_interpreter_cannot_end_in_time_torch_computes():
