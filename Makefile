@@ -16,23 +16,28 @@ demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at h
 	$(BIN)/overweave demo
 
 test: .venv/stamp lint   ## everything that needs no GPU: lint, types, and both tiers at once, which collects them once
-	$(PYTEST) -n 3 --dist worksteal -m "not gpu"
+	$(PYTEST) -n 3 --dist worksteal -m "not gpu and not nightly"
 
 fast: .venv/stamp        ## the fast tier alone
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
 
 slow: .venv/stamp        ## the slow tier alone
-	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu"
+	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu and not nightly"
 
 # The long runs whose short versions `make test` has.
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "verify_mutations --per-class 1000" \
   "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" "lint_authored"
 
+# What only nightly tests import: a browser's driver (the browser is playwright's or the machine's), and what builds wheels.
+NIGHTLY_PACKAGES := 'playwright>=1.50' 'build>=1.2'
+
 nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightly-list` names them
 	for campaign in $(NIGHTLY); do $(BIN)/python -m campaigns.$$campaign || exit 1; done
+	$(BIN)/python -m pip install --quiet $(NIGHTLY_PACKAGES)
+	$(PYTEST) -m nightly -rs
 
 nightly-list:            ## what `make nightly` runs
-	@printf 'python -m campaigns.%s\n' $(NIGHTLY)
+	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \

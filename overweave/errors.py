@@ -102,6 +102,7 @@ def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> s
 
 # What a part of the library needs beside the packages that it always has, and where it comes from.
 PACKAGES = {
+    "bokeh": "pip install 'overweave[html]'",
     "libcst": "pip install 'libcst>=1.8'",
     "triton": "Install the triton that your torch names; for its CPU build, pip install triton==3.6.0 'numpy<2.4'",
     "torch": "pip install 'torch>=2.10'",
@@ -110,9 +111,10 @@ PACKAGES = {
 
 def package_error(asked: str, error: ModuleNotFoundError) -> Exception:
     """What to raise where loading `asked` failed: with a cure if a package is missing that we know of."""
-    if error.name not in PACKAGES:
+    package = (error.name or "").partition(".")[0]
+    if package not in PACKAGES:
         return error
-    return MachineError(asked, f"{error.name} is not installed", PACKAGES[error.name])
+    return MachineError(asked, f"{package} is not installed", PACKAGES[package])
 
 
 class PeerError(OverweaveError, RuntimeError):

@@ -44,12 +44,18 @@ THIRD_PARTY = {
     "ops": ("msgspec", "torch"),
     "layers": ("torch",),
     "adapters": ("torch",),
-    "cli": ("msgspec", "typer", "rich", "matplotlib"),
+    "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
 PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
-# asks for it, and the command line, whose reading and thinking commands start without torch.
-MAY_IMPORT_IN_FUNCTIONS = ("overweave", "overweave.runtime.backends", "overweave.cli.main")
+# asks for it, the command line, whose reading and thinking commands start without torch, and the page that `--html`
+# asks for, whose package is an extra.
+MAY_IMPORT_IN_FUNCTIONS = (
+    "overweave",
+    "overweave.runtime.backends",
+    "overweave.cli.main",
+    "overweave.cli.pictures.page_file",
+)
 NEED_NO_TRITON = ("doctor", "show", "verify", "simulate")
 IMPORT_BUDGET_S = 0.3
 

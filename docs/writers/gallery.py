@@ -7,7 +7,7 @@ from functools import cache
 from io import BytesIO
 
 from overweave.cli.outcome import simulated
-from overweave.cli.pictures_png import save_png
+from overweave.cli.pictures.png import save_png
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.record import Method

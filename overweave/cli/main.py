@@ -30,6 +30,7 @@ COMMANDS = {
     "show": "List the schedules, or print one.",
     "verify": "Prove a schedule file, or say why not: exit 0 proven, 1 refuted, 2 unusable, 3 undecided.",
     "simulate": "Predict how long a schedule takes on a described machine.",
+    "compare": "Set two timelines beside each other: schedules, plans or trace files.",
     "explain": "Say which plan an operator would take for a shape, or which schedule a kernel, and why.",
     "tune": "Measure the candidates for a set of shapes and keep the quickest.",
     "bench": "Measure an operator against the library, torch's fused operators and the roofs.",

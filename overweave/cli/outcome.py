@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.cli.destination import write_file
-from overweave.cli.pictures import print_gantt, print_table, time_text
+from overweave.cli.pictures.gantt import is_on_one_scale, print_gantt, print_table, time_text
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
+from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.ops.trial import Trial
@@ -22,20 +23,21 @@ from overweave.sim.simulate import simulate
 from overweave.tuner.space.target import Target, tile_options
 
 try:
-    from overweave.cli.pictures_png import save_png
+    from overweave.cli.pictures.png import save_png
 
     draw: Callable[..., None] | None = save_png
 except ImportError:  # matplotlib is an extra: without it there is no picture, and all the rest
     draw = None
 
-COMPARABLE = 5.0  # emulated ranks are a thousand times slower than what is simulated: each then has its own scale
 _COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
 
 
 def simulated(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
     """The same schedule on a described machine of Hopper GPUs, tile by tile. Raises InputError."""
     best = tile_options(Target("cuda")) if method_of(name).is_fused else {}
-    return simulate(build(name, problem, best | options), load(machine), with_tiles=True)
+    plan = build(name, problem, best | options)
+    timeline = simulate(plan, load(machine), with_tiles=True)
+    return with_contents(timeline, plan.schedule, plan.realization.dtype)
 
 
 def print_trials(console: Console, title: str, trials: Sequence[Trial]) -> None:
@@ -76,6 +78,5 @@ def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> Non
     if draw is None:
         console.print("no picture: matplotlib is missing; install overweave\\[viz]")
     else:
-        times_us = [timeline.total_us for timeline in timelines]
-        draw(picture, *timelines, one_scale=max(times_us) < COMPARABLE * min(times_us))
+        draw(picture, *timelines, one_scale=is_on_one_scale(timelines))
         console.print(f"{picture}: the same, drawn", soft_wrap=True)

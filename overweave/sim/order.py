@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Engine, Plan
-from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce
+from overweave.ir.schedule import Operation, Reduce
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
-from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, REDUCE, Kind
-from overweave.ir.timeline.timeline import COPY as MOVE
+from overweave.ir.timeline.operations import kind_of
+from overweave.ir.timeline.timeline import Kind
 
 _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")
 
@@ -35,14 +35,7 @@ class Step(Struct, frozen=True):
 
     @property
     def kind(self) -> Kind:
-        match self.operation:
-            case Compute() | Apply():
-                return COMPUTE
-            case Reduce():
-                return REDUCE
-            case Collective():
-                return COLLECTIVE
-        return MOVE
+        return kind_of(self.operation)
 
 
 class Run(NamedTuple):

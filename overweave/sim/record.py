@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Operation, Schedule
-from overweave.ir.timeline.timeline import BEGIN, WAIT, Arrow, Kind, Span, Timeline, make_timeline
+from overweave.ir.timeline.operations import arrows
+from overweave.ir.timeline.timeline import BEGIN, WAIT, Kind, Span, Timeline, make_timeline
 from overweave.sim.processor import Batch
 
 
@@ -60,26 +61,11 @@ class Recorder:
             self.ran(operation, kind, begin, end)
 
     def timeline(self, name: str, schedule: Schedule, with_arrows: bool) -> Timeline:
-        """All of it. with_arrows: one from each operation that notifies to each that waits for it."""
-        arrows = self._arrows(schedule) if with_arrows else ()
-        return make_timeline(name, "simulated", schedule.world_size, self._spans, arrows)
+        """All of it. with_arrows: one from each operation that signals to each that waits for it."""
+        drawn = arrows(schedule, self._first, self._last) if with_arrows else ()
+        return make_timeline(name, "simulated", schedule.world_size, self._spans, drawn)
 
     def _add(self, operation: Operation, span: Span) -> None:
         self._first.setdefault(operation.name, len(self._spans))
         self._last[operation.name] = len(self._spans)
         self._spans.append(span)
-
-    def _arrows(self, schedule: Schedule) -> list[Arrow]:
-        notifiers: dict[tuple[int, str, int], list[str]] = {}
-        for operation in schedule.operations:
-            for notify in operation.notifies:
-                notifiers.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
-        arrows = []
-        for operation in schedule.operations:
-            target = self._first.get(operation.name)
-            for wait in operation.all_waits:
-                for signal in range(*wait.signals):
-                    for source in notifiers.get((operation.rank, wait.pad, signal), ()):
-                        if target is not None and source in self._last:
-                            arrows.append(Arrow(self._last[source], target))
-        return arrows

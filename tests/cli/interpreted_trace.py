@@ -15,9 +15,9 @@ from overweave.runtime import interpreter
 interpreter.repair()
 
 from overweave.cli.main import app  # noqa: E402
+from overweave.ir.timeline.trace import from_chrome  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.schedules.catalog.catalog import names  # noqa: E402
-from tests.traces import timelines_of  # noqa: E402
 
 load("host interpreter")  # here, once, and not in every rank
 
@@ -29,7 +29,7 @@ def test_every_schedule_leaves_a_trace(tmp_path: Path, name: str):
     result = CliRunner().invoke(app, ["trace", *words, "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"trace.{name}.json", f"trace.{name}.png"]
-    measured, simulated = timelines_of((tmp_path / f"trace.{name}.json").read_bytes())
+    measured, simulated = from_chrome((tmp_path / f"trace.{name}.json").read_bytes())
     assert (measured.name, measured.source, simulated.name, simulated.source) == (name, "measured", name, "simulated")
     busy = {span.kind for span in simulated.spans} - {"wait", "begin"}
     assert busy <= {span.kind for span in measured.spans}

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.ranks import Asked, Device, how_many, tried, where
 from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
@@ -28,14 +29,17 @@ def demo(
     ranks: Annotated[int, typer.Option(min=0, max=32, help="0: every GPU, or 4 that share one or are emulated")] = 0,
     device: Annotated[Device, typer.Option(help="auto: GPUs where there is one")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path(),
+    html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
 ) -> None:
     """Run two operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
     make_folder(out)
+    write_page = page_writer(html)
     place = where(device, least=1)
     world_size = how_many(place, ranks, may_share=True)
     shown = {f"{record.name}.{record.demo.schedule}": record for record in OPERATORS.values() if record.demo}
     asked: list[Asked] = [(name, problem_for(record, place, world_size), {}) for name, record in shown.items()]
-    trials = tried(asked, place, world_size, ["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"])
+    words = ["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"]
+    trials = tried(asked, place, world_size, [*words, *([f"--html={html}"] if html else [])])
     if not trials:
         return  # another rank tells
     console = Console()
@@ -48,6 +52,7 @@ def demo(
     timelines = [timeline for pair in zip((t.timeline for t in trials), predicted, strict=True) for timeline in pair]
     print_charts(console, *timelines)
     save(console, out, "demo", *timelines)
+    write_page(f"{world_size} {what}", *timelines)
     if not all(trial.is_right for trial in trials):
         raise typer.Exit(FAILED)
 

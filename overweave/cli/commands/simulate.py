@@ -14,7 +14,8 @@ from rich.table import Table
 
 from overweave.cli.destination import write_file
 from overweave.cli.limits import limited, told_as_json
-from overweave.cli.pictures import print_gantt, print_table
+from overweave.cli.pictures.gantt import print_gantt, print_table
+from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
 from overweave.cli.shape import case_of, tell_of_rounding
@@ -23,6 +24,7 @@ from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.text.files import shown
+from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
@@ -68,20 +70,24 @@ def simulate(
     ] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace of every tile for ui.perfetto.dev there")] = None,
+    html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
     is_named = schedule in METHODS
     with told_as_json(schedule, json), nullcontext() if is_named else limited(Path(schedule)):
         ranks = 4 if world is None else world
-        where = load(machine or default_for(ranks))
+        write_page, where = page_writer(html), load(machine or default_for(ranks))
         if is_named:
             plan = named_plan(schedule, shape, ranks, options_of(option or []))
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
         timeline = run(plan, where)
+        if trace or html:
+            tiles = with_contents(run(plan, where, with_tiles=True), plan.schedule, plan.realization.dtype)
+            write_page(f"{plan.name} on {where.title}", tiles)
         if trace is not None:
-            write_file(trace, to_chrome(run(plan, where, with_tiles=True)))
+            write_file(trace, to_chrome(tiles))
         report = report_of(plan, where, timeline)
         if json:
             typer.echo(msgspec.json.encode(report).decode())

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import options_of
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, tried, where
 from overweave.cli.shape import case_of as case_of_shape
@@ -35,6 +36,7 @@ def trace(
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
     machine: Annotated[str | None, typer.Option(help="A machine, or a file of one, to simulate; else H200s")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trace and the picture")] = Path(),
+    html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
 ) -> None:
     """Record when each tile and chunk ran, and draw it beside what was simulated."""
     place = where(device)
@@ -46,11 +48,12 @@ def trace(
     is_large_enough = world_size <= load(described).gpus
     predicted = [simulated(name, problem, options, described)] if machine or is_large_enough else []
     make_folder(out)
+    write_page = page_writer(html)
     if not is_one_of_the_ranks():
         tell_of_rounding(problem.record, whole, world_size)
     words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
     words += [f"--out={out}", *(f"--option={word}" for word in option or [])]
-    words += [f"--machine={machine}"] if machine else []
+    words += [*([f"--machine={machine}"] if machine else []), *([f"--html={html}"] if html else [])]
     trials = tried([(name, problem, options)], place, world_size, words)
     if not trials:
         return  # another rank tells
@@ -61,6 +64,7 @@ def trace(
     if not predicted:
         console.print(f"nothing simulated: {world_size} ranks are more than the GPUs of {described}")
     save(console, out, f"trace.{name}", trials[0].timeline, *predicted)
+    write_page(f"{name} on {world_size} {depth}", trials[0].timeline, *predicted)
     if not trials[0].is_right:
         raise typer.Exit(FAILED)
 

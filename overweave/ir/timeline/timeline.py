@@ -14,7 +14,7 @@ from msgspec import Struct
 from overweave.errors import InputError
 
 Kind = Literal["compute", "copy", "collective", "reduce", "wait", "begin"]
-Source = Literal["measured", "simulated"]
+Source = Literal["measured", "simulated", "steps"]
 COMPUTE: Final = "compute"
 COPY: Final = "copy"
 COLLECTIVE: Final = "collective"
@@ -50,14 +50,27 @@ class Arrow(Struct, frozen=True, forbid_unknown_fields=True):
     target: int
 
 
+class Content(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one operation of the schedule reads and writes: regions in words, and the bytes that it writes."""
+
+    operation: str
+    regions: str
+    written_bytes: int
+
+
 class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Spans of one call on all ranks, by begin time."""
+    """Spans of one call on all ranks, by begin time.
+
+    source: `steps` where each operation takes one step in place of a time (ir/timeline/steps.py).
+    contents: those of the operations that the spans are named after; none where nobody asked for them.
+    """
 
     name: str
     source: Source
     world_size: int
     spans: tuple[Span, ...]
     arrows: tuple[Arrow, ...] = ()
+    contents: tuple[Content, ...] = ()
 
     @property
     def total_us(self) -> float:
@@ -85,8 +98,11 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """
         if rank is None:
             return max((self.exposed_us(each) for each in range(self.world_size)), default=0.0)
-        other = self._union(rank, (*COMMUNICATION, WAIT))
-        return length_us(other) - shared_us(other, self._union(rank, (COMPUTE,)))
+        return length_us(self.exposed(rank))
+
+    def exposed(self, rank: int) -> list[Interval]:
+        """When a rank communicated or waited and computed nothing."""
+        return without(self._union(rank, (*COMMUNICATION, WAIT)), self._union(rank, (COMPUTE,)))
 
     def overlap_ratio(self, rank: int | None = None) -> float:
         """Share of the communication that was hidden: (T_comp + T_comm - T) / T_comm. Zero without communication.
@@ -106,7 +122,12 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def make_timeline(
-    name: str, source: Source, world_size: int, spans: Iterable[Span], arrows: Iterable[Arrow] = ()
+    name: str,
+    source: Source,
+    world_size: int,
+    spans: Iterable[Span],
+    arrows: Iterable[Arrow] = (),
+    contents: Iterable[Content] = (),
 ) -> Timeline:
     """A Timeline with rounded times and spans sorted by begin; `arrows` index `spans` as given.
 
@@ -129,6 +150,7 @@ def make_timeline(
         world_size=world_size,
         spans=tuple(_rounded(given[index]) for index in order),
         arrows=tuple(Arrow(*pair) for pair in moved),
+        contents=tuple(contents),
     )
 
 
@@ -147,17 +169,22 @@ def length_us(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def shared_us(left: list[Interval], right: list[Interval]) -> float:
-    """Length of the intersection of two unions."""
-    total, i, j = 0.0, 0, 0
-    while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        total += max(0.0, end - begin)
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
+def without(whole: list[Interval], taken: list[Interval]) -> list[Interval]:
+    """The part of one union that another does not cover."""
+    left: list[Interval] = []
+    at = 0
+    for begin, end in whole:
+        while at < len(taken) and taken[at][1] <= begin:
+            at += 1
+        behind = at
+        while behind < len(taken) and taken[behind][0] < end:
+            if taken[behind][0] > begin:
+                left.append((begin, taken[behind][0]))
+            begin = max(begin, taken[behind][1])
+            behind += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
 
 
 def _rounded(span: Span) -> Span:

@@ -1,4 +1,4 @@
-"""Timelines as trace files for Perfetto (ui.perfetto.dev) and chrome://tracing, without loss.
+"""Timelines as trace files for Perfetto (ui.perfetto.dev) and chrome://tracing, without loss; read again.
 
 One process per rank and timeline, one thread per track (more where spans of a track overlap, which these viewers cannot
 draw in one), flow arrows from what signalled to what waited. Measured and simulated runs share the form, so both can
@@ -10,10 +10,49 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from overweave.ir.timeline.timeline import COMPUTE, DECIMALS, Arrow, Span, Timeline
+from overweave.errors import InputError
+from overweave.ir.timeline.timeline import (
+    COMPUTE,
+    DECIMALS,
+    Arrow,
+    Content,
+    Source,
+    Span,
+    Timeline,
+    make_timeline,
+)
 
 SCHEMA = "overweave.timeline/1"
+MAX_BYTES = 2**28  # of a file that is read again
+MOST_RANKS = 1024
+
+
+class _Header(Struct, frozen=True):
+    name: str
+    source: Source
+    world_size: int
+    contents: tuple[Content, ...] = ()
+
+
+class _Other(Struct, frozen=True):
+    schema: str = ""
+    timelines: tuple[_Header, ...] = ()
+
+
+class _Event(Struct, frozen=True):
+    ph: str
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class _File(Struct, frozen=True):
+    other: _Other = msgspec.field(name="otherData")
+    events: tuple[_Event, ...] = msgspec.field(name="traceEvents")
 
 
 def to_chrome(*timelines: Timeline) -> bytes:
@@ -30,9 +69,58 @@ def to_chrome(*timelines: Timeline) -> bytes:
         for identifier, arrow in enumerate(timeline.arrows):
             events += _flow(timeline, arrow, (number, process, identifier), threads)
         process += timeline.world_size
-    headers = [{"name": each.name, "source": each.source, "world_size": each.world_size} for each in timelines]
-    other = {"schema": SCHEMA, "timelines": headers}
+    headers = tuple(_Header(each.name, each.source, each.world_size, each.contents) for each in timelines)
+    other = _Other(SCHEMA, headers)
     return msgspec.json.encode({"displayTimeUnit": "ns", "otherData": other, "traceEvents": events})
+
+
+def is_trace(data: bytes) -> bool:
+    """Whether a file may be one of `to_chrome`."""
+    return SCHEMA.encode() in data[:MAX_BYTES]
+
+
+def from_chrome(data: bytes) -> tuple[Timeline, ...]:
+    """The timelines that `to_chrome` was given. Raises InputError for anything else: nobody vouches for a file."""
+    cure = "Give a file that `overweave trace` or `overweave simulate --trace` wrote"
+    if len(data) > MAX_BYTES:
+        raise InputError("read a trace", f"more than {MAX_BYTES} bytes", cure)
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.other.schema != SCHEMA:
+            raise InputError("read a trace", f"its form is {file.other.schema[:40]!r}, not {SCHEMA}", cure)
+        return tuple(_timeline(number, header, file.events) for number, header in enumerate(file.other.timelines))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InputError("read a trace", str(error)[:300], cure) from None
+
+
+def _timeline(number: int, header: _Header, events: tuple[_Event, ...]) -> Timeline:
+    """Raises ValidationError and InputError."""
+    if not 0 < header.world_size <= MOST_RANKS:
+        raise InputError("read a trace", f"{header.world_size} ranks", f"A trace has 1 to {MOST_RANKS}")
+    own = [event for event in events if event.args.get("timeline") == number]
+    spans = [
+        {
+            "rank": event.args.get("rank"),
+            "track": event.args.get("track"),
+            "name": event.name,
+            "kind": event.cat,
+            "begin_us": event.ts,
+            "end_us": round(event.ts + event.dur, DECIMALS),
+        }
+        for event in own
+        if event.ph == "X"
+    ]
+    arrows = [
+        {"source": event.args.get("source"), "target": event.args.get("target")} for event in own if event.ph == "s"
+    ]
+    return make_timeline(
+        header.name,
+        header.source,
+        header.world_size,
+        msgspec.convert(spans, list[Span]),
+        msgspec.convert(arrows, list[Arrow]),
+        header.contents,
+    )
 
 
 def _threads(timeline: Timeline) -> list[tuple[str, int]]:

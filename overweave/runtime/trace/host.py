@@ -7,11 +7,12 @@ from itertools import chain
 import torch.distributed as dist
 
 from overweave.ir.plan import Plan
+from overweave.ir.timeline.operations import notifiers
 from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
 from overweave.memory.group import Group
 from overweave.runtime.host.emulate import Tensors
 from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.trace.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather, notifiers, timeline_of
+from overweave.runtime.trace.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather, timeline_of
 
 
 def trace_on_host(

@@ -8,28 +8,16 @@ operation that has something to wait for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from overweave.ir.plan import COPY_ENGINE, Plan
-from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedule
-from overweave.ir.timeline.timeline import (
-    BEGIN,
-    COLLECTIVE,
-    COMPUTE,
-    COPY,
-    KINDS,
-    REDUCE,
-    WAIT,
-    Arrow,
-    Kind,
-    Span,
-    Timeline,
-    make_timeline,
-)
+from overweave.ir.schedule import Operation
+from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import arrows, kind_of
+from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Span, Timeline, make_timeline
 from overweave.memory.group import Group
 from overweave.runtime.host.agenda import Step
 
@@ -89,15 +77,6 @@ class Stopwatch:
 def operation_record(position: int, operation: Operation, begin_ns: int, end_ns: int) -> Record:
     """An operation that ran as a whole."""
     return Record(position, KINDS.index(kind_of(operation)), NOT_A_TILE, 0, begin_ns, end_ns)
-
-
-def kind_of(operation: Operation) -> Kind:
-    """What an operation counts as in a Timeline."""
-    if isinstance(operation, Compute):
-        return COMPUTE
-    if isinstance(operation, Reduce):
-        return REDUCE
-    return COLLECTIVE if isinstance(operation, Collective) else COPY
 
 
 def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, programs: int) -> list[Record]:
@@ -177,16 +156,9 @@ def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
                 first.setdefault(name, len(spans))
                 last[name] = len(spans)
             spans.append(_span(plan, rank, operations, record, zero_ns))
-    return make_timeline(plan.name, "measured", plan.schedule.world_size, spans, _arrows(plan.schedule, first, last))
-
-
-def notifiers(schedule: Schedule) -> dict[tuple[int, str, int], list[str]]:
-    """Names of the operations that add to each signal, by (rank, pad, signal)."""
-    found: dict[tuple[int, str, int], list[str]] = {}
-    for operation in schedule.operations:
-        for notify in operation.notifies:
-            found.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
-    return found
+    drawn = arrows(plan.schedule, first, last)
+    timeline = make_timeline(plan.name, "measured", plan.schedule.world_size, spans, drawn)
+    return with_contents(timeline, plan.schedule, plan.realization.dtype)
 
 
 def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> Span:
@@ -200,17 +172,6 @@ def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Reco
     if record.tile != NOT_A_TILE:
         name, track = f"{name}.{record.tile}", f"{track}.{record.program:03d}"
     return Span(rank, track, name, KINDS[record.kind], begin_us, max(begin_us, end_us))
-
-
-def _arrows(schedule: Schedule, first: dict[str, int], last: dict[str, int]) -> Iterable[Arrow]:
-    """From the end of each operation that notifies to the begin of each that waits for it."""
-    sources = notifiers(schedule)
-    for operation in schedule.operations:
-        for wait in operation.all_waits:
-            for signal in range(*wait.signals):
-                for source in sources.get((operation.rank, wait.pad, signal), ()):
-                    if source in last and operation.name in first:
-                        yield Arrow(last[source], first[operation.name])
 
 
 def _gathered(group: Group, own: torch.Tensor) -> list[torch.Tensor]:

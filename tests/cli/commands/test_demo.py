@@ -18,8 +18,8 @@ from overweave.cli.commands import demo as command
 from overweave.cli.commands.demo import problem_for
 from overweave.cli.main import app
 from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.timeline.trace import from_chrome
 from tests.source_tree import ROOT
-from tests.traces import timelines_of
 
 
 def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ def test_on_emulated_ranks(tmp_path: Path, ranks: int):
     assert result.stdout.count(" yes ") == 2
     assert f"rank {ranks - 1} tiles" in result.stdout
     assert (tmp_path / "new" / "demo.png").read_bytes().startswith(b"\x89PNG")
-    timelines = timelines_of((tmp_path / "new" / "demo.json").read_bytes())
+    timelines = from_chrome((tmp_path / "new" / "demo.json").read_bytes())
     assert [timeline.source for timeline in timelines] == ["measured", "simulated"] * 2
     assert [timeline.world_size for timeline in timelines] == [ranks, 4] * 2
     gather, scatter = timelines[0], timelines[2]
@@ -121,6 +121,6 @@ def test_on_gpus(tmp_path: Path):
     result = run("", "--device", "cuda", "--ranks", "2", "--out", str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(" yes ") == 2
-    gather = timelines_of((tmp_path / "demo.json").read_bytes())[0]
+    gather = from_chrome((tmp_path / "demo.json").read_bytes())[0]
     assert 100 < gather.total_us < 5000
     assert gather.overlap_ratio() > 0.3

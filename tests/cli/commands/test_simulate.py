@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from overweave.cli.main import app
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
+from overweave.ir.timeline.trace import from_chrome
 from overweave.schedules.catalog.catalog import build, names
-from tests.traces import timelines_of
 
 SMALL = ("--shape", "1024,512,256", "--world", "2")
 
@@ -74,7 +74,7 @@ def test_a_table_and_a_picture():
 def test_a_trace_of_every_tile(tmp_path: Path):
     path = tmp_path / "trace.json"
     run("all_gather_matmul.push", *SMALL, "--trace", str(path))
-    (timeline,) = timelines_of(path.read_bytes())
+    (timeline,) = from_chrome(path.read_bytes())
     assert timeline.source == "simulated"
     assert any(span.track.startswith("tiles.") for span in timeline.spans)
     assert timeline.arrows

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from overweave.cli.main import app
 from overweave.cli.shape import case_of as case_of_shape
+from overweave.ir.timeline.trace import from_chrome
 from overweave.ops.trial import case_of
 from overweave.schedules.catalog.catalog import names
 from tests.source_tree import ROOT
-from tests.traces import timelines_of
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def test_every_schedule_leaves_a_trace(operator: str):
 def test_options_reach_both_timelines(tmp_path: Path):
     words = ("all_gather_matmul", "--shape", "512,128,64", "-w", "2", "--plan", "push", "-o", "pieces=4")
     assert run(*words, "--out", str(tmp_path)).returncode == 0
-    for timeline in timelines_of((tmp_path / "trace.all_gather_matmul.push.json").read_bytes()):
+    for timeline in from_chrome((tmp_path / "trace.all_gather_matmul.push.json").read_bytes()):
         assert len([span for span in timeline.spans if span.kind == "copy" and span.rank == 0]) == 4
 
 
@@ -45,7 +45,7 @@ def test_more_ranks_than_a_described_machine_has_are_traced_without_it(tmp_path:
     ended = run("all_gather_matmul", "--shape", "72,72,32", "-w", "9", "--plan", "sequential", "--out", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert "nothing simulated: 9 ranks are more than the GPUs of h200x8" in ended.stdout
-    (measured,) = timelines_of((tmp_path / "trace.all_gather_matmul.sequential.json").read_bytes())
+    (measured,) = from_chrome((tmp_path / "trace.all_gather_matmul.sequential.json").read_bytes())
     assert (measured.source, measured.world_size) == ("measured", 9)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.timeline.timeline import Arrow, Span, length_us, make_timeline, shared_us, union
+from overweave.ir.timeline.timeline import Arrow, Span, length_us, make_timeline, union, without
 
 
 def spans(*rows: tuple[int, str, float, float]) -> list[Span]:
@@ -16,13 +16,15 @@ def spans(*rows: tuple[int, str, float, float]) -> list[Span]:
     ]
 
 
-def test_union_and_intersection_agree_with_points_counted_one_by_one():
+def test_unions_and_what_is_left_of_them_agree_with_points_counted_one_by_one():
     chance = random.Random(1)
     for _ in range(200):
         left, right = ([tuple(sorted(chance.sample(range(40), 2))) for _ in range(chance.randrange(6))] for _ in "ab")
         cover = [{cell for begin, end in side for cell in range(begin, end)} for side in (left, right)]
         assert length_us(union(left)) == len(cover[0])
-        assert shared_us(union(left), union(right)) == len(cover[0] & cover[1])
+        rest = without(union(left), union(right))
+        assert {cell for begin, end in rest for cell in range(int(begin), int(end))} == cover[0] - cover[1]
+        assert rest == union(rest)
 
 
 def test_exposed_is_what_no_compute_covers():

@@ -6,9 +6,12 @@ import json
 import random
 from itertools import pairwise
 
-from overweave.ir.timeline.timeline import KINDS, Arrow, Span, make_timeline
-from overweave.ir.timeline.trace import SCHEMA, to_chrome
-from tests.traces import timelines_of
+import pytest
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.timeline.timeline import KINDS, Arrow, Content, Span, make_timeline
+from overweave.ir.timeline.trace import SCHEMA, from_chrome, is_trace, to_chrome
 
 
 def scattered(seed: int, source: str = "measured"):
@@ -25,8 +28,10 @@ def scattered(seed: int, source: str = "measured"):
 
 
 def test_a_trace_holds_all_of_measured_beside_simulated():
-    both = scattered(1), scattered(2, "simulated")
-    assert timelines_of(to_chrome(*both)) == both
+    contents = (Content("s1", "x@0[0:8,0:4] to y@1[0:8,0:4]", 64),)
+    both = replace(scattered(1), contents=contents), scattered(2, "simulated")
+    assert is_trace(to_chrome(*both))
+    assert from_chrome(to_chrome(*both)) == both
     assert json.loads(to_chrome(*both))["otherData"]["schema"] == SCHEMA
 
 
@@ -50,3 +55,38 @@ def test_processes_and_threads_have_names_and_arrows_both_ends():
     ends = [{event["id"] for event in events if event["ph"] == phase} for phase in "sf"]
     assert ends[0] == ends[1]
     assert len(ends[0]) == len(scattered(1).arrows) + len(scattered(2).arrows)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"traceEvents": [], "otherData": {"schema": "another"}}',
+        b'{"traceEvents": 7, "otherData": {}}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_trace_is_refused(data: bytes):
+    with pytest.raises(InputError, match="read a trace"):
+        from_chrome(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"world_size":3', '"world_size":3000000000'),
+        ('"world_size":3', '"world_size":1'),
+        ('"cat":"copy"', '"cat":"magic"'),
+        ('"track":"copies"', '"track":7'),
+        ('"dur":', '"dur":-1e9,"was":'),
+        ('"target":', '"target":99999,"was":'),
+        ('"source":"measured"', '"source":"dreamt"'),
+    ],
+)
+def test_a_trace_that_says_what_cannot_be_is_refused(old: str, new: str):
+    text = to_chrome(scattered(1)).decode()
+    assert old in text
+    with pytest.raises(InputError):
+        from_chrome(text.replace(old, new).encode())

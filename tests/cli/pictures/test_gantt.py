@@ -11,8 +11,8 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from overweave.cli.pictures import COLOURS, GLYPHS, print_gantt
-from overweave.cli.pictures_png import save_png
+from overweave.cli.pictures.gantt import COLOURS, GLYPHS, print_gantt
+from overweave.cli.pictures.png import save_png
 from overweave.errors import InputError
 from overweave.ir.timeline.timeline import KINDS, Span, make_timeline
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from overweave.ir.timeline.timeline import COMMUNICATION, KINDS, Kind, Span, Timeline
+from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, KINDS, REDUCE, Kind, Span, Timeline
 
 # The colours of Okabe and Ito, told apart with any colour vision; the glyphs tell the kinds apart without colour.
 COLOURS: dict[Kind, str] = {
@@ -31,6 +31,7 @@ GLYPHS: dict[Kind, str] = {
 }
 MANY_US = 10_000  # from here on, milliseconds
 WIDEST = 1000  # columns of a table
+COMPARABLE = 5.0  # emulated ranks are a thousand times slower than what is simulated: each then has its own scale
 _SEEN = 0.25  # share of a cell from which on its kind is drawn
 _PROGRAM = re.compile(r"\.\d{3}$")
 
@@ -67,6 +68,18 @@ def gathered(timeline: Timeline) -> dict[tuple[int, str], list[Span]]:
     for span in timeline.spans:
         tracks[span.rank, _PROGRAM.sub("", span.track)].append(span)
     return tracks
+
+
+def standing(row: tuple[str, list[Span]]) -> tuple[int, str]:
+    """Copies stand above what computes, reductions below: a chunk arrives, is multiplied, is summed."""
+    kinds = {span.kind for span in row[1]}
+    return (1 if COMPUTE in kinds else 2 if REDUCE in kinds else 0), row[0]
+
+
+def is_on_one_scale(timelines: Sequence[Timeline]) -> bool:
+    """Whether times of all of them can be read off one axis."""
+    times_us = [timeline.total_us for timeline in timelines]
+    return not times_us or max(times_us) < COMPARABLE * min(times_us)
 
 
 def time_text(time_us: float) -> str:

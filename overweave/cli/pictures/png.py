@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 
-from overweave.cli.pictures import COLOURS, MANY_US, gathered, time_text
+from overweave.cli.pictures.gantt import COLOURS, MANY_US, gathered, standing, time_text
 from overweave.errors import InputError
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Kind, Span, Timeline
 
@@ -137,7 +137,7 @@ def _rows(timeline: Timeline) -> list[Rows]:
     for rank in range(timeline.world_size):
         tracks = {track: spans for (owner, track), spans in gathered(timeline).items() if owner == rank}
         rows: Rows = []
-        for track, spans in sorted(tracks.items(), key=_standing):
+        for track, spans in sorted(tracks.items(), key=standing):
             height = _KERNEL if _is_kernel(spans) else _BAR
             rows.append((at, at + height, track, spans))
             at += height + _BETWEEN
@@ -149,12 +149,6 @@ def _rows(timeline: Timeline) -> list[Rows]:
 def _is_kernel(spans: list[Span]) -> bool:
     """Whether several programs share the row."""
     return len({span.track for span in spans if span.kind != BEGIN}) > 1
-
-
-def _standing(row: tuple[str, list[Span]]) -> tuple[int, str]:
-    """Copies stand above what computes, reductions below: a chunk arrives, is multiplied, is summed."""
-    kinds = {span.kind for span in row[1]}
-    return (1 if "compute" in kinds else 2 if "reduce" in kinds else 0), row[0]
 
 
 def _height(timeline: Timeline) -> float:

@@ -1,0 +1,94 @@
+"""`overweave compare A B`: two timelines beside each other, each simulated now or read from a trace file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from overweave.cli.commands.simulate import named_plan, plan_of_file
+from overweave.cli.limits import limited
+from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
+from overweave.cli.pictures.page_file import HTML_HELP, page_writer
+from overweave.cli.plans import options_of
+from overweave.hardware.machine import Machine, default_for, load
+from overweave.ir.plan import Plan
+from overweave.ir.text.strangers import read_bytes
+from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
+from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
+from overweave.schedules.methods.registry import METHODS
+from overweave.sim.simulate import simulate
+
+WHAT = "A schedule with options, such as 'all_gather_matmul.push pieces=2'; or a file of a plan or a trace"
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=WHAT)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same for the other one")],
+    shape: Annotated[str | None, typer.Option(help="M,N,K of the global matmul, for schedules by name")] = None,
+    world: Annotated[int, typer.Option("--world", "-w", min=1, help="How many ranks, for schedules by name")] = 4,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine, or a file of one; else H200s, as many as need be")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
+) -> None:
+    """Set two timelines beside each other, and say which is quicker and how much communication each leaves exposed."""
+    write_page, where = page_writer(html), load(machine or default_for(world))
+    sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
+    first, second = sides["A"][0], sides["B"][0]
+    console = Console()
+    console.print(verdict(first, second), soft_wrap=True, markup=False, highlight=False)
+    print_table(console, _table(sides))
+    for timelines in sides.values():
+        for timeline in timelines:
+            print_gantt(console, timeline)
+    write_page(f"{a} and {b}", *sides["A"], *sides["B"])
+
+
+def verdict(a: Timeline, b: Timeline) -> str:
+    """Which of two calls is quicker, in one sentence; another says what communication each leaves exposed."""
+    quick, slow = ("A", "B") if a.total_us <= b.total_us else ("B", "A")
+    times = sorted((a.total_us, b.total_us))
+    ratio = times[1] / times[0] if times[0] else 1.0
+    took = f"A takes {time_text(a.total_us)} ({a.source}) and B takes {time_text(b.total_us)} ({b.source})"
+    which = f"{quick} is {ratio:.2f} times as fast as {slow}" if ratio >= 1.005 else "both are equally fast"
+    left = f"A leaves {a.exposed_us():.1f} us of communication exposed, B leaves {b.exposed_us():.1f} us"
+    return f"{took}: {which}. {left}."
+
+
+def _timelines(asked: str, shape: str | None, world: int, machine: Machine) -> tuple[Timeline, ...]:
+    """Those of a trace file, or the one that is simulated. Raises InputError and ScheduleError."""
+    name, *options = asked.split()
+    if name in METHODS:
+        return (_simulated(named_plan(name, shape, world, options_of(options)), machine),)
+    path = Path(asked)
+    if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
+        return from_chrome(data)
+    with limited(path):
+        return (_simulated(plan_of_file(asked, (), machine), machine),)
+
+
+def _simulated(plan: Plan, machine: Machine) -> Timeline:
+    tiles = simulate(plan, machine, with_tiles=True)
+    return with_contents(tiles, plan.schedule, plan.realization.dtype)
+
+
+def _table(sides: dict[str, tuple[Timeline, ...]]) -> Table:
+    """One line for each timeline: the rank that is busiest with each thing."""
+    table = Table(title="microseconds, of the slowest rank in each column", title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("timeline", no_wrap=True)
+    for column in ("whole call", "computes", "communicates", "waits", "exposed", "hidden"):
+        table.add_column(column, justify="right")
+    for side, timelines in sides.items():
+        for each in timelines:
+            ranks = range(each.world_size)
+            busy = [max(each.busy_us(rank, kinds) for rank in ranks) for kinds in ((COMPUTE,), COMMUNICATION, (WAIT,))]
+            numbers = (each.total_us, *busy, each.exposed_us())
+            words = (f"{each.source}: {each.name}", *(f"{number:.1f}" for number in numbers))
+            table.add_row(side, *words, f"{each.overlap_ratio():.0%}")
+    return table

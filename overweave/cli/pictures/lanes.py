@@ -1,0 +1,189 @@
+"""What a page shows of a timeline, as columns of numbers and words: lanes by rank and queue, bars, arrows, shades.
+
+A queue that runs one thing at a time is one lane. Each program of a kernel is a lane of its own, thin, within the
+kernel's. Heights are in rows; row 0 is the top.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from overweave.cli.pictures.gantt import gathered, standing
+from overweave.ir.timeline.timeline import COMPUTE, Content, Kind, Span, Timeline
+
+Columns = dict[str, list[float | str]]
+Row = tuple[float | str, ...]
+
+ROW, BETWEEN, GAP = 1.0, 0.15, 0.7
+PROGRAM, MOST_ROWS = 0.12, 8.0  # of a kernel: each program's row, and all of them together
+SHADES = (1.0, 0.82)  # of one bar and the next, which begins where it ends
+MOST_NAMED = 4  # operations that one bar waits for, or that wait for it
+BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where a queue of a rank is drawn. programs: the tracks of its kernel that share it, from its top."""
+
+    rank: int
+    label: str
+    top: float
+    bottom: float
+    programs: tuple[str, ...]
+
+    def place(self, track: str) -> tuple[float, float]:
+        """Top and bottom of one program."""
+        each = (self.bottom - self.top) / len(self.programs)
+        top = self.top + each * self.programs.index(track)
+        return top, top + each
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Everything that a page shows of one timeline. bars: by kind; the columns of all kinds are the same."""
+
+    title: str
+    unit: str
+    height: float
+    total: float
+    lanes: tuple[Lane, ...]
+    bars: dict[Kind, Columns] = field(default_factory=dict)
+    arrows: Columns = field(default_factory=dict)
+    exposed: Columns = field(default_factory=dict)
+    ranks: Columns = field(default_factory=dict)
+
+
+def drawing_of(timeline: Timeline) -> Drawing:
+    """Lays out a timeline."""
+    lanes = tuple(_lanes(timeline))
+    places = {(lane.rank, lane.label): (lane.top, lane.bottom) for lane in lanes}
+    places |= {(lane.rank, track): lane.place(track) for lane in lanes for track in lane.programs}
+    bands = {rank: (own[0].top, own[-1].bottom) for rank, own in _by_rank(lanes).items()}
+    return Drawing(
+        title=_title(timeline),
+        unit="steps" if timeline.source == "steps" else "us",
+        height=max((lane.bottom for lane in lanes), default=ROW),
+        total=timeline.total_us,
+        lanes=lanes,
+        bars=_bars(timeline, places),
+        arrows=_arrows(timeline, places),
+        exposed=_exposed(timeline, bands) if timeline.source != "steps" else {},
+        ranks={"top": [top for top, _ in bands.values()], "bottom": [bottom for _, bottom in bands.values()]},
+    )
+
+
+def bytes_text(count: int) -> str:
+    """In the unit that suits it; nothing for none."""
+    if not count:
+        return ""
+    size, unit = next(((size, unit) for size, unit in BYTES if count >= size), (1, "bytes"))
+    return f"{count / size:.4g} {unit}"
+
+
+Places = Mapping[tuple[int, str], tuple[float, float]]
+
+
+def _title(timeline: Timeline) -> str:
+    if timeline.source == "steps":
+        return f"{timeline.name}: {timeline.total_us:g} steps, each operation one step"
+    hidden = timeline.overlap_ratio()
+    told = f", {hidden:.0%} of communication hidden" if hidden else ""
+    exposed = f", {timeline.exposed_us():.1f} us of communication exposed"
+    return f"{timeline.source}: {timeline.name}, {timeline.total_us:.1f} us{exposed}{told}"
+
+
+def _lanes(timeline: Timeline) -> list[Lane]:
+    at, lanes = 0.0, []
+    tracks = gathered(timeline)
+    for rank in range(timeline.world_size):
+        own = {track: spans for (owner, track), spans in tracks.items() if owner == rank}
+        for track, spans in sorted(own.items(), key=standing):
+            programs = tuple(sorted({span.track for span in spans} - {track}))
+            rows = max(2 * ROW, min(MOST_ROWS, PROGRAM * len(programs))) if programs else ROW
+            lanes.append(Lane(rank, track, at, at + rows, programs))
+            at += rows + BETWEEN
+        at += GAP if own else 0.0
+    return lanes
+
+
+def _by_rank(lanes: tuple[Lane, ...]) -> dict[int, list[Lane]]:
+    return {rank: list(own) for rank, own in groupby(lanes, key=lambda lane: lane.rank)}
+
+
+def _bars(timeline: Timeline, places: Places) -> dict[Kind, Columns]:
+    told, earlier = _Told(timeline), Counter[tuple[int, str]]()
+    bars: dict[Kind, Columns] = {}
+    for span in timeline.spans:
+        lane = span.rank, span.track
+        top, bottom = places[lane]
+        earlier[lane] += 1
+        row: dict[str, float | str] = {
+            "left": span.begin_us, "right": span.end_us, "took": round(span.end_us - span.begin_us, 3), "top": top,
+            "bottom": bottom, "alpha": SHADES[earlier[lane] % 2], "name": span.name, "kind": span.kind,
+            "place": f"rank {span.rank}, {span.track}", **told.of(span),
+        }  # fmt: skip
+        columns = bars.setdefault(span.kind, {key: [] for key in row})
+        for key, value in row.items():
+            columns[key].append(value)
+    return bars
+
+
+class _Told:
+    """What is said of the operation that a span is part of."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._contents = {content.operation: content for content in timeline.contents}
+        names = [self._operation(span.name) for span in timeline.spans]
+        self._before: dict[str, list[str]] = {}
+        self._after: dict[str, list[str]] = {}
+        for arrow in timeline.arrows:
+            source, target = names[arrow.source], names[arrow.target]
+            self._before.setdefault(target, []).append(source)
+            self._after.setdefault(source, []).append(target)
+
+    def of(self, span: Span) -> dict[str, str]:
+        name = self._operation(span.name)
+        content = self._contents.get(name, Content(name, "", 0))
+        return {
+            "moves": content.regions,
+            "size": bytes_text(content.written_bytes),
+            "waits_for": _some(self._before.get(name, [])),
+            "waited_for_by": _some(self._after.get(name, [])),
+        }
+
+    def _operation(self, name: str) -> str:
+        """The operation of a tile is named in front of the tile's number."""
+        front = name.rpartition(".")[0]
+        return front if name not in self._contents and front in self._contents else name
+
+
+def _some(names: list[str]) -> str:
+    each = list(dict.fromkeys(names))
+    more = f" and {len(each) - MOST_NAMED} more" if len(each) > MOST_NAMED else ""
+    return ", ".join(each[:MOST_NAMED]) + more or "nothing"
+
+
+def _arrows(timeline: Timeline, places: Places) -> Columns:
+    columns: Columns = {"x0": [], "y0": [], "x1": [], "y1": [], "says": []}
+    for arrow in timeline.arrows:
+        source, target = timeline.spans[arrow.source], timeline.spans[arrow.target]
+        # A span of compute begins with its first tile, which may not be the one that waited: the arrow ends inside it.
+        at = max(target.begin_us, min(source.end_us, target.end_us)) if target.kind == COMPUTE else target.begin_us
+        (top, bottom), (low, high) = (places[each.rank, each.track] for each in (source, target))
+        says = f"{target.name} waits for {source.name}"
+        row: Row = (source.end_us, (top + bottom) / 2, at, (low + high) / 2, says)
+        for key, value in zip(columns, row, strict=True):
+            columns[key].append(value)
+    return columns
+
+
+def _exposed(timeline: Timeline, bands: Mapping[int, tuple[float, float]]) -> Columns:
+    columns: Columns = {"left": [], "right": [], "top": [], "bottom": []}
+    for rank, band in bands.items():
+        for interval in timeline.exposed(rank):
+            for key, value in zip(columns, (*interval, *band), strict=True):
+                columns[key].append(value)
+    return columns
