@@ -32,6 +32,8 @@ ISSUE: Literal["issue"] = "issue"
 
 MAIN, COPIES, TILES, SUMS, PACKED = "main", "copies", "tiles", "sums", "packed"  # queues
 SCALES = "scales"  # a queue, and the buffer that it fills
+# Queues of a library beside its matmuls: own pieces to where peers' arrive, collectives, products to the result.
+GATHERS, EXCHANGES, SCATTERS = "gathers", "exchanges", "scatters"
 PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
 X, W, Y = "x", "w", "y"  # the caller's buffers
 # Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
@@ -62,6 +64,9 @@ class Chunk(Struct, frozen=True, kw_only=True):
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
     tiles. places: where tiles store what they write, if not in `region` alone. addends, place, late_waits, scales: as
     in Compute.
+
+    Of a gather: cols: the range of the reduced axis that the region holds; None: all of it. into: where the product by
+    each weight is stored; none: at `rows` of each result. adds: it is added to what lies there.
     """
 
     name: str
@@ -75,6 +80,12 @@ class Chunk(Struct, frozen=True, kw_only=True):
     late_waits: tuple[Wait, ...] = ()
     places: tuple[Region, ...] = ()
     scales: tuple[Region, ...] = ()
+    cols: Range | None = None
+    into: tuple[Region, ...] = ()
+    adds: bool = False
+
+
+Part = tuple[Range, tuple[Range, ...]]  # rows of a product, and the ranges of the reduced axis that are added, in order
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -82,7 +93,8 @@ class Communication(Struct, frozen=True, kw_only=True):
 
     tiles_read: whether tiles read the regions of Chunks; else they write them. behind: what must also be written before
     a step begins, which does not read it, by the step's name. pads: of the signals, which are derived from what steps
-    read and write (schedules/signals.py). reuse: as in Schedule.
+    read and write (schedules/signals.py). reuse: as in Schedule. parts: of each rank, rows of its product that are sums
+    of products of cuts along the reduced axis; a rank without any has one product of the whole axis.
     """
 
     world_size: int
@@ -95,6 +107,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     behind: Mapping[str, tuple[Region, ...]] = {}
     pads: tuple[SignalPad, ...] = ()
     reuse: Literal["credits", "echoes"] = CREDITS
+    parts: Mapping[int, tuple[Part, ...]] = {}
 
 
 class Split(Struct, frozen=True, kw_only=True):
@@ -290,5 +303,5 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple
 
 def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
     if isinstance(step, Chunk):
-        return (step.region, *step.addends, *step.places, *step.scales)
+        return (step.region, *step.addends, *step.places, *step.scales, *step.into)
     return (*step.reads, *step.writes)

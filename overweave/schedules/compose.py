@@ -65,14 +65,21 @@ class Footprint(Struct, frozen=True, kw_only=True):
         return tiles[::-1]
 
     def computes(self, chunk: Chunk, tiles: Iterator[int]) -> Iterator[Compute]:
-        """The chunk by each weight in turn."""
-        yield self._compute(chunk, next(tiles))
-        for index, (b, out) in enumerate(self.more, start=1):
-            named = replace(chunk, name=f"{chunk.name}.w{index}")
+        """The chunk by each weight in turn. A library queue completes them in order: the last announces them all."""
+        weights = [(self.b, self.out), *self.more]
+        for index, (b, out) in enumerate(weights):
+            is_told = self.config is not None or index == len(weights) - 1
+            named = replace(
+                chunk,
+                name=f"{chunk.name}.w{index}" if index else chunk.name,
+                into=chunk.into[index : index + 1],
+                notifies=chunk.notifies if is_told else (),
+            )
             yield replace(self, b=b, out=out, more=())._compute(named, next(tiles))
 
     def _compute(self, chunk: Chunk, tiles: int) -> Compute:
         rank, rows = chunk.rank, chunk.rows
+        stored = region(self.out, rank, rows) if self.out else (*chunk.places, chunk.region)[0]
         return Compute(
             name=chunk.name,
             rank=rank,
@@ -80,8 +87,9 @@ class Footprint(Struct, frozen=True, kw_only=True):
             waits=chunk.waits,
             notifies=chunk.notifies,
             a=(region(self.a, rank, rows) if self.a else chunk.region,),
-            b=Region(self.b.name, rank, (0, self.b.rows), (0, self.b.cols)),
-            out=(region(self.out, rank, rows) if self.out else (*chunk.places, chunk.region)[0],),
+            b=Region(self.b.name, rank, chunk.cols or (0, self.b.rows), (0, self.b.cols)),
+            out=(*chunk.into, stored)[:1],
+            accumulate=chunk.adds,
             copies=chunk.places[1:],
             addends=chunk.addends,
             place=chunk.place,

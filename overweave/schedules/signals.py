@@ -269,7 +269,7 @@ def _reads(step: Step, tiles_read: bool) -> tuple[Region, ...]:
 
 def _writes(step: Step, tiles_read: bool) -> tuple[Region, ...]:
     if isinstance(step, Chunk):
-        return () if tiles_read else step.places or (step.region,)
+        return step.into if tiles_read else step.places or (step.region,)
     return step.writes
 
 

@@ -122,11 +122,19 @@ def _multiply(compute: Compute, view: View, end: End | None) -> None:
     for a, out in zip(compute.a, compute.out, strict=True):
         if not out.is_empty:
             with full_precision(b.dtype):
-                target = view(out)
-                if compute.accumulate:
-                    torch.addmm(target, view(a), b, out=target)
-                else:
-                    torch.mm(view(a), b, out=target)
+                multiply_into(view(out), view(a), b, compute.accumulate)
+
+
+def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: bool) -> None:
+    """`target = a @ b`, or `target += a @ b`; of a wider dtype it takes the product as it was summed, in fp32."""
+    if target.dtype == a.dtype:
+        torch.addmm(target, a, b, out=target) if adds else torch.mm(a, b, out=target)
+    elif a.is_cuda and adds:
+        torch.addmm(target, a, b, out_dtype=target.dtype, out=target)
+    elif a.is_cuda:
+        torch.mm(a, b, out_dtype=target.dtype, out=target)
+    else:
+        multiply_into(target, a.to(target.dtype), b.to(target.dtype), adds)
 
 
 def _multiply_and_sum(compute: Compute, view: View, end: End | None) -> None:
@@ -153,7 +161,8 @@ def add_addends(compute: Compute, product: torch.Tensor, view: View, end: End | 
 def _sum_in_order(reduce: Reduce, view: View, end: End | None) -> None:
     if reduce.out.is_empty:
         return
-    total = view(reduce.operands[0]).to(torch.float32, copy=True)
+    is_kept = len(reduce.operands) == 1 and not reduce.finishes
+    total = view(reduce.operands[0]).to(torch.float32, copy=not is_kept)
     for operand in reduce.operands[1:]:
         total += view(operand)
     if end is not None and reduce.finishes:
@@ -172,6 +181,7 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
     What they are padded with is anybody's guess, and nobody reads it.
     """
     source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
+    source = source.contiguous()  # a part of rows is not
     if len(targets) == 1 and targets[0].is_contiguous():
         all_gather_flat(targets[0], source, group=group.process_group)
         return

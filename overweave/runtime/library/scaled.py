@@ -18,7 +18,8 @@ SCALES_BYTES = 16  # at multiples of which the library takes scales
 def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | None) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
-    With addends the scaled product stays fp32 until the sum is rounded. end: as of `run_operation`.
+    With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
+    `run_operation`.
     """
     for a, scale_x, out in zip(compute.a, scales_of_rows(compute, view, tensors), compute.out, strict=True):
         if out.is_empty:
@@ -28,6 +29,10 @@ def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | N
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
             add_addends(compute, product, view, end)
+        elif compute.accumulate:
+            product = target.new_empty(target.shape, dtype=torch.float32)
+            scaled_matmul(view(a), view(compute.b), scales, product)
+            target += product
         else:
             scaled_matmul(view(a), view(compute.b), scales, target)
 

@@ -178,7 +178,7 @@ def _gather_then_matmul(work: Work) -> Schedule:
     outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
-    communication = _written(work)
+    communication, whole = _written(work), (((0, m), ((0, k),)),) if m > 0 else ()
     if problem.epilogue.scaling == "rows":
         communication = with_row_scales(communication, work.split, work.method.moves[0])
     kernel = Footprint(
@@ -190,7 +190,9 @@ def _gather_then_matmul(work: Work) -> Schedule:
         config=config,
         given=tuple(Given(region(b, rank, (0, k)), B, 0, col) for rank, b, _, col in parts),
         goal=tuple(
-            Goal(region(y, rank, (0, m)), product(A, B), 0, col, ((0, k),)) for rank, _, y, col in parts if m > 0
+            Goal(region(y, rank, rows), product(A, B), rows[0], col, terms)
+            for rank, _, y, col in parts
+            for rows, terms in communication.parts.get(rank, whole)
         ),
         sms=work.settings.sms,
     )

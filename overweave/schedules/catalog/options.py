@@ -67,6 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     order: Order = "ring"
     rotation: Rotation = "on"
     mover: Mover = "copy_engine"
+    carrier: Literal["copy_engine", "library"] = "copy_engine"
     copy_programs: int = 16
     col_pieces: int = 1
     island: int | None = None
@@ -116,6 +117,13 @@ _SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_
 _BLOCKS = (16, 32, 64, 128, 256)
 ORDER = Option(
     name="order", default="ring", choices=("ring", "all_peers"), meaning="peers one after the other, or all at once"
+)
+ALL_PEERS = replace(ORDER, default="all_peers")
+CARRIER = Option(
+    name="carrier",
+    default="copy_engine",
+    choices=("copy_engine", "library"),
+    meaning="who brings pieces: the copy engine, in the order asked for; or the library, by one collective for a step",
 )
 ROTATION = Option(
     name="rotation",

@@ -27,7 +27,18 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.catalog.options import Settings
 from overweave.schedules.catalog.with_mover import copy_config
-from overweave.schedules.communication import COPIES, ISSUE, MAIN, PACKED, SCALES, SUMS, TILES
+from overweave.schedules.communication import (
+    COPIES,
+    EXCHANGES,
+    GATHERS,
+    ISSUE,
+    MAIN,
+    PACKED,
+    SCALES,
+    SCATTERS,
+    SUMS,
+    TILES,
+)
 from overweave.schedules.methods.record import Method
 from overweave.schedules.tiles.shape import (
     SUMS_FINISHED,
@@ -45,6 +56,7 @@ _ENGINES = {
     TILES: TILE_KERNEL,
     SUMS: REDUCE_KERNEL,
     PACKED: PACKED_KERNEL,
+    **dict.fromkeys((GATHERS, EXCHANGES, SCATTERS), LIBRARY),
 }
 
 

@@ -101,6 +101,23 @@ def _starts_early(asked: Asked) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
 
+def _plain_parts(asked: Asked) -> str:
+    epilogue = asked.problem.epilogue
+    if epilogue.scaling == "rows":
+        return "products of columns are added as they are, without scales of rows"
+    return "" if epilogue == epilogue.of_parts else f"products of columns are added before anything like {epilogue}"
+
+
+def _no_residual(asked: Asked) -> str:
+    found = "products of several ranks' pieces are scattered to their rows, where the residual lies, once they end"
+    return found if asked.problem.epilogue.residual else ""
+
+
+def _no_row_scales(asked: Asked) -> str:
+    found = "one matmul of several ranks' pieces has rows in another order than their scales"
+    return found if asked.problem.epilogue.scaling == "rows" else ""
+
+
 def _sums_beside_pushes(asked: Asked) -> str:
     mover = asked.options.get("mover")
     found = "tiles that wait for peers could keep the kernel that pushes from its SMs: use sums=kernel"
@@ -154,6 +171,8 @@ def from_ranks(fewest: int, instead: str) -> Need:
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
 ALIGNED = Need("device", _rows_of_kernels)
 FEW_WEIGHTS = Need("schedule", _few_weights)
+PLAIN_PARTS = Need("schedule", _plain_parts)
+NO_RESIDUAL, NO_ROW_SCALES = Need("schedule", _no_residual), Need("schedule", _no_row_scales)
 FEW_PEERS = Need("choice", _few_peers)
 PACKABLE = (Need("schedule", _packable), Need("choice", _few_bytes))
 _SKINNY = (Need("choice", _few_rows), Need("schedule", _bare_halves))

@@ -122,6 +122,7 @@ class Method(Struct, frozen=True, kw_only=True):
     own writes all. multiplies, moves: by which engines. adds: how, if it does. norms: the engine that ends with whole
     rows of a sum, which it may norm. reuse: the protocol by which buffers are written again.
     grids: what the tuner tries, the combinations of each grid's values; none: it is run only where it is named.
+    dropped: why the source of a design space goes on without this point of it, which the tuner then does not try.
     margins: the first case that holds; none: as `margin` says.
     """
 
@@ -129,6 +130,7 @@ class Method(Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     source: str = ""
+    dropped: str = ""
     write: Callable[[Work], Communication] | None = None
     multiplies: Engine = LIBRARY
     moves: tuple[Engine, ...] = (LIBRARY,)

@@ -1,0 +1,247 @@
+"""Finer-grain overlap: each shard is cut once more, all peers send a piece at a time, and the library multiplies them.
+
+Eight schedules (`Point`) of one gather: pieces are pushed to all peers, gathered, multiplied and scattered on streams
+beside each other. Products of rows that do not follow each other in the result are scattered there; products of columns
+are added in fp32 and rounded once.
+SOURCE: FiCCO (Design Space Exploration of DMA based Finer-Grain Compute Communication Overlap) V-A, V-B, Figure 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+from msgspec.structs import replace
+
+from overweave.ir.dtype import SUM_DTYPE
+from overweave.ir.plan import numbered
+from overweave.ir.promise import GATHERED_OUT
+from overweave.ir.schedule import Buffer, Collective, Copy, Given, Goal, Operation, Put, Range, Reduce, Region
+from overweave.schedules.communication import (
+    EXCHANGES,
+    GATHERS,
+    MAIN,
+    SCATTERS,
+    A,
+    Chunk,
+    Communication,
+    Part,
+    X,
+    Y,
+    communicated,
+    is_empty,
+    region,
+    shifted,
+)
+from overweave.schedules.families.finer_pieces import Piece, Pieces, Point
+from overweave.schedules.methods.record import Work
+
+# Buffers: what arrives; own columns, row by row; products to be scattered; sums of the products of columns.
+LANDED, OWN_COLUMNS, PRODUCTS, ADDED = "landed", "own_columns", "products", "added"
+Steps = Iterator[Operation | Chunk]
+
+
+def finer(point: Point) -> Callable[[Work], Communication]:
+    """What writes a point of the design space, for a method's `write`."""
+    return partial(_written, point)
+
+
+def _written(point: Point, work: Work) -> Communication:
+    problem, m, k, size = work.problem, work.problem.m, work.problem.k, work.problem.world_size
+    split = replace(work.split, pieces=size)
+    pieces = Pieces(point, split, k, work.settings.carrier == "library" and size > 1)
+    landed = pieces.landed()
+    each = [_Rank(pieces, landed, rank, problem.widths) for rank in range(size if m else 0)]
+    x, gathered = Buffer(X, split.shard_size, k, "input"), Buffer(GATHERED_OUT, m, k, "output")
+    returned = (gathered,) if problem.returns_gathered else ()
+    results = [Buffer(numbered(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
+    made = communicated(
+        size,
+        [step for one in each for step in chain(one.steps(), one.returned() if returned else ())],
+        (x, *returned, *results),
+        given=(Given(region(x, one.rank, (0, one.height)), A, one.own[0], 0) for one in each if one.height),
+        goal=(Goal(region(gathered, one.rank, (0, m)), A, 0, 0) for one in each if returned),
+        tiles_read=True,
+    )
+    dtypes = {PRODUCTS: problem.out_dtype, ADDED: SUM_DTYPE}
+    kept = (buffer for buffer in made.buffers if buffer not in results)  # which the matmul names
+    buffers = tuple(replace(one, dtype=dtypes.get(one.name.partition(".")[0])) for one in kept)
+    return replace(made, buffers=buffers, parts={one.rank: one.parts() for one in each if one.adds})
+
+
+class _Rank:
+    """What one rank does, in the order of its launches."""
+
+    def __init__(self, all_pieces: Pieces, landed: list[list[list[Piece]]], rank: int, widths: tuple[int, ...]) -> None:
+        self.all, self.landed, self.rank, self.widths = all_pieces, landed, rank, widths
+        self.split, self.own = all_pieces.split, all_pieces.split.shard(rank)
+        self.height, self.cuts = self.own[1] - self.own[0], all_pieces.cuts()
+        self.is_uniform, self.is_fused = all_pieces.point.steps == "uniform", all_pieces.point.matmul == "fused"
+        self.adds = len(self.cuts) > 1  # one cut is the whole reduced axis
+
+    def steps(self) -> Steps:
+        yield from () if self.all.is_by_library else self._pushed()
+        if not self.is_uniform and self.height:
+            own = Region(X, self.rank, (0, self.height), (0, self.all.k))
+            yield Chunk(name=f"multiply.{self.rank}.own", rank=self.rank, rows=self.own, region=own)
+        for at, pieces in enumerate(self.landed[self.rank]):
+            yield from self._exchanged(pieces) if self.all.is_by_library else self._gathered(pieces)
+            for index, group in enumerate(self._groups(pieces)):
+                yield from self._multiplied(group, f"{self.rank}.{pieces[0].step}.{index}", is_first=at == 0)
+        yield from self._rounded() if self.adds else ()
+
+    def _pushed(self) -> Steps:
+        """The own pieces to where peers have a place for them, one to every peer before the next."""
+        places = {
+            (peer, piece.step): piece
+            for peer in self.split.peers(self.rank)
+            for pieces in self.landed[peer]
+            for piece in pieces
+            if piece.owner == self.rank
+        }
+        for away, step in self.split.steps(by_piece=True):
+            peer = self.split.peer(self.rank, away)
+            if (peer, step) in places:
+                piece = places[peer, step]
+                yield Put(
+                    name=f"push.{self.rank}-{peer}.{step}",
+                    rank=self.rank,
+                    queue=self.split.copy_queue(away),
+                    sources=(self._in_x(piece),),
+                    destinations=(_lies(piece, peer),),
+                )
+
+    def _gathered(self, pieces: Sequence[Piece]) -> Steps:
+        """The own piece, where the step's matmul reads it among those of the peers."""
+        for piece in pieces:
+            if piece.owner == self.rank and piece.place:
+                yield self._copy(f"gather.{self.rank}.{piece.step}", GATHERS, [self._in_x(piece)], [self._lies(piece)])
+
+    def _exchanged(self, pieces: Sequence[Piece]) -> Steps:
+        """One collective for the pieces of all ranks. It sends whole rows: own columns are gathered in such first."""
+        step, cols, top = pieces[0].step, pieces[0].cols, (pieces[0].place or (0, 0))[0]
+        landing, own = {piece.owner: self._lies(piece) for piece in pieces}, Region(X, self.rank, (0, 0), cols)
+        for piece in pieces:
+            if piece.owner == self.rank:
+                own = self._in_x(piece)
+                if self.cuts:
+                    rows = step * self.height, (step + 1) * self.height
+                    packed = Region(OWN_COLUMNS, self.rank, rows, (0, piece.shape[1]))
+                    yield self._copy(f"gather.{self.rank}.{step}", GATHERS, [own], [packed])
+                    own = packed
+        nothing, ranks = Region(LANDED, self.rank, (top, top), (0, cols[1] - cols[0])), tuple(range(len(self.landed)))
+        yield Collective(
+            name=f"exchange.{self.rank}.{step}",
+            rank=self.rank,
+            queue=EXCHANGES,
+            function="all_gather",
+            label=f"exchange.{step}",
+            ranks=ranks,
+            sources=(own,),
+            destinations=tuple(landing.get(owner, nothing) for owner in ranks),
+        )
+
+    def _groups(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+        """The pieces of a step that are multiplied together: those that lie side by side, if matmuls are fused."""
+        groups: list[list[Piece]] = []
+        for piece in pieces:
+            if piece.owner == self.rank and not self.is_uniform:
+                continue
+            before = groups[-1][-1].place if groups else None
+            if self.is_fused and before and piece.place and before[1] == piece.place[0]:
+                groups[-1].append(piece)
+            else:
+                groups.append([piece])
+        return groups
+
+    def _multiplied(self, group: list[Piece], name: str, is_first: bool) -> Steps:
+        """Pieces by each weight: to their rows of the result, to the sums, or to where they are scattered from."""
+        first, last = group[0], group[-1]
+        is_own = group == [first] and first.owner == self.rank
+        place = _span(first.place, last.place) if first.place and last.place else None
+        read = self._in_x(first) if is_own or place is None else replace(self._lies(first), rows=place)
+        chunk = Chunk(name=f"multiply.{name}", rank=self.rank, rows=_span(first.rows, last.rows), region=read)
+        if self.adds:
+            rows = _span(self._sum_rows(first.owner), self._sum_rows(last.owner))
+            yield replace(chunk, cols=first.cols, into=tuple(self._each(ADDED, rows)), adds=not is_first)
+        elif place is None or all(one.rows[1] == other.rows[0] for one, other in zip(group, group[1:], strict=False)):
+            yield chunk
+        else:
+            yield replace(chunk, rows=place, into=tuple(self._each(PRODUCTS, place)))
+            places, rows_of = [piece.place for piece in group if piece.place], [piece.rows for piece in group]
+            for at in range(len(self.widths)):
+                sources = [self._of(PRODUCTS, at, rows) for rows in places]
+                yield self._copy(f"scatter.{name}.{at}", SCATTERS, sources, [self._of(Y, at, rows) for rows in rows_of])
+
+    def _rounded(self) -> Steps:
+        """The sums to the result."""
+        for index, rows in enumerate(self._added_rows()):
+            owners = [owner for owner in range(len(self.landed)) if _is_within(self.split.shard(owner), rows)]
+            held = _span(self._sum_rows(owners[0]), self._sum_rows(owners[-1]))
+            for at in range(len(self.widths)):
+                yield Reduce(
+                    name=f"round.{self.rank}.{index}.{at}",
+                    rank=self.rank,
+                    queue=MAIN,
+                    operands=(self._of(ADDED, at, held),),
+                    out=self._of(Y, at, rows),
+                )
+
+    def returned(self) -> Steps:
+        """All of what is gathered, to the caller's output, step by step."""
+        queue = GATHERS if len(self.landed) > 1 else MAIN
+        for pieces in self.landed[self.rank]:
+            sources = [self._in_x(piece) if piece.owner == self.rank else self._lies(piece) for piece in pieces]
+            places = [Region(GATHERED_OUT, self.rank, piece.rows, piece.cols) for piece in pieces]
+            yield self._copy(f"return.{self.rank}.{pieces[0].step}", queue, sources, places)
+
+    def parts(self) -> tuple[Part, ...]:
+        """The rows whose products of columns are added, and the own ones, if these are multiplied as they are."""
+        added = tuple((rows, self.cuts) for rows in self._added_rows())
+        return added if self.is_uniform or not self.height else ((self.own, ((0, self.all.k),)), *added)
+
+    def _added_rows(self) -> list[Range]:
+        """Rows of the result that are rounded sums."""
+        whole = (0, self.split.rows)
+        if self.is_uniform or not self.height:
+            return [whole]
+        return [rows for rows in ((self.own[1], whole[1]), (0, self.own[0])) if not is_empty(rows)]
+
+    def _sum_rows(self, owner: int) -> Range:
+        """Where the sums of a shard lie: as in the result, but for peers that are multiplied in ring order."""
+        rows = self.split.shard(owner)
+        if self.is_uniform:
+            return rows
+        behind = self.split.rows - self.own[1]
+        return shifted(rows, -self.own[1] if owner > self.rank else behind)
+
+    def _in_x(self, piece: Piece) -> Region:
+        return Region(X, self.rank, shifted(piece.rows, -self.own[0]), piece.cols)
+
+    def _lies(self, piece: Piece) -> Region:
+        return _lies(piece, self.rank)
+
+    def _each(self, buffer: str, rows: Range) -> Iterator[Region]:
+        """The buffer of each weight."""
+        return (self._of(buffer, at, rows) for at in range(len(self.widths)))
+
+    def _of(self, buffer: str, weight: int, rows: Range) -> Region:
+        return Region(numbered(buffer, weight), self.rank, rows, (0, self.widths[weight]))
+
+    def _copy(self, name: str, queue: str, sources: Iterable[Region], places: Iterable[Region]) -> Copy:
+        return Copy(name=name, rank=self.rank, queue=queue, sources=tuple(sources), destinations=tuple(places))
+
+
+def _lies(piece: Piece, rank: int) -> Region:
+    """Where a piece has arrived on a rank."""
+    assert piece.place is not None, f"{piece} stays with rank {rank}"
+    return Region(LANDED, rank, piece.place, (0, piece.shape[1]))
+
+
+def _span(first: Range, last: Range) -> Range:
+    return first[0], last[1]
+
+
+def _is_within(rows: Range, whole: Range) -> bool:
+    return whole[0] <= rows[0] < rows[1] <= whole[1]

@@ -1,0 +1,129 @@
+"""Finer-grain overlap: eight points of one design space, proven for every group, each with the steps that it names."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from overweave.errors import InputError
+from overweave.hardware.machine import load
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective, Compute, Copy, Put, Reduce
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.finer import METHODS, POINTS
+from overweave.sim.simulate import total_us
+
+NAMES = [method.full_name for method in METHODS]
+WAYS = ({}, {"order": "ring"}, {"carrier": "library"})
+
+
+def planned(name: str, m: int = 1024, world_size: int = 4, *, k: int = 256, options=None, **more) -> Plan:
+    fields = {"operator": "all_gather_matmul", "n": 48, "dtype": "bfloat16", **more}
+    return build(f"all_gather_matmul.{name}", Problem(m=m, k=k, world_size=world_size, **fields), options or {})
+
+
+def of_rank(plan: Plan, rank: int, kind: type) -> list:
+    return [operation for operation in plan.schedule.of_rank(rank) if isinstance(operation, kind)]
+
+
+def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
+    assert len(set(POINTS)) == 8
+    kept = [method.name for method in METHODS if method.grids]
+    assert kept == ["uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"]
+    assert [method.name for method in METHODS if method.dropped] == [
+        method.name for method in METHODS if not method.grids
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
+def test_all_are_proven_whatever_m_and_k_are(world_size: int):
+    """Pieces of unequal rows or columns, empty ones, ranks without rows, k below one piece; one weight and two."""
+    square = 16 * world_size * world_size
+    for name, m, (k, columns), way in itertools.product(
+        [method.name for method in METHODS], (0, 1, 37, square + 5), ((8, ()), (100, (16, 32))), WAYS
+    ):
+        plan = planned(name, m, world_size, k=k, options=way, columns=columns, returns_gathered=bool(columns))
+        assert verify_plan(plan, MachineLimits()).refusals == (), (name, m, k, columns, way)
+
+
+def test_what_arrives_in_a_step_lies_side_by_side_and_the_own_piece_alone_is_gathered():
+    for name, gathered in (("uniform_fused_1d", 4), ("uniform_fused_2d", 4), ("hetero_fused_1d", 0)):
+        plan = planned(name)
+        computes = [each for each in of_rank(plan, 1, Compute) if each.a[0].buffer == "landed"]
+        assert [len(each.a) for each in computes] == [1] * 4  # one matmul of one rectangle for each step
+        gathers = [each for each in of_rank(plan, 1, Copy) if each.queue == "gathers"]
+        assert len(gathers) == gathered
+        assert all(each.sources[0].buffer == "x" for each in gathers)
+
+
+@pytest.mark.parametrize(
+    ("name", "matmuls"),
+    [
+        ("uniform_fused_1d", [256] * 4),
+        ("hetero_fused_1d", [256] + [192] * 4),
+        ("hetero_unfused_1d", [256] + [64] * 12),
+        ("uniform_unfused_1d", [64] * 16),
+        ("uniform_fused_2d", [1024] * 4),
+        ("uniform_unfused_2d", [256] * 16),
+        ("hetero_fused_2d", [256] + [768] * 4),
+        ("hetero_unfused_2d", [256] + [256] * 12),
+    ],
+)
+def test_the_rows_of_each_matmul(name: str, matmuls: list[int]):
+    assert [each.a[0].shape[0] for each in of_rank(planned(name), 2, Compute)] == matmuls
+
+
+def test_products_of_columns_are_added_in_fp32_and_rounded_once():
+    plan = planned("uniform_fused_2d")
+    computes = of_rank(plan, 0, Compute)
+    assert {each.out[0].buffer for each in computes} == {"added"}
+    assert [each.accumulate for each in computes] == [False, True, True, True]
+    assert plan.dtype_of("added") == "float32"
+    (rounded,) = of_rank(plan, 0, Reduce)
+    assert (rounded.operands[0].buffer, rounded.out.buffer) == ("added", "y")
+
+
+def test_one_column_piece_is_the_whole_product():
+    """k of one piece: nothing is added."""
+    plan = planned("uniform_fused_2d", k=8)
+    assert not of_rank(plan, 0, Reduce)
+    assert [goal.terms for goal in plan.schedule.goal] == [((0, 8),)] * 4
+
+
+def test_gathers_pushes_and_scatters_run_beside_the_matmuls():
+    assert queues_beside(planned("uniform_fused_1d")) == {"gathers", "scatters", "copies.1", "copies.2", "copies.3"}
+    assert queues_beside(planned("hetero_fused_1d", options={"order": "ring"})) == {"scatters", "copies"}
+    assert queues_beside(planned("uniform_fused_2d", options={"carrier": "library"})) == {"gathers", "exchanges"}
+
+
+def test_the_library_brings_a_step_by_one_collective():
+    plan = planned("hetero_fused_1d", options={"carrier": "library"})
+    assert len(of_rank(plan, 1, Collective)) == 4
+    assert not of_rank(plan, 1, Put)
+
+
+@pytest.mark.parametrize(
+    ("name", "epilogue", "found"),
+    [
+        ("uniform_fused_2d", Epilogue(bias=True), "added before anything like bias"),
+        ("uniform_fused_2d", Epilogue(scaling="rows"), "without scales of rows"),
+        ("hetero_fused_1d", Epilogue(residual=True), "where the residual lies"),
+        ("uniform_fused_1d", Epilogue(scaling="rows"), "in another order than their scales"),
+    ],
+)
+def test_what_a_point_cannot_do_is_refused_by_name(name: str, epilogue: Epilogue, found: str):
+    with pytest.raises(InputError, match=found):
+        planned(name, epilogue=epilogue)
+
+
+def test_a_matmul_runs_beside_what_arrives_later():
+    machine = load("h200x4")
+    size = Problem(operator="all_gather_matmul", m=16384, n=4096, k=4096, world_size=4, dtype="bfloat16")
+    alone = total_us(build("all_gather_matmul.sequential", size, {}), machine)
+    for name in ("hetero_fused_1d", "hetero_unfused_1d"):
+        assert total_us(build(f"all_gather_matmul.{name}", size, {}), machine) < alone
