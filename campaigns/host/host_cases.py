@@ -31,8 +31,9 @@ class Case(NamedTuple):
 
 
 def has_few_launches(method: Method) -> bool:
-    """Whether a library does all of it, or adds nothing."""
-    return method.is_plain or method.adds is None or method.adds.by != LIBRARY
+    """Whether a library does all of it, or adds nothing and multiplies no pieces of shards, of which there are many."""
+    in_pieces = method.takes("carrier")
+    return method.is_plain or (not in_pieces and (method.adds is None or method.adds.by != LIBRARY))
 
 
 class Sizes(NamedTuple):

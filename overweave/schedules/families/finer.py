@@ -100,7 +100,8 @@ class _Rank:
             for piece in pieces
             if piece.owner == self.rank
         }
-        for away, step in self.split.steps(by_piece=True):
+        # What one queue carries stands together: it is one launch.
+        for away, step in sorted(self.split.steps(by_piece=True), key=lambda at: self.split.copy_queue(at[0])):
             peer = self.split.peer(self.rank, away)
             if (peer, step) in places:
                 piece = places[peer, step]

@@ -54,7 +54,7 @@ def _method(point: Point) -> Method:
         moves=(COPY_ENGINE,),
         options=(options.ALL_PEERS, options.CARRIER),
         needs=_needs(point),
-        grids=() if point in _DROPPED else ({"order": ("all_peers", "ring")},),
+        grids=() if point in _DROPPED else (asked_for.AS_IT_IS,),
         margins=(asked_for.NOT_MEASURED,),
     )
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
+from overweave.schedules.methods.finer import METHODS as FINER
 from overweave.schedules.methods.outside import TORCH_FUSED
 from overweave.tuner.measure import search
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
@@ -49,7 +50,8 @@ def test_the_models_own_choice_is_always_measured():
 
 def test_what_cannot_be_is_not_measured():
     listed = shortlist(weigh(replace(PROBLEM, n=1001), GPU), PROBLEM.operator)
-    assert listed == [LIBRARY, Candidate(TORCH_FUSED), Candidate("per_shard")]
+    finer = [Candidate(method.name) for method in FINER if method.grids]
+    assert listed == [LIBRARY, Candidate(TORCH_FUSED), Candidate("per_shard"), *finer]
     assert Candidate(TORCH_FUSED) not in shortlist(weigh(PROBLEM, CPU), PROBLEM.operator)
 
 
