@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Compute, Copy, Put, Reduce
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Put, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.finer import METHODS, POINTS
@@ -27,7 +28,7 @@ def planned(name: str, m: int = 1024, world_size: int = 4, *, k: int = 256, opti
     return build(f"all_gather_matmul.{name}", Problem(m=m, k=k, world_size=world_size, **fields), options or {})
 
 
-def of_rank(plan: Plan, rank: int, kind: type) -> list:
+def of_rank(plan: Plan, rank: int, kind: type[Operation]) -> list[Any]:
     return [operation for operation in plan.schedule.of_rank(rank) if isinstance(operation, kind)]
 
 
