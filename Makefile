@@ -25,7 +25,7 @@ slow: .venv/stamp        ## the slow tier alone
 	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu and not nightly"
 
 # The long runs whose short versions `make test` has.
-NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "verify_mutations --per-class 1000" \
+NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "verify_mutations --per-class 1000" \
   "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" "lint_authored"
 
 # What only nightly tests import: a browser's driver (the browser is playwright's or the machine's), and what builds wheels.

@@ -13,7 +13,10 @@ from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL
 from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import METHODS
 
-ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = OPERATORS = tuple(RECORDS)
+# Operators of shards and sums; those that exchange blocks have campaigns of their own.
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = OPERATORS = tuple(
+    name for name, record in RECORDS.items() if not record.exchanges
+)
 HOPPER, PORTABLE = "kernel=hopper", "kernel=portable"
 # Tiles that differ in what a kernel does with them: rectangles and their number, stages, waves that end in quarters.
 TILES = tuple(
@@ -59,8 +62,10 @@ def offered(method: Method) -> bool:
     return bool(method.grids or method.adds)
 
 
-# Every method as it is.
-PLAIN = tuple(Named(method.operator, method.name) for method in METHODS.values() if offered(method))
+_OFFERED = tuple(Named(method.operator, method.name) for method in METHODS.values() if offered(method))
+# Every method as it is; and those of all-to-alls.
+PLAIN = tuple(one for one in _OFFERED if one.operator in OPERATORS)
+EXCHANGED = tuple(one for one in _OFFERED if RECORDS[one.operator].exchanges)
 
 
 def engines(of: Named) -> Iterator[Named]:

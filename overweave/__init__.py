@@ -4,6 +4,7 @@
     y = ow.all_gather_matmul(x_shard, w, group)          # [m/W, k], [k, n] -> [m, n]
     z = ow.matmul_reduce_scatter(h, w, group)            # [m, k], [k, n] -> [m/W, n]
     z = ow.matmul_all_reduce(h, w, group)                # [m, k], [k, n] -> [m, n]
+    y = ow.all_to_all_matmul(x, w, group)                # blocks of rows [m, k], [k, n] -> [m, n]
     print(ow.explain("all_gather_matmul", m=8192, n=3584, k=4096, world_size=4))
 
 Importing is light: a name is loaded when it is first used.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from overweave.adapters.symm_mem.install import install, report, uninstall
     from overweave.lang.mapping import TileChannel, Tiles
     from overweave.ops.all_gather_matmul import all_gather_matmul
+    from overweave.ops.all_to_all_matmul import all_to_all_matmul
     from overweave.ops.author.compile import compile
     from overweave.ops.author.compile_auto import compile_auto
     from overweave.ops.author.tile_program import SymmetricBuffer, TileProgram
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
+    "all_to_all_matmul": "overweave.ops.all_to_all_matmul",
     "matmul_all_reduce": "overweave.ops.matmul_all_reduce",
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
     "compile": "overweave.ops.author.compile",
@@ -78,6 +81,7 @@ __all__ = [
     "TileProgram",
     "Tiles",
     "all_gather_matmul",
+    "all_to_all_matmul",
     "check",
     "compile",
     "compile_auto",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from overweave.ir.counts import COUNTS, COUNTS_DTYPE
 from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import (
     BIAS,
@@ -22,6 +23,7 @@ from overweave.ir.operators.record import Dim, Operand, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
 from overweave.ir.shards import owned_rows, rows_of, shard_rows
+from overweave.ir.tensors import FACTORS, received
 
 LONGEST_LIST = 64  # of weights, in one call
 
@@ -34,6 +36,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     theirs, its scaling to each rank's part and the rest to the whole sum (`of_products`, `of_sums`).
     columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
     norm: what happens to the rows of the sum.
+    counted: of each block of the `m` rows that are exchanged, one for each rank, a call fills what its counts say.
     out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
     of fp8 are kept in 16 bits or more.
     """
@@ -50,6 +53,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     norm: Norm | None = None
     columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
     out_dtype: Dtype | None = None
+    counted: bool = False
 
     @property
     def record(self) -> Operator:
@@ -118,7 +122,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def extents(self) -> str:
         """For reports: `m=4096 n=1024+256+256 k=4096`."""
-        return f"m={self.m} n={self.n_text} k={self.k}"
+        return f"m={self.m} n={self.n_text} k={self.k}{' counted' if self.counted else ''}"
 
     @property
     def result_dtype(self) -> Dtype:
@@ -135,17 +139,27 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Of what travels."""
         return self.k if self.record.gathers else self.n
 
-    def operand(self, name: str, rank: int) -> tuple[int, int, Dtype]:
-        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know.
-
-        A residual has the rows of the result: of a reduce-scatter, the rank's own.
+    def operand(self, name: str, rank: int) -> tuple[int, int, str]:
+        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know, and
+        of counts. A residual has the rows of the result: of a reduce-scatter, the rank's own.
         """
+        if name == COUNTS:
+            return self.world_size, self.world_size, COUNTS_DTYPE
         if name in (SCALE_X, SCALE_W):
             columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
             return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
         if name == GATE:
             return self.k, self.n, self.dtype
         return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
+
+    @property
+    def block(self) -> int:
+        """Of rows that are exchanged, how many a rank sends another one at most."""
+        return self.m // self.world_size
+
+    def factor(self, rank: int) -> str:
+        """Name of the tensor that a rank multiplies: of exchanged rows every rank has one of its own."""
+        return received(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
 
     def result_rows(self, rank: int) -> int:
         """The rows of a rank's result."""

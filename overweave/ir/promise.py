@@ -15,7 +15,7 @@ from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
 from overweave.ir.plan import numbered
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Range
-from overweave.ir.tensors import FACTORS, product, scale_of
+from overweave.ir.tensors import FACTORS, product, received, scale_of
 
 GATHERED_OUT = "gathered_out"  # the output that the gathered operand is returned in
 
@@ -24,7 +24,7 @@ class Holding(Struct, frozen=True):
     """Element `[first + i, j]` of a rank's tensor `buffer` is element `[at[0] + i, at[1] + j]` of the logical `tensor`.
 
     shape: rows and columns that this is true of. reduced: the range that an element is summed over, or None of an
-    element that is moved and not computed.
+    element that is moved and not computed. counted: as of a Buffer.
     """
 
     buffer: str
@@ -35,6 +35,7 @@ class Holding(Struct, frozen=True):
     at: tuple[int, int]
     reduced: Range | None = None
     first: int = 0
+    counted: str | None = None
 
 
 def given_to(problem: Problem, rank: int) -> Iterator[Holding]:
@@ -42,7 +43,9 @@ def given_to(problem: Problem, rank: int) -> Iterator[Holding]:
     record, (a, b), dtype = problem.record, FACTORS, problem.dtype
     _, col = problem.start(record.x, rank)
     first = 0
-    for lo, hi in problem.operand_ranges(rank):
+    if record.exchanges:
+        yield from _blocks_of(problem, rank)
+    for lo, hi in () if record.exchanges else problem.operand_ranges(rank):
         yield Holding(record.x.name, rank, (hi - lo, problem.k), dtype, a, (lo, col), first=first)
         if problem.epilogue.scaling == "rows":
             yield Holding(SCALE_X, rank, (hi - lo, 1), SCALE_DTYPE, scale_of(a), (lo, col), first=first)
@@ -53,14 +56,24 @@ def given_to(problem: Problem, rank: int) -> Iterator[Holding]:
         col += cols
 
 
+def _blocks_of(problem: Problem, rank: int) -> Iterator[Holding]:
+    """What a rank brings for each rank: a block of the rows that are received there."""
+    block, name, counted = problem.block, problem.record.x.name, "sent" if problem.counted else None
+    for to in range(problem.world_size):
+        shape, tensor = (block, problem.k), received(FACTORS[0], to)
+        at = rank * block, 0
+        yield Holding(name, rank, shape, problem.dtype, tensor, at, first=to * block, counted=counted)
+
+
 def owed_by(problem: Problem, rank: int) -> Iterator[Holding]:
     """What a rank's results hold when a call ends, but for what the epilogue and the norm make of sums."""
     record, rows = problem.record, problem.result_rows(rank)
     reduced = (0, problem.k * record.parts(problem.world_size).get("k", 1))
     row, col = (0, 0) if record.y.ownership == "gathered" else problem.start(record.y, rank)
     for index, cols in enumerate(problem.widths):
-        name, made = numbered(record.y.name, index), product(*FACTORS)
-        yield Holding(name, rank, (rows, cols), problem.result_dtype, made, (row, col), reduced)
+        name, made = numbered(record.y.name, index), product(problem.factor(rank), FACTORS[1])
+        counted = "received" if problem.counted else None
+        yield Holding(name, rank, (rows, cols), problem.result_dtype, made, (row, col), reduced, counted=counted)
         col += cols
     if problem.returns_gathered:
         yield Holding(GATHERED_OUT, rank, (problem.m, problem.k), problem.dtype, FACTORS[0], (0, 0))

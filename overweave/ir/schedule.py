@@ -28,7 +28,6 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.@+-]*$", max_length=6
 Range = tuple[Index, Index]  # half-open
 
 INPUT, OUTPUT, SYMMETRIC, LOCAL = "input", "output", "symmetric", "local"
-MATMUL = "matmul"
 CREDITS: Literal["credits"] = "credits"
 ECHOES: Literal["echoes"] = "echoes"
 
@@ -38,7 +37,8 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
     home: `input` and `output` belong to the caller and are valid only during the call; `symmetric` lies in the group's
     workspace, where peers may read and write it; `local` lies in the workspace too, for its own rank only. dtype: of
-    its elements, where that is not the plan's. blocks: how it lies in memory, where that is not row by row.
+    its elements, where that is not the plan's. blocks: how it lies in memory, where that is not row by row. counted:
+    its rows are a block for each rank, sent there or received from there, of which a call fills some (ir/counts.py).
     """
 
     name: Name
@@ -47,6 +47,7 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     home: Literal["input", "output", "symmetric", "local"]
     dtype: Dtype | None = None
     blocks: Blocks | None = None
+    counted: Literal["sent", "received"] | None = None
 
     def itemsize_bytes(self, dtype: Dtype) -> int:
         """Bytes of an element in a plan of `dtype`."""
@@ -344,8 +345,7 @@ class Given(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class Goal(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
 
-    No terms: the element was moved, not computed. unordered: in any order, so that its bits may differ between calls.
-    """
+    No terms: the element was moved. unordered: in any order, so that its bits may differ between calls."""
 
     region: Region
     tensor: Name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import GATE, NORM_WEIGHT, SCALE_W, SCALE_X, Z
 from overweave.ir.problem import Problem
 from overweave.ops.call.call import PRODUCTS, call
@@ -60,7 +59,7 @@ class _Call:
         return weights, given
 
 
-def _made(operand: tuple[int, int, Dtype], device: torch.device) -> torch.Tensor:
+def _made(operand: tuple[int, int, str], device: torch.device) -> torch.Tensor:
     """A matrix of normal numbers, the same on every rank."""
     rows, cols, dtype = operand
     generator = torch.Generator(device).manual_seed(rows)

@@ -30,6 +30,11 @@ class PlainCollectives(NamedTuple):
         lo, hi = shard_rows(self.m, dist.get_world_size(self.group), dist.get_rank(self.group))
         return self.all_reduce(part)[lo:hi]
 
+    def all_to_all(self, blocks: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(blocks)
+        dist.all_to_all_single(received, blocks, group=self.group)
+        return received
+
 
 def gathered_rows(shard: torch.Tensor, group: dist.ProcessGroup | None, m: int | None) -> torch.Tensor:
     """All rows, in rank order; ranks hold them as torch.chunk deals them."""

@@ -32,7 +32,7 @@ def test_a_named_plan_is_there_and_is_built():
 
 def test_every_method_that_the_tuner_offers_is_gone_over():
     wanted = {name for name, method in METHODS.items() if method.grids or method.adds}
-    assert {plain.full_name for plain in cases.PLAIN} == wanted
+    assert {plain.full_name for plain in (*cases.PLAIN, *cases.EXCHANGED)} == wanted
     assert {
         cases.Named(operator, plan).full_name for operator in cases.OPERATORS for plan in cases.every_plan(operator)
     } == wanted
@@ -40,7 +40,8 @@ def test_every_method_that_the_tuner_offers_is_gone_over():
 
 def test_all_engines_run_long_and_meet_faults():
     run = {(one.full_name, one.options.get("mover"), one.options.get("sums")) for one in cases.BY_ENGINES}
-    fused: list[Method] = [method for name, method in METHODS.items() if method.is_fused and cases.offered(method)]
+    offered = [method for method in METHODS.values() if method.operator in cases.OPERATORS and cases.offered(method)]
+    fused: list[Method] = [method for method in offered if method.is_fused]
     assert {(method.full_name, None, None) for method in fused} <= run
     assert {("all_gather_matmul.push", "copy_kernel", None), ("matmul_all_reduce.two_shot", None, "epilogue")} <= run
     assert {case.operator for case in gpu_faults.CASES} == set(cases.OPERATORS)

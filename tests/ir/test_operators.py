@@ -85,15 +85,22 @@ def test_who_asked_would_be_seen(code: str):
 
 
 def test_what_the_records_say():
-    gather, scatter, reduce = OPERATORS.values()
+    gather, scatter, reduce, exchange = OPERATORS.values()
     assert [record.name for record in OPERATORS.values()] == list(OPERATORS)
     assert (gather.gathers, gather.adds, gather.has_row_shards, gather.scatters) == (True, False, True, False)
     assert (scatter.gathers, scatter.adds, scatter.has_row_shards, scatter.scatters) == (False, True, False, True)
     assert (reduce.gathers, reduce.adds, reduce.scatters, reduce.shares_sums) == (False, True, False, True)
+    assert (exchange.gathers, exchange.exchanges, exchange.has_row_shards, exchange.scatters) == (
+        True,
+        True,
+        False,
+        False,
+    )
     assert [record.parts(4) for record in OPERATORS.values()] == [
         {"m": 1, "n": 4, "k": 1},
         {"m": 1, "n": 1, "k": 4},
         {"m": 1, "n": 1, "k": 4},
+        {"m": 1, "n": 1, "k": 1},
     ]
     assert those_with(lambda forms: forms.norm) == reduce.name
 
@@ -106,7 +113,7 @@ def test_an_unknown_operator_is_refused_by_all_names_and_an_authors_kernel_is_no
 
 def test_where_a_ranks_shard_begins():
     sizes = {"m": 10, "n": 24, "k": 16, "world_size": 4, "dtype": "bfloat16"}
-    gather, scatter, _ = (Problem(operator=name, **sizes) for name in OPERATORS)
+    gather, scatter, *_ = (Problem(operator=name, **sizes) for name in OPERATORS)
     assert [gather.start(gather.record.x, rank) for rank in range(4)] == [(0, 0), (3, 0), (6, 0), (9, 0)]
     assert gather.start(gather.record.w, 2) == (0, 48)
     assert (scatter.start(scatter.record.x, 2), scatter.start(scatter.record.w, 2)) == ((0, 32), (32, 0))
@@ -115,6 +122,6 @@ def test_where_a_ranks_shard_begins():
 def test_a_problem_is_written_as_ever():
     """Shipped tables, caches and plan files hold problems in this form."""
     problem = Problem(operator="all_gather_matmul", m=1, n=2, k=3, world_size=4, dtype="bfloat16")
-    beside = ["b_is_transposed", "returns_gathered", "epilogue", "norm", "columns", "out_dtype"]
+    beside = ["b_is_transposed", "returns_gathered", "epilogue", "norm", "columns", "out_dtype", "counted"]
     keys = ["operator", "m", "n", "k", "world_size", "dtype", *beside]
     assert list(json.decode(json.encode(problem))) == keys

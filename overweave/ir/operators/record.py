@@ -106,6 +106,9 @@ class PlainTorch(Protocol):
     def reduce_scatter(self, part: Any) -> Any:
         """This rank's rows of the sum of all ranks' parts."""
 
+    def all_to_all(self, blocks: Any) -> Any:
+        """The blocks that all ranks have for this one, one below the other, of equal numbers of rows."""
+
 
 Reference = Callable[[Mapping[str, Any], PlainTorch], Any]
 
@@ -137,12 +140,18 @@ class Operator(Struct, frozen=True, kw_only=True):
     @property
     def keywords(self) -> tuple[str, ...]:
         """What a call takes beside its operands and the group."""
-        return (*(("m",) if self.has_row_shards else ()), *self.forms.keywords, "plan")
+        rows = ("m",) if self.has_row_shards else ("counts", "most") if self.exchanges else ()
+        return (*rows, *self.forms.keywords, "plan")
 
     @property
     def gathers(self) -> bool:
         """Whether the left operand travels, to be multiplied where it arrives; else the product does."""
-        return self.x.ownership == "gathered"
+        return self.x.ownership == "gathered" or self.exchanges
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether each rank brings a block of rows for each rank."""
+        return self.x.ownership == "exchanged"
 
     @property
     def adds(self) -> bool:
@@ -163,6 +172,10 @@ class Operator(Struct, frozen=True, kw_only=True):
     def shares_sums(self) -> bool:
         """Whether every rank gets all of a sum."""
         return self.adds and not self.scatters
+
+    def whole_rows(self, m: int, world_size: int) -> int:
+        """The rows of a problem: as many as m, or, of blocks that are exchanged, as m has whole ones for."""
+        return m // world_size * world_size if self.exchanges else m
 
     def parts(self, world_size: int) -> dict[Dim, int]:
         """In how many parts each extent is, of which a rank's problem has one."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overweave.errors import InputError
-from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators import all_gather_matmul, all_to_all_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
 
 OPERATORS: dict[str, Operator] = {
     record.name: record
-    for record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR)
+    for record in (
+        all_gather_matmul.OPERATOR,
+        matmul_reduce_scatter.OPERATOR,
+        matmul_all_reduce.OPERATOR,
+        all_to_all_matmul.OPERATOR,
+    )
 }
 LOCAL = Operator(
     name="",

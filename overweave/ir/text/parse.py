@@ -100,13 +100,15 @@ def _section(words: list[str], line: str) -> Iterator[tuple[str, Any]]:
 
 
 def _storage(words: list[str]) -> Parts:
-    """`DTYPE blocks ROWSxCOLS at PLACES`, each part of it where there is something to say."""
+    """`DTYPE counted BLOCKS blocks ROWSxCOLS at PLACES`, each part of it where there is something to say."""
     match words:
         case []:
             return {}
+        case ["counted", blocks, *rest]:
+            return {"counted": blocks, **_storage(rest)}
         case ["blocks", size, "at", *places]:
             return {"blocks": forms.BLOCKS.read(size) | {"places": [number(place) for place in places]}}
-        case [dtype, *rest] if dtype != "blocks" and rest[:1] in ([], ["blocks"]):
+        case [dtype, *rest] if dtype != "blocks" and rest[:1] in ([], ["blocks"], ["counted"]):
             return {"dtype": dtype, **_storage(rest)}
     raise Refused(f"cannot read {' '.join(words)[:60]!r}")
 

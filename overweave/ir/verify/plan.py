@@ -20,6 +20,7 @@ from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.collectives import folded
+from overweave.ir.verify.rules.counted import check_counted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
@@ -71,6 +72,7 @@ def verify_plan(
         graph = build_graph(folded(plan.schedule), findings)
         check_engines(plan, graph, findings)
         check_permuted_engines(plan, findings)
+        check_counted_engines(plan, findings)
         if not findings.refusals:
             check_replays(plan, graph, findings)
         _check_numbers(plan, graph, findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Schedule
+from overweave.ir.verify.rules.counted import check_counted
 from overweave.ir.verify.rules.coverage import check_coverage
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.form import check_form
@@ -29,9 +30,10 @@ def verify_schedule(schedule: Schedule) -> Verdict:
 
 
 def _prove(schedule: Schedule, findings: Findings) -> None:
-    schedule = check_form(schedule, findings)
+    told, schedule = schedule, check_form(schedule, findings)
     if findings.refusals:
         return
+    check_counted(told, findings)
     graph = build_graph(schedule, findings)
     if findings.refusals:
         return

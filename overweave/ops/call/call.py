@@ -10,10 +10,12 @@ import torch
 from torch.autograd import forward_ad
 
 from overweave.errors import InputError
+from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.ir.plan import numbered
 from overweave.ir.problem import LONGEST_LIST
 from overweave.memory.group import Group
+from overweave.ops.call.counts import RowCounts, with_counts
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.norm import FIELDS, RmsNorm
@@ -49,16 +51,22 @@ def call(operator: Operator, group: GroupLike, given: Given) -> Tensors:
     resolved = group_of(group)
     with resolved.turn:
         try:
+            counts = None
+            if given.get(COUNTS) is not None and operator.exchanges:
+                given = with_counts(operator, resolved, given)
+                counts = given[COUNTS]
             key, tensors, prepared = look_up(operator, resolved, given)
             if prepared is None:
                 problem = problem_of_call(operator, resolved, given, tensors)
         except InputError as error:
             raise refuse(resolved, error) from None
         if prepared is None:
-            prepared = prepare(key, problem, resolved, tensors, given.get("plan"))
+            prepared = prepare(key, problem, resolved, tensors, given.get("plan"), counts)
         elif prepared.board is not None:
-            prepared.board.post(prepared.signature)
+            prepared.board.post(prepared.signature if counts is None else prepared.signature + counts.words)
         prepared(tensors)
+    if counts is not None:
+        tensors["y"] = tensors["y"][: counts.received]
     return tensors
 
 
@@ -71,19 +79,25 @@ def look_up(operator: Operator, group: Group, given: Given) -> tuple[Key, Tensor
     needs_gradient, calls, norm = torch.is_grad_enabled(), CALLS.get(group.process_group), given.get("norm")
     parts = [*given.items(), *zip(FIELDS, norm, strict=True)] if isinstance(norm, RmsNorm) else given.items()
     told: list[object] = [operator.name, len(given)]
+    is_counted = given.get(COUNTS) is not None and operator.exchanges
     tensors: Tensors = {}
     try:
         for name, each in parts:
             if each is None:
                 continue
             kind = each.__class__
+            if kind is RowCounts:  # a plan serves all counts up to the most
+                told += (name, each.most)
+                tensors[name] = each.matrix
+                continue
             if kind in _VALUES or (kind not in _PLAIN and not isinstance(each, _Tensor)):
                 told += (name, kind, None if kind is RmsNorm else each)  # 1, 1.0 and True are equal, and not the same
                 continue
             if kind not in _PLAIN:  # its address may be asked for only with a warning, if at all
                 check_kinds(operator, given)
             misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
-            told += (name, kind, each.shape, each.stride(), each.dtype, each.device, misaligned, gradient)
+            shape = each.shape[1:] if is_counted and name == "x" else each.shape
+            told += (name, kind, shape, each.stride(), each.dtype, each.device, misaligned, gradient)
             tensors[name] = each
         key = tuple(told)
         prepared = None if calls is None else calls.get(key)

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from overweave.errors import InputError
+from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import (
     BIAS,
@@ -31,6 +32,7 @@ from overweave.ir.plan import numbered
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
+from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.norm import FIELDS, RmsNorm
 from overweave.schedules.catalog.forms import check_forms
 from overweave.tuner.space.problem_words import FP8_STEP, unaligned
@@ -47,6 +49,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "activation": (str, NoneType),
     "out_dtype": (torch.dtype, NoneType),
     "norm": (RmsNorm, NoneType),
+    COUNTS: (RowCounts, NoneType),
+    "most": (int, NoneType),
 }
 
 
@@ -73,7 +77,7 @@ def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dic
     )
     problem = Problem(
         operator=name,
-        m=_rows(operator, x, group, given.get("m")) if operator.has_row_shards else x.shape[0],
+        m=_rows(operator, x, group, given),
         n=sum(columns),
         k=x.shape[1],
         world_size=group.world_size,
@@ -84,6 +88,7 @@ def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dic
         norm=_norm(name, norm, given.get(RESIDUAL)),
         columns=columns if len(columns) > 1 else (),
         out_dtype=name_of(given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else None,
+        counted=given.get(COUNTS) is not None,
     )
     check_forms(name, problem)
     _check_beside(problem, group.rank, tensors)
@@ -200,8 +205,26 @@ def _check_no_gradient(operator: str, name: str, tensor: torch.Tensor) -> None:
         raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", "Call it under no_grad")
 
 
-def _rows(operator: Operator, x: torch.Tensor, group: Group, m: int | None) -> int:
-    """All rows, of which a rank passes its shard."""
+def _rows(operator: Operator, x: torch.Tensor, group: Group, given: Given) -> int:
+    """All rows of the problem: of which a rank passes its shard, or of which it passes a block for each rank."""
+    if operator.exchanges:
+        return _blocks(operator, x, group, given)
+    return _shards(operator, x, group, given.get("m")) if operator.has_row_shards else x.shape[0]
+
+
+def _blocks(operator: Operator, x: torch.Tensor, group: Group, given: Given) -> int:
+    counts, most = given.get(COUNTS), given.get("most")
+    if counts is not None:
+        return group.world_size * int(counts.most)
+    if most is not None:
+        raise InputError(f"{operator.name}: most={most}", "there are no counts", f"Pass {COUNTS}=, or leave it out")
+    if x.shape[0] % group.world_size:
+        found = f"x has {x.shape[0]} rows, no {group.world_size} equal blocks"
+        raise InputError(f"{operator.name}: a block of rows for each rank", found, f"Pass {COUNTS}=")
+    return x.shape[0]
+
+
+def _shards(operator: Operator, x: torch.Tensor, group: Group, m: int | None) -> int:
     rows = x.shape[0] * group.world_size if m is None else m
     if rows < 0:
         raise InputError(f"{operator.name}: m, the rows after the gather", f"got {m}", "Pass an int >= 0, or None")

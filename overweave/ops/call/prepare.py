@@ -13,6 +13,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.outside_inference_mode import lasting
+from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.devices import ALIGNED_BYTES
 from overweave.ops.call.groups import refuse
 from overweave.ops.call.plan_words import candidate_of
@@ -30,9 +31,12 @@ from overweave.tuner.store.agreement import agreed_knowledge
 
 
 @lasting()
-def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None) -> Prepared:
+def prepare(
+    key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None, counts: RowCounts | None = None
+) -> Prepared:
     """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it. tensors: its inputs.
 
+    counts: those of the call, on which ranks agree as well.
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     target = target_of(tensors["x"].device)
@@ -43,7 +47,7 @@ def prepare(key: Key, problem: Problem, group: Group, tensors: Tensors, plan: st
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice)
-    Board.of(group).agree(signature)
+    Board.of(group).agree(signature if counts is None else signature + counts.words)
     outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
     try:
         made = {name: make(shape, dtype) for name, shape, dtype in outputs}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.streams import queues_beside
@@ -39,7 +40,7 @@ from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
 from overweave.runtime.kernel_calls.hopper import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, tell_call
-from overweave.runtime.library.calls import library_call
+from overweave.runtime.library.calls import counted_call, library_call
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
 Addresses = dict[str, int]
@@ -223,7 +224,20 @@ class BoundPlan:
         config = realization.reduction if action.engine == REDUCE_KERNEL else realization.copy
         return config is not None and config.programs > SPINNING
 
+    def _counted_copies(self, action: Action) -> Enqueue:
+        """Copies of the rows that a call's counts fill, enqueued one by one: no graph holds their sizes."""
+        slot, schedule = self._binding.addresses, self._plan.schedule
+        side = self._workspace.stream(action.queue).cuda_stream
+
+        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            filled = Filled(schedule, tensors[COUNTS].tolist())
+            CopyQueue(copy_steps(slot, map(filled.operation, action.operations))).issue(side, addresses)
+
+        return enqueue
+
     def _copies(self, action: Action) -> Enqueue:
+        if self._plan.problem.counted:
+            return self._counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.settle)
         side = self._workspace.stream(action.queue).cuda_stream
         self._queues.append((side, copies))
@@ -263,7 +277,13 @@ class BoundPlan:
         """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.
         Collectives go to the library in the order in which they are enqueued, that of the schedule on all ranks."""
         timed, own = self._timing(operation) if self._is_traced else None, self._own
-        library = library_call(operation, self._plan.problem, self._shapes, self._workspace.group)
+        plan, group = self._plan, self._workspace.group
+        is_counted = plan.problem.counted
+        library = (
+            counted_call(operation, plan, group)
+            if is_counted
+            else library_call(operation, plan.problem, self._shapes, group)
+        )
         addresses = self._binding.addresses
         writes = tuple(write_steps(addresses, operation))
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overweave.ir.blocks import DEALT, dealt
+from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -75,6 +76,7 @@ class HostCall:
         self.stopwatch: Stopwatch | None = None
         self.agenda = self.make_agenda()
         self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
+        self._filled: Filled | None = None
 
     @staticmethod
     def check(plan: Plan) -> None:
@@ -87,6 +89,8 @@ class HostCall:
     def run(self, layout: SlotLayout, inputs: Tensors, outputs: Tensors) -> None:
         """Inputs and outputs by buffer name, `[rows, cols]`, with at least the rows and columns of the own regions."""
         self.tensors = {**inputs, **outputs}
+        if self.plan.problem.counted:
+            self._filled = Filled(self.plan.schedule, inputs[COUNTS].tolist())
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)
             self.instance = Instances(self.plan, self.slot)
@@ -115,6 +119,8 @@ class HostCall:
     def begin_step(self, step: Step) -> IsDone | None:
         """Starts a step whose waits are over; None if it is complete already."""
         (operation,) = step.operations
+        if self._filled is not None:
+            operation = self._filled.operation(operation)
         if isinstance(operation, Collective):
             return self._start_collective(operation)
         if isinstance(operation, Copy) and operation.delay_us:

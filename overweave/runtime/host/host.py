@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
+from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import GATE, Z
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
@@ -116,13 +117,17 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
         for region in (*operation.reads, *operation.writes):
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
+    for buffer in plan.schedule.buffers:
+        if buffer.home == INPUT and buffer.counted:
+            extents[buffer.name] = 0, buffer.cols  # of as many rows as a call's counts say
     problem = plan.problem
     return extents | {name: problem.operand(name, rank)[:2] for name in _extras(problem)}
 
 
 def _extras(problem: Problem) -> tuple[str, ...]:
-    """The caller's tensors that no schedule knows: what an epilogue reads, what a norm reads and writes."""
-    return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
+    """The caller's tensors that no schedule knows: what an epilogue reads, what a norm reads and writes, and counts."""
+    counts = (COUNTS,) if problem.counted else ()
+    return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()), *counts)
 
 
 def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -142,7 +147,7 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
     if tensors.keys() != bound.extents.keys():
         found = f"got tensors {sorted(tensors)}"
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
-    dtypes = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
+    dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
     dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _extras(plan.problem)}
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     contiguous |= set(_extras(plan.problem)) - {GATE}

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
+from overweave.ir.counts import COUNTS, Filled
+from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
@@ -24,6 +26,17 @@ from overweave.runtime.library.views import Cut, Shape, Views, cut
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[Tensors], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
+
+
+def counted_call(operation: Operation, plan: Plan, group: Group) -> Call:
+    """As `library_call`, of an operation on the rows that a call's counts fill, which each call works out."""
+
+    def call(tensors: Tensors) -> None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        filled = Filled(plan.schedule, tensors[COUNTS].tolist()).operation(operation)
+        _in_full(filled, plan.problem, shapes, group)(tensors)
+
+    return call
 
 
 def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:

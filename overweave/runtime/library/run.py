@@ -12,7 +12,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.library.calls import library_call, made_by
+from overweave.runtime.library.calls import counted_call, library_call, made_by
 from overweave.runtime.library.library import with_room
 from overweave.runtime.library.views import joined
 
@@ -33,9 +33,12 @@ class LibraryRun:
         shapes |= {each.name: (each.rows, each.cols) for each in local}
         make_parts(group, plan.schedule.of_rank(group.rank))
         operations = [joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
-        made = {made_by(each, problem, shapes) for each in operations}
+        made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
         self.makes = frozenset(name for name in made if name in example)
-        self._calls = [library_call(each, problem, shapes, group) for each in operations]
+        self._calls = [
+            counted_call(each, plan, group) if problem.counted else library_call(each, problem, shapes, group)
+            for each in operations
+        ]
         self._make, self._ranks = maker(example["w"].device), group.world_size
         self._local = [
             (each.name, (each.rows, each.cols), _dtype(each, problem.dtype))

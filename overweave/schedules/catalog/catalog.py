@@ -173,9 +173,12 @@ def _gather_then_matmul(work: Work) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
-    ranks, widths = range(problem.world_size), problem.widths
+    ranks, widths, counted = range(problem.world_size), problem.widths, "received" if problem.counted else None
     weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
-    outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
+    outs = [
+        Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype, counted=counted)  # type: ignore[arg-type]
+        for index, cols in enumerate(widths)
+    ]
     triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
     communication, whole = _written(work), (((0, m), ((0, k),)),) if m > 0 else ()
@@ -190,7 +193,7 @@ def _gather_then_matmul(work: Work) -> Schedule:
         config=config,
         given=tuple(Given(region(b, rank, (0, k)), B, 0, col) for rank, b, _, col in parts),
         goal=tuple(
-            Goal(region(y, rank, rows), product(A, B), rows[0], col, terms)
+            Goal(region(y, rank, rows), product(problem.factor(rank), B), rows[0], col, terms)
             for rank, _, y, col in parts
             for rows, terms in communication.parts.get(rank, whole)
         ),

@@ -97,6 +97,10 @@ def _few_rows(asked: Asked) -> str:
     return ""
 
 
+def _whole_blocks(asked: Asked) -> str:
+    return "a tile kernel multiplies whole blocks, and counts fill them in part" if asked.problem.counted else ""
+
+
 def _starts_early(asked: Asked) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
@@ -170,6 +174,7 @@ def from_ranks(fewest: int, instead: str) -> Need:
 
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
 ALIGNED = Need("device", _rows_of_kernels)
+WHOLE_BLOCKS = Need("schedule", _whole_blocks)
 FEW_WEIGHTS = Need("schedule", _few_weights)
 PLAIN_PARTS = Need("schedule", _plain_parts)
 NO_RESIDUAL, NO_ROW_SCALES = Need("schedule", _no_residual), Need("schedule", _no_row_scales)

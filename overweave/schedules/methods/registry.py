@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from overweave.errors import InputError, nearest
-from overweave.schedules.methods import finer, gathers, reductions, scatters
+from overweave.schedules.methods import exchanges, finer, gathers, reductions, scatters
 from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.replaced import REPLACED
 
 METHODS: dict[str, Method] = {
-    method.full_name: method for method in (*gathers.METHODS, *finer.METHODS, *scatters.METHODS, *reductions.METHODS)
+    method.full_name: method
+    for method in (*gathers.METHODS, *finer.METHODS, *scatters.METHODS, *reductions.METHODS, *exchanges.METHODS)
 }
 
 

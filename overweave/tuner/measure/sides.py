@@ -186,14 +186,20 @@ class _Library(NamedTuple):
         reduce_scatter_flat(places.sum, places.whole, group=self.side.setting.group.process_group)
         return places.sum[: hi - lo]
 
+    def all_to_all(self, blocks: torch.Tensor) -> torch.Tensor:
+        """blocks: of equal numbers of rows."""
+        received = self.places.whole
+        dist.all_to_all_single(movable(received), movable(blocks), group=self.side.setting.group.process_group)
+        return received
+
 
 def _pieces(side: Side, height: int, row_bytes: int) -> Callable[[int], Piece]:
-    """For PeerCopies: each peer's rows of a sum, or this rank's own, to their place among what lands there."""
-    group, adds = side.setting.group, side.problem.record.adds
+    """For PeerCopies: each peer's rows of a sum or of blocks, or this rank's own, to their place where they land."""
+    group, is_dealt = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
 
     def piece(peer: int) -> Piece:
-        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if adds else side.rows
-        return (lo if adds else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
+        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_dealt else side.rows
+        return (lo if is_dealt else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
 
     return piece
 

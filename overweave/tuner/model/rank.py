@@ -101,7 +101,7 @@ def _predictor(problem: Problem, target: Target) -> Callable[[Candidate], float 
     """Of a large problem only some rows are simulated, for all candidates alike, and the time is scaled up."""
     machine, simulated = machine_of(target, problem.world_size), problem
     while _is_large(simulated, target.sms) and simulated.m > FEWEST_ROWS:
-        simulated = replace(simulated, m=simulated.m // 2)
+        simulated = replace(simulated, m=problem.record.whole_rows(simulated.m // 2, problem.world_size))
 
     def predict(what: Candidate) -> float | None:
         """torch's operators have no schedule, and only some have a measured curve."""

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.launch.gates import first_own_waits, gated, launch_obstacle
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Operation
@@ -16,7 +17,8 @@ from overweave.schedules.methods.registry import METHODS
 
 def plan_of(name: str, world_size: int = 2) -> Plan:
     operator = name.partition(".")[0]
-    return build(name, Problem(operator=operator, m=256, n=64, k=32, world_size=world_size, dtype="bfloat16"), {})
+    m = operator_of(operator).whole_rows(256, world_size)
+    return build(name, Problem(operator=operator, m=m, n=64, k=32, world_size=world_size, dtype="bfloat16"), {})
 
 
 def without_after(plan: Plan, queue: str) -> Plan:

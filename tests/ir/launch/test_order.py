@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build, names
@@ -26,6 +27,7 @@ CASES = [
 
 
 def plan_of(name: str, options: dict[str, str | int], m: int = 700) -> Plan:
+    m = operator_of(name.split(".")[0]).whole_rows(m, 3)
     problem = Problem(operator=name.split(".")[0], m=m, n=256, k=64, world_size=3, dtype="bfloat16")
     return build(name, problem, options)
 

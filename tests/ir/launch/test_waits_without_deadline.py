@@ -9,6 +9,7 @@ import pytest
 
 from overweave import Reduction
 from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.rules.deadlock import launch_order
@@ -22,7 +23,7 @@ from tests.source_tree import ROOT
 
 
 def planned(name: str, world_size: int, m: int = 512, **options: int | str) -> Plan:
-    sizes = {"m": m, "n": 512, "k": 512, "dtype": "bfloat16"}
+    sizes = {"m": operator_of(name.split(".")[0]).whole_rows(m, world_size), "n": 512, "k": 512, "dtype": "bfloat16"}
     problem = Problem(operator=name.split(".")[0], world_size=world_size, **sizes)  # type: ignore[arg-type]
     return catalog.build(name, problem, options)
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
@@ -38,8 +39,10 @@ SMALL = {"block_m": 16, "block_n": 16, "pieces": 2}
 
 
 def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=None, **changes) -> Plan:
-    size = {"m": m, "n": n, "k": 16, "world_size": world_size, "dtype": "bfloat16"}
-    problem = Problem(operator=name.split(".")[0], **size | changes)
+    operator = operator_of(name.split(".")[0])
+    rows = operator.whole_rows(m, world_size)
+    size = {"m": rows, "n": n, "k": 16, "world_size": world_size, "dtype": "bfloat16"}
+    problem = Problem(operator=operator.name, **size | changes)
     return build(name, problem, options or (SMALL if method_of(name).is_fused else {}))
 
 

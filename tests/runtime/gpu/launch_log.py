@@ -215,6 +215,7 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         patch.setattr(triton.runtime.driver, "_active", Driver())
         for module in ("bound", "packed"):
             patch.setattr(f"overweave.runtime.gpu.{module}.library_call", library)
+        patch.setattr("overweave.runtime.gpu.bound.counted_call", library)
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from campaigns.rates.gpu_paces import noted_peers
+from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import Epilogue, Norm, Z
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
@@ -245,10 +246,13 @@ def tensors_of(plan: Plan, rank: int) -> dict[str, torch.Tensor]:
     buffers = [buffer for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)]
     shapes = {buffer.name: (buffer.rows, buffer.cols, buffer.dtype or problem.dtype) for buffer in buffers}
     sides = (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()))
+    sides += (COUNTS,) if problem.counted else ()
     shapes |= {name: problem.operand(name, rank) for name in sides}
     made = {
         name: torch.zeros((rows, cols), dtype=getattr(torch, dtype)) for name, (rows, cols, dtype) in shapes.items()
     }
+    if problem.counted:  # 0, 1, 2, ... row by row
+        made[COUNTS] = torch.arange(problem.world_size**2).reshape(problem.world_size, -1)
     turned = [name for name in made if problem.b_is_transposed and name.split(".")[0] in ("w", "gate")]
     return made | {name: made[name].t().contiguous().t() for name in turned}
 

@@ -26,6 +26,7 @@ from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, SW
 
 pytestmark = pytest.mark.slow
 
+EXCHANGE = "all_to_all_matmul"
 Golden = Callable[[str, str], None]
 NORM = {"norm": Norm(eps=1e-5, residual=True)}
 BY_ROWS = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
@@ -42,6 +43,8 @@ PLANS = {
     "gather, packed": Case(GATHER, "gather_packed matmul=library", {"m": 8}, rank=1),
     "gather, packed and skinny": Case(GATHER, "gather_packed matmul=skinny", {"m": 64}, rank=1),
     "gather, packed and early": Case(GATHER, "gather_packed matmul=early", {"m": 64}),
+    "exchange, counted blocks": Case(EXCHANGE, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
+    "exchange, copy engine": Case(EXCHANGE, "push kernel=hopper pieces=2", rank=1),
     "scatter, library calls": Case(SCATTER, "per_shard", {"m": 510}, rank=1),
     "scatter, sums beside": Case(SCATTER, "scatter kernel=hopper pieces=2", {"epilogue": ENDING}, rank=1, world_size=3),
     "scatter, sums by tiles": Case(

@@ -9,7 +9,7 @@ import pytest
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Operation, Reduce
@@ -25,7 +25,9 @@ CHOICES = ({}, {"order": "all_peers"}, {"pieces": 3}, {"pieces": 3, "order": "al
 
 def problem(name: str, m: int = 64, world_size: int = 4, **more: object) -> Problem:
     fields = {"n": 48, "k": 16, "dtype": "bfloat16", **more}
-    return Problem(operator=name.split(".")[0], m=m, world_size=world_size, **fields)
+    operator = operator_of(name.split(".")[0])
+    m = operator.whole_rows(m, world_size)
+    return Problem(operator=operator.name, m=m, world_size=world_size, **fields)
 
 
 def plans(world_size: int):
@@ -161,7 +163,9 @@ def test_one_ranks_tables_are_those_of_the_whole_plan():
 
 
 def test_names_are_sorted_by_operator():
-    assert tuple(OPERATORS) == ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
+    assert tuple(OPERATORS) == (
+        "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_to_all_matmul"
+    )  # fmt: skip
     assert names("all_gather_matmul") == tuple(
         f"all_gather_matmul.{m}"
         for m in (

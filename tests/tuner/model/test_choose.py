@@ -78,6 +78,7 @@ def test_every_choice_can_be_built(operator: str, target: Target):
     for dtype in ("bfloat16", "float32"):
         for changes in ({}, {"m": 0}, {"m": 1}, {"m": 3}, {"n": 33, "k": 9}, {"world_size": 1}, {"m": 1 << 14}):
             problem = replace(PROBLEM, **({"operator": operator, "n": 256, "k": 128, "dtype": dtype} | changes))
+            problem = replace(problem, m=problem.record.whole_rows(problem.m, problem.world_size))
             choice = choose(problem, target)
             assert choice.reason
             if choice.plan not in OUTSIDE:

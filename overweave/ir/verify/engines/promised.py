@@ -60,6 +60,9 @@ def _check_buffers(plan: Plan, given: Holdings, owed: Holdings, findings: Findin
             elif (buffer.cols, plan.dtype_of(buffer.name)) != (holding.shape[1], holding.dtype):
                 said = f"{home} {buffer.name} has {buffer.cols} columns of {plan.dtype_of(buffer.name)}"
                 findings.add("form", None, f"{said}; the problem has {holding.shape[1]} of {holding.dtype}")
+            elif buffer.counted != holding.counted:
+                said = f"the rows of {home} {buffer.name} are counted as {buffer.counted}"
+                findings.add("form", None, f"{said}; the problem's are as {holding.counted}")
 
 
 def _check_given(given: Given, ranges: Sequence[Holding], findings: Findings) -> None:

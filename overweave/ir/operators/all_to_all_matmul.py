@@ -1,0 +1,18 @@
+"""`all_to_all(x) @ w`: what brings rows to the ranks whose weights they are multiplied by, as experts take tokens."""
+
+from __future__ import annotations
+
+from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+
+OPERATOR = Operator(
+    name="all_to_all_matmul",
+    summary="all_to_all(x) @ w",
+    x=Operand("x", ("m", "k"), "exchanged"),
+    w=Operand("w", ("k", "n"), "sharded", "n"),
+    y=Operand("y", ("m", "n"), "sharded", "n"),
+    split=None,
+    forms=Forms(epilogue=False, scaling=False),
+    reference=lambda tensors, by: by.matmul(by.all_to_all(tensors["x"]), tensors["w"]),
+    size_rule=SizeRule("push", "per_peer"),
+    baselines=("per_peer",),
+)

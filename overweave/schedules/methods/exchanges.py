@@ -1,0 +1,73 @@
+"""The methods of all-to-alls before a matmul."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from overweave.ir.operators.all_to_all_matmul import OPERATOR
+from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
+from overweave.schedules.catalog import options
+from overweave.schedules.communication import GATHERED, PUSHES, Communication, X, in_parts
+from overweave.schedules.methods import asked_for, needs
+from overweave.schedules.methods.record import Method, Work
+from overweave.schedules.moves.gather_templates import all_to_all_of
+from overweave.schedules.moves.mesh import mesh_of
+from overweave.schedules.moves.transfers import transferred
+
+_COUNTED = {X: "sent", GATHERED: "received"}
+
+
+def by_exchange(by_library: bool) -> Callable[[Work], Communication]:
+    """What writes an all-to-all of the rows that are multiplied, for a method's `write`."""
+    return partial(_moved, by_library)
+
+
+def _moved(by_library: bool, work: Work) -> Communication:
+    split, k = work.split, work.problem.k
+    moves = all_to_all_of(False, by_library, mesh_of(split, k, work.settings))
+    made = in_parts(transferred(moves, split.rows, k, sends=False), {PUSHES: split.tile_rows})
+    return counted(made) if work.problem.counted else made
+
+
+def counted(made: Communication) -> Communication:
+    """The same, of blocks that a call fills in part."""
+    buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in made.buffers)
+    return replace(made, buffers=tuple(buffers))
+
+
+_library = partial(Method, operator=OPERATOR.name)
+METHODS = (
+    _library(
+        name="sequential",
+        summary="library all-to-all, then one library matmul",
+        write=by_exchange(by_library=True),
+        grids=(asked_for.AS_IT_IS,),
+    ),
+    _library(
+        name="per_peer",
+        summary="blocks pushed by copy engine, one library matmul per peer's block",
+        source="the decomposition by shards of PyTorch's asynchronous tensor parallelism, of FiCCO's all-to-alls",
+        write=by_exchange(by_library=False),
+        moves=(COPY_ENGINE,),
+        options=(options.ORDER,),
+        grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
+    ),
+    _library(
+        name="push",
+        summary="pieces of blocks pushed by copy engine or kernel, tiles of one kernel wait",
+        source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
+        write=by_exchange(by_library=False),
+        multiplies=TILE_KERNEL,
+        moves=(COPY_ENGINE,),
+        options=asked_for.PUSHED,
+        needs=(needs.WHOLE_BLOCKS,),
+        grids=(
+            asked_for.PIECES,
+            {"pieces": (1, 2), "order": ("all_peers",)},
+            {"pieces": (1, 2), **asked_for.BY_KERNEL},
+        ),
+    ),
+)

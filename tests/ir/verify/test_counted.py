@@ -1,0 +1,150 @@
+"""Blocks that calls fill in part: where filled rows lie, and what is refused that is right for whole blocks alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.ir.counts import Filled, filled_rows
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Buffer, Compute, Copy, Operation, Region, Schedule
+from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.schedule import verify_schedule
+from overweave.schedules.catalog.catalog import build
+
+BLOCK = 4
+
+
+def planned(name: str = "per_peer", world_size: int = 3, counted: bool = True, **options: int | str) -> Plan:
+    problem = Problem(
+        operator="all_to_all_matmul",
+        m=BLOCK * world_size,
+        n=16,
+        k=16,
+        world_size=world_size,
+        dtype="bfloat16",
+        counted=counted,
+    )
+    return build(f"all_to_all_matmul.{name}", problem, options)
+
+
+def refusals(schedule: Schedule) -> list[str]:
+    return [str(refusal) for refusal in verify_schedule(schedule).refusals]
+
+
+@pytest.mark.parametrize("filled", [(0, 0, 0), (4, 4, 4), (1, 0, 3), (0, 4, 1)])
+def test_filled_rows_lie_one_behind_the_other(filled: tuple[int, ...]):
+    rows = [filled_rows((row, row + 1), BLOCK, filled) for row in range(3 * BLOCK)]
+    assert [hi - lo for lo, hi in rows] == [int(row < count) for count in filled for row in range(BLOCK)]
+    assert all(one[1] == other[0] for one, other in pairwise(rows))
+    assert filled_rows((0, 3 * BLOCK), BLOCK, filled) == (0, sum(filled))
+    assert filled_rows((0, 0), 0, filled) == (0, 0)
+
+
+def test_an_operation_moves_what_is_filled_and_signals_as_ever():
+    plan = planned(world_size=2)
+    filled = Filled(plan.schedule, [[1, 2], [0, 3]])
+    made = [filled.operation(operation) for operation in plan.schedule.operations]
+    assert [one.reads[0].rows for one in made] == [(1, 3), (0, 1), (1, 1), (0, 0), (0, 3), (0, 2)]
+    assert [one.writes[0].rows for one in made] == [(0, 2), (0, 1), (1, 1), (1, 1), (2, 5), (0, 2)]
+    assert [one.notifies for one in made] == [one.notifies for one in plan.schedule.operations]
+
+
+@pytest.mark.parametrize("name", ["sequential", "per_peer"])
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_all_plans_are_proven_and_are_data(name: str, world_size: int):
+    plan = planned(name, world_size)
+    verify_plan(plan, MachineLimits()).raise_if_refused()
+    assert from_text(to_text(plan.schedule)) == plan.schedule
+
+
+def swapped(region: Region) -> Region:
+    """Of what has arrived at rank 0, blocks 1 and 2 change places."""
+    if (region.buffer, region.rank) != ("gathered", 0) or region.rows[0] < BLOCK:
+        return region
+    other = 2 * BLOCK if region.rows[0] < 2 * BLOCK else BLOCK
+    return replace(region, rows=(other, other + BLOCK))
+
+
+def with_blocks_swapped(operation: Operation) -> Operation:
+    if isinstance(operation, Compute):
+        return replace(operation, a=tuple(map(swapped, operation.a)))
+    assert hasattr(operation, "destinations")
+    return replace(operation, destinations=tuple(map(swapped, operation.destinations)))
+
+
+def test_blocks_that_land_in_each_others_places_are_right_only_if_they_are_whole():
+    for counted in (False, True):
+        schedule = planned(counted=counted).schedule
+        changed = replace(schedule, operations=tuple(map(with_blocks_swapped, schedule.operations)))
+        assert bool(refusals(changed)) == counted
+    assert "other rows" in refusals(changed)[0]
+
+
+def through_a_buffer(whole: bool) -> Schedule:
+    """All that has arrived is copied to a buffer that is not counted, at once or block by block, and multiplied."""
+    schedule = planned("sequential", 2).schedule
+    rows = ((0, 2 * BLOCK),) if whole else ((0, BLOCK), (BLOCK, 2 * BLOCK))
+    cols, staged, made = (0, 16), Buffer("staged", 2 * BLOCK, 16, "local"), []
+    for one in schedule.operations:
+        if not isinstance(one, Compute):
+            made.append(one)
+            continue
+        for at, part in enumerate(rows):
+            arrived, place = (Region(name, one.rank, part, cols) for name in ("gathered", "staged"))
+            out = replace(one.out[0], rows=part)
+            made += [
+                Copy(
+                    name=f"stage.{one.rank}.{at}",
+                    rank=one.rank,
+                    queue="main",
+                    sources=(arrived,),
+                    destinations=(place,),
+                ),
+                replace(one, name=f"{one.name}.{at}", a=(place,), out=(out,)),
+            ]
+    return replace(schedule, buffers=(*schedule.buffers, staged), operations=tuple(made))
+
+
+def test_rows_elsewhere_are_paired_with_one_block_at_a_time():
+    assert refusals(through_a_buffer(whole=False)) == []
+    assert "is of several blocks" in refusals(through_a_buffer(whole=True))[0]
+
+
+def test_a_part_of_a_block_has_as_many_rows_elsewhere():
+    schedule = through_a_buffer(whole=False)
+    filled = Filled(schedule, [[1, 4], [2, 0]])
+    staged = [filled.operation(one) for one in schedule.operations if isinstance(one, Copy)]
+    assert [one.destinations[0].rows for one in staged] == [(0, 1), (4, 6), (0, 4), (4, 4)]
+
+
+def test_buffers_of_other_sizes_and_sums_are_refused():
+    schedule = planned().schedule
+    uneven = tuple(replace(each, rows=each.rows + 1) if each.name == "gathered" else each for each in schedule.buffers)
+    assert "no 3 whole blocks" in refusals(replace(schedule, buffers=uneven))[0]
+    first, *others = schedule.operations
+    assert isinstance(others[1], Compute)
+    added = replace(others[1], addends=(Region("y", others[1].rank, others[1].out[0].rows, others[1].out[0].cols),))
+    told = refusals(replace(schedule, operations=(first, others[0], added, *others[2:])))
+    assert any("does not know which rows are filled" in each for each in told)
+
+
+def test_a_kernel_of_whole_blocks_is_refused():
+    plan = planned("push", counted=False)
+    kinds = {"x": "sent", "gathered": "received", "y": "received"}
+    buffers = tuple(replace(each, counted=kinds.get(each.name)) for each in plan.schedule.buffers)  # type: ignore[arg-type]
+    told = verify_plan(
+        replace(plan, schedule=replace(plan.schedule, buffers=buffers), problem=replace(plan.problem, counted=True)),
+        MachineLimits(),
+    ).refusals
+    assert any("tile_kernel knows whole blocks alone" in str(each) for each in told)
+
+
+def test_a_plan_counts_the_rows_that_its_problem_says():
+    plan = planned()
+    told = verify_plan(replace(plan, problem=replace(plan.problem, counted=False)), MachineLimits()).refusals
+    assert any("are counted as" in str(each) for each in told)
