@@ -53,11 +53,8 @@ class Filled:
             a, out = self._paired(operation.a, operation.out)
             return replace(operation, a=a, out=out)
         if isinstance(operation, Collective):
-            sources, destinations = (
-                tuple(map(self._region, operation.sources)),
-                map(self._region, operation.destinations),
-            )
-            return replace(operation, sources=sources, destinations=tuple(destinations))
+            sides = [tuple(map(self._region, side)) for side in (operation.sources, operation.destinations)]
+            return replace(operation, sources=sides[0], destinations=sides[1])
         return operation
 
     def _paired(self, ones: Regions, others: Regions) -> tuple[Regions, Regions]:

@@ -38,9 +38,9 @@ def _lines(schedule: Schedule) -> Iterator[str]:
 
 def _buffer(buffer: Buffer) -> str:
     dtype = (buffer.dtype,) if buffer.dtype else ()
-    dtype += ("counted", buffer.counted) if buffer.counted else ()
+    counted = ("counted", buffer.counted) if buffer.counted else ()
     blocks = ("blocks", forms.BLOCKS.show(buffer.blocks), "at", *buffer.blocks.places) if buffer.blocks else ()
-    return _spaced(forms.BUFFER.show(buffer), *dtype, *blocks)
+    return _spaced(forms.BUFFER.show(buffer), *dtype, *counted, *blocks)
 
 
 def _goal(goal: Goal) -> str:

@@ -89,7 +89,7 @@ def through_a_buffer(whole: bool) -> Schedule:
     """All that has arrived is copied to a buffer that is not counted, at once or block by block, and multiplied."""
     schedule = planned("sequential", 2).schedule
     rows = ((0, 2 * BLOCK),) if whole else ((0, BLOCK), (BLOCK, 2 * BLOCK))
-    cols, staged, made = (0, 16), Buffer("staged", 2 * BLOCK, 16, "local"), []
+    cols, staged, made = (0, 16), Buffer("staged", 2 * BLOCK, 16, "local"), list[Operation]()
     for one in schedule.operations:
         if not isinstance(one, Compute):
             made.append(one)
