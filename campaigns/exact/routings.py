@@ -1,17 +1,20 @@
 """Are all-to-alls right, whatever ranks send each other? Random counts in every plan, every result compared.
 
     python -m campaigns.routings --shapes 200 --worlds 2 3 4 8
+    torchrun --standalone --nproc-per-node 2 -m campaigns.routings --shapes 100    (on GPUs, in bf16)
 
 Whole numbers whose every product is exact: results are bit-equal. Blocks are uneven, many empty, down to one row on one
-rank; every eighth call has equal blocks, and no counts. Among GPUs: campaigns/exact/gpu_routings.py.
+rank; every eighth call has equal blocks, and no counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +22,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from campaigns.cases import EXCHANGED
+from campaigns.gpu_ranks import Check, arguments, run_campaign
 from overweave.runtime.host.processes import run_ranks
 
 WORLDS = (2, 3, 4, 8)
@@ -80,11 +84,20 @@ def tried(count: int, seed: int) -> list[str]:
     return [wrong for case in cases if (wrong := outcome(case, "cpu"))]
 
 
+def on_gpus(asked: argparse.Namespace) -> Iterable[Check]:
+    """Of ranks that torchrun started: two seeds."""
+    for seed in (asked.seed, asked.seed + 1):
+        cases = routings(asked.shapes, seed, dist.get_world_size(), (torch.bfloat16,))
+        yield Check(f"random counts, seed {seed}", partial(map, partial(outcome, device="cuda"), cases))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(str(__doc__), deadline_s=60.0)
     parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--shapes", type=int, default=200, help="random calls, in each world")
     parser.add_argument("--seed", type=int, default=0)
+    if "LOCAL_RANK" in os.environ:
+        run_campaign(parser, on_gpus)
     asked = parser.parse_args()
     failed = 0
     for ranks in asked.worlds:
