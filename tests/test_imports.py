@@ -24,7 +24,8 @@ ROOMS = {
     "runtime": ("compiler", "kernels"),
     "tuner": ("runtime", "sim", "schedules"),
     "ops": ("tuner",),
-    "layers": ("ops",),
+    "functional": ("ops",),
+    "layers": ("functional",),
     "adapters": ("layers",),
     "cli": ("adapters",),
 }
@@ -42,6 +43,7 @@ THIRD_PARTY = {
     "runtime": ("msgspec", "torch", "triton", "numpy"),
     "tuner": ("msgspec", "torch", "platformdirs"),
     "ops": ("msgspec", "torch"),
+    "functional": ("torch",),
     "layers": ("torch",),
     "adapters": ("torch",),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),

@@ -9,11 +9,15 @@ import torch
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.dispatch.library import define
+
+define(OPERATOR)
+Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 def matmul_reduce_scatter(
-    x: torch.Tensor,
-    w: torch.Tensor,
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
@@ -36,6 +40,9 @@ def matmul_reduce_scatter(
     which they pass, the next rank first and the own one last, each hop rounded. The same bits every time, but for
     `plan="remote_add"`, which nothing but this argument chooses: there partials are added in fp32 as they come, so that
     last bits may differ between calls.
+    x and w, lists of one length: y is that of `sum(a @ b for a, b in zip(x, w))`, `[m, k_i]` and `[k_i, n]`. Each rank
+    sums its products in fp32, in one matmul over factors laid side by side, and one sum travels. Weights that were
+    split from one tensor are not copied.
     bias: `[n]`, the same on every rank. activation: `silu`, `gelu`, `gelu_tanh`, as torch.nn.functional has them.
     residual: `[S, n]` for the own S rows. In the dtype of y, and done once, by the owner, to the sum: in fp32 before it
     is rounded wherever it is summed by us, and where the library sums (`sequential`) to what that rounded. torch's own

@@ -14,6 +14,7 @@ OPERATOR = Operator(
     forms=Forms(gate=True, several_weights=True, returns_gathered=True),
     reference=lambda tensors, by: by.matmul(by.all_gather(tensors["x"]), tensors["w"]),
     size_rule=SizeRule("push", "per_shard"),
+    dual="matmul_reduce_scatter",
     baselines=("torch.fused", "per_shard"),
     # The first half of an MLP with 8,192 tokens, hidden 4,096 and 14,336.
     demo=Demo("push", m=8192, n=3584, k=4096),

@@ -14,5 +14,6 @@ OPERATOR = Operator(
     forms=Forms(norm=True),
     reference=lambda tensors, by: by.all_reduce(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("two_shot", "sequential"),
+    dual="",
     baselines=("torch.one_shot", "torch.two_shot"),
 )

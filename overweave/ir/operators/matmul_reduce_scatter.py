@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.record import Demo, Operand, Operator, SizeRule
+from overweave.ir.operators.record import Demo, Forms, Operand, Operator, SizeRule
 
 OPERATOR = Operator(
     name="matmul_reduce_scatter",
@@ -11,9 +11,11 @@ OPERATOR = Operator(
     w=Operand("w", ("k", "n"), "sharded", "k"),
     y=Operand("y", ("m", "n"), "summed", "m"),
     split="k",
+    forms=Forms(several_products=True),
     reference=lambda tensors, by: by.reduce_scatter(by.matmul(tensors["x"], tensors["w"])),
     # MEASURED: own_pieces 1, 2, 4 give 613.5, 606.3, 605.2 us, geometric mean over mlp, W=4 (4 x H200, 2026-11-20).
     size_rule=SizeRule("scatter", "sequential", {"own_pieces": 4}),
+    dual="all_gather_matmul",
     baselines=("torch.fused", "per_shard"),
     # The second half of an MLP with 8,192 tokens, hidden 4,096 and 14,336.
     demo=Demo("scatter", m=8192, n=4096, k=3584),

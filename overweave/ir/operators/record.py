@@ -54,7 +54,8 @@ class Forms(Struct, frozen=True, kw_only=True):
     """What may be asked of an operator beyond the bare product.
 
     epilogue: a bias, an activation, a residual. scaling: fp8 operands with scales. gate: a second weight. norm: of the
-    rows of the result. several_weights: over one gather. returns_gathered: the gathered operand is a result as well.
+    rows of the result. several_weights: over one gather. several_products: of as many x and w, summed before the sum
+    travels. returns_gathered: the gathered operand is a result as well.
     """
 
     epilogue: bool = True
@@ -62,6 +63,7 @@ class Forms(Struct, frozen=True, kw_only=True):
     gate: bool = False
     norm: bool = False
     several_weights: bool = False
+    several_products: bool = False
     returns_gathered: bool = False
 
     @property
@@ -120,6 +122,8 @@ class Operator(Struct, frozen=True, kw_only=True):
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
     call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
     beside the library's and the chosen one. torch's own (schedules/methods/outside.py) are candidates by that.
+    dual: the operator that computes the gradient of x from that of y; empty: a matmul of each rank alone; None: there
+    are no gradients.
     """
 
     name: str
@@ -136,6 +140,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     matmuls: int = 1
     groups: int = 1
     demo: Demo | None = None
+    dual: str | None = None
 
     @property
     def keywords(self) -> tuple[str, ...]:

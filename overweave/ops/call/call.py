@@ -12,7 +12,6 @@ from torch.autograd import forward_ad
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
-from overweave.ir.plan import numbered
 from overweave.ir.problem import LONGEST_LIST
 from overweave.memory.group import Group
 from overweave.ops.call.counts import RowCounts, with_counts
@@ -22,30 +21,35 @@ from overweave.ops.call.norm import FIELDS, RmsNorm
 from overweave.ops.call.operands import WEIGHTS, Given, check_kinds, problem_of_call
 from overweave.ops.call.prepare import prepare
 from overweave.ops.call.prepared import CALLS, Key, Prepared, Tensors
-from overweave.ops.call.surroundings import PRE_DISPATCH, check_surroundings, eagerly, is_read_by_compiler
+from overweave.ops.call.side_by_side import side_by_side
+from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, waited
+from overweave.ops.dispatch.route import by_dispatcher
 
 # What torch knows of tracers and autocast, without its functions of Python: every call asks.
 _is_recorded, _is_dispatched = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 _is_before_dispatch, _is_cast = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._is_any_autocast_enabled
-PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
 _Tensor = torch.Tensor  # looked up once
+_LISTS = (list, tuple)
 _PLAIN, _VALUES = frozenset((torch.Tensor, torch.nn.Parameter)), frozenset((bool, int, str))
 
 
-def call(operator: Operator, group: GroupLike, given: Given) -> Tensors:
+def call(operator: Operator, group: GroupLike, given: Given, gradients: str | None = None) -> Tensors:
     """Computes an operator: all tensors of the call by name, `y` among them.
 
     given: everything else that the caller passed, by name: `x`, `w`, and keywords that the operator's record may have.
+    gradients: of the op in torch's dispatcher, which the names of the tensors that are differentiated; None: a caller,
+    whose call takes the way of the dispatcher where something is to be recorded, cast or differentiated.
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled.
     """
     if is_read_by_compiler():
-        return eagerly(call, operator, group, given)
-    x, w = given["x"], given["w"]
-    if _is_recorded() or _is_dispatched() or _is_before_dispatch(PRE_DISPATCH) or _is_cast():
-        check_surroundings(operator.name, x)
+        return by_dispatcher(operator, group, given)
+    x, w, passed = given["x"], given["w"], given
+    is_recorded = _is_recorded() or _is_dispatched() or _is_before_dispatch(PRE_DISPATCH)
+    if gradients is None and (is_recorded or _is_cast() or x.__class__ in _LISTS):
+        return by_dispatcher(operator, group, given)
     if is_away(x):
-        return run_on(x.device, call, operator, group, given)
+        return run_on(x.device, call, operator, group, given, gradients)
     if operator.forms.several_weights and isinstance(w, (list, tuple)) and len(w) <= LONGEST_LIST:
         given = {**given, **dict(zip(WEIGHTS, w, strict=False))}
     resolved = group_of(group)
@@ -55,19 +59,28 @@ def call(operator: Operator, group: GroupLike, given: Given) -> Tensors:
             if given.get(COUNTS) is not None and operator.exchanges:
                 given = with_counts(operator, resolved, given)
                 counts = given[COUNTS]
+            if x.__class__ in _LISTS:
+                given = given | side_by_side(operator, x, w)
             key, tensors, prepared = look_up(operator, resolved, given)
-            if prepared is None:
+            is_differentiated = prepared is None and gradients is None and _needs_gradient(tensors)
+            if prepared is None and not is_differentiated:
                 problem = problem_of_call(operator, resolved, given, tensors)
         except InputError as error:
             raise refuse(resolved, error) from None
+        if is_differentiated:
+            return by_dispatcher(operator, group, passed)
         if prepared is None:
-            prepared = prepare(key, problem, resolved, tensors, given.get("plan"), counts)
+            prepared = prepare(key, problem, (resolved, gradients or ""), tensors, given.get("plan"), counts)
         elif prepared.board is not None:
             prepared.board.post(prepared.signature if counts is None else prepared.signature + counts.words)
         prepared(tensors)
     if counts is not None:
         tensors["y"] = tensors["y"][: counts.received]
     return tensors
+
+
+def _needs_gradient(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values())
 
 
 def look_up(operator: Operator, group: Group, given: Given) -> tuple[Key, Tensors, Prepared | None]:
@@ -94,6 +107,7 @@ def look_up(operator: Operator, group: Group, given: Given) -> tuple[Key, Tensor
                 told += (name, kind, None if kind is RmsNorm else each)  # 1, 1.0 and True are equal, and not the same
                 continue
             if kind not in _PLAIN:  # its address may be asked for only with a warning, if at all
+                each = given[name] = waited(each)
                 check_kinds(operator, given)
             misaligned, gradient = each.data_ptr() % ALIGNED_BYTES, needs_gradient and each.requires_grad
             shape = each.shape[1:] if is_counted and name == "x" else each.shape

@@ -196,13 +196,6 @@ def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str) ->
     if not (w.is_contiguous() or w.t().is_contiguous()):
         found = f"{called} {list(w.shape)} has strides {w.stride()}"
         raise InputError(f"{operator}: {called} dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
-    for name, tensor in (("x", x), (called, w)):
-        _check_no_gradient(operator, name, tensor)
-
-
-def _check_no_gradient(operator: str, name: str, tensor: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        raise InputError(f"{operator}: tensors without gradient", f"{name} requires_grad", "Call it under no_grad")
 
 
 def _rows(operator: Operator, x: torch.Tensor, group: Group, given: Given) -> int:
@@ -272,7 +265,6 @@ def _check_beside(problem: Problem, rank: int, tensors: dict[str, torch.Tensor])
         elif not tensor.is_contiguous():
             found = f"its strides are {tensor.stride()}"
             raise InputError(f"{operator}: {name} row-major", found, f"Pass {name}.contiguous()")
-        _check_no_gradient(operator, name, tensor)
 
 
 def _scaling(operator: str, x: torch.Tensor, weights: Sequence[torch.Tensor], given: Given) -> Scaling | None:
@@ -308,7 +300,6 @@ def _shape_of_scale(operator: str, name: str, scale: torch.Tensor | None, x: tor
     if (scale.dtype, scale.device) != (torch.float32, x.device) or not scale.is_contiguous():
         found = f"got {scale.dtype} on {scale.device}, strides {scale.stride()}"
         raise InputError(f"{operator}: {name}, fp32, contiguous, beside x", found, f"Pass {name}.float().contiguous()")
-    _check_no_gradient(operator, name, scale)
     return tuple(scale.shape)
 
 

@@ -32,13 +32,20 @@ from overweave.tuner.store.agreement import agreed_knowledge
 
 @lasting()
 def prepare(
-    key: Key, problem: Problem, group: Group, tensors: Tensors, plan: str | None, counts: RowCounts | None = None
+    key: Key,
+    problem: Problem,
+    caller: tuple[Group, str],
+    tensors: Tensors,
+    plan: str | None,
+    counts: RowCounts | None = None,
 ) -> Prepared:
     """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it. tensors: its inputs.
 
-    counts: those of the call, on which ranks agree as well.
+    caller: the group, and the names of the tensors that are differentiated, in which ranks agree: they will compute
+    gradients together. counts: those of the call, on which ranks agree as well.
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
+    group, gradients = caller
     target = target_of(tensors["x"].device)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:
@@ -46,7 +53,7 @@ def prepare(
         built = None if choice.plan in OUTSIDE else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
-    signature = _signature(problem, choice)
+    signature = _signature(problem, choice, gradients)
     Board.of(group).agree(signature if counts is None else signature + counts.words)
     outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
     try:
@@ -85,12 +92,13 @@ def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
     return built
 
 
-def _signature(problem: Problem, choice: Choice) -> bytes:
+def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
     done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
     done += f" then {problem.norm}" if problem.norm else ""
     done += f" in {problem.out_dtype}" if problem.out_dtype else ""
+    done += f" with gradients of {gradients}" if gradients else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{choice.plan} {shape} {options}".strip().encode()

@@ -90,7 +90,6 @@ BAD: dict[str, Spoil] = {
     "mixed": lambda x, w: {"w": w.half()},
     "device": lambda x, w: {"x": x.to("meta"), "w": w.to("meta")},
     "strided": lambda x, w: {"x": torch.ones(x.shape[1], x.shape[0]).t()},
-    "gradient": lambda x, w: {"w": w.clone().requires_grad_()},
     "vector": lambda x, w: {"x": x[0]},
     "none": lambda x, w: {"w": None},
     "sparse": lambda x, w: {"w": w.to_sparse()},
@@ -110,6 +109,7 @@ DIFFERENT: dict[str, Spoil] = {
     "half": lambda x, w: {"x": x.half(), "w": w.half()},
     "layout": lambda x, w: {"w": w.t().contiguous().t()},
     "plan": lambda x, w: {"plan": "per_shard"},
+    "gradient": lambda x, w: {"w": w.clone().requires_grad_()},
 }
 
 

@@ -46,16 +46,10 @@ def test_dense_matrices_in_both_layouts_are_taken(dtype: torch.dtype, rows: int)
         (torch.zeros(3, 16)[:, ::2], W, "its strides are (16, 2)"),
         (X, torch.zeros(8, 10)[:, ::2], "w [8, 5] has strides (10, 2)"),
         (X, torch.zeros(1, 5).expand(8, 5), "has strides (0, 1)"),
-        (X, W.clone().requires_grad_(), "w requires_grad"),
     ],
 )
 def test_other_operands_are_refused(x: torch.Tensor, w: torch.Tensor, found: str):
     assert found in refusal(check_operands, x, w)
-
-
-def test_gradients_are_no_matter_where_none_are_kept():
-    with torch.no_grad():
-        check_operands("operator", X, W.clone().requires_grad_())
 
 
 @pytest.mark.parametrize(

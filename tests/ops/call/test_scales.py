@@ -137,7 +137,7 @@ WORDS = (
     "(4, 1) for the own rows",
     "float64",
     "scale_w.float().contiguous()",
-    "no_grad",
+    "detached",
     "out_dtype",
     "of torch.bfloat16",
     "Store the weight as [n, k]",

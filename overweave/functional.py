@@ -1,0 +1,375 @@
+"""Linear layers whose collective runs beside the matmul, as `torch.nn.functional.linear` takes them: weights `[n, k]`.
+
+    y = all_gather_linear(x, weight, bias, group, dim=1)            # [B, S/W, k], [n, k] -> [B, S, n]
+    z = linear_reduce_scatter(h, weight, bias, group, dim=1)        # [B, S, k], [n, k] -> [B, S/W, n]
+    z = linear_all_reduce(h, weight, bias, group)                   # [B, S, k], [n, k] -> [B, S, n]
+
+All three are differentiable, run under torch.compile(fullgraph=True) and autocast, and take inputs of any rank and any
+strides. Their weights may be DTensors, sharded as the layer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+
+from overweave.errors import GroupError, InputError
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators.record import Operator
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import GroupLike, process_group_of
+from overweave.ops.call.norm import RmsNorm
+from overweave.ops.dispatch.library import define
+from overweave.ops.dispatch.main_grad import added_to_main_grad
+from overweave.ops.dispatch.route import by_dispatcher, name_of, refused
+
+for _record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR):
+    define(_record)
+_GATHER, _SCATTER, _REDUCE = all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR
+Factors = torch.Tensor | Sequence[torch.Tensor]
+Save = Literal["gathered", "shard", "columns"]
+
+
+@overload
+def all_gather_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    dim: int = 0,
+    size: int | None = None,
+    activation: str | None = None,
+    gate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    return_gathered: Literal[False] = False,
+    save: Save = "gathered",
+    main_grad: bool = False,
+    plan: str | None = None,
+    backward_plan: str | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def all_gather_linear(
+    x: torch.Tensor,
+    weight: Factors,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    dim: int = 0,
+    size: int | None = None,
+    activation: str | None = None,
+    gate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    return_gathered: bool = False,
+    save: Save = "gathered",
+    main_grad: bool = False,
+    plan: str | None = None,
+    backward_plan: str | None = None,
+) -> Any: ...
+
+
+def all_gather_linear(
+    x: torch.Tensor,
+    weight: Factors,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    dim: int = 0,
+    size: int | None = None,
+    activation: str | None = None,
+    gate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    return_gathered: bool = False,
+    save: Save = "gathered",
+    main_grad: bool = False,
+    plan: str | None = None,
+    backward_plan: str | None = None,
+) -> Any:
+    """y = linear(all_gather(x, dim), weight, bias): column-parallel, behind rows that ranks share out.
+
+    Plain torch:  whole = torch.cat(x of all ranks, dim); y = activation(F.linear(whole, weight, bias)) + residual,
+                  or y = F.linear(whole, weight) * activation(F.linear(whole, gate)) + residual
+                  of several weights: ys = tuple(activation(F.linear(whole, each, its bias)) for each in weight)
+
+    x: `[.., S/W, .., k]`, any dimension but the last gathered along `dim`. weight: `[n, k]`, this rank's rows of the
+    whole weight, or a list of `[n_i, k]`, for which a tuple is returned and bias has the elements of all. Returns y
+    `[.., S, .., n]`, contiguous, and the gathered input behind it if `return_gathered`. size: S, where W does not
+    divide it: ranks hold what `torch.chunk(whole, W, dim)` deals. Where only dimensions of size 1 stand before `dim`,
+    nothing is copied beside the gather; else y is, once.
+    bias, activation, gate `[n, k]` and residual, of the shape of y: as in `ow.all_gather_matmul`.
+
+    Gradients: that of x by `matmul_reduce_scatter`, those of the weights by local matmuls. save: what is kept for the
+    latter: `gathered`, all of the gathered input; `shard`, x alone, gathered again by the library; `columns`, this
+    rank's columns of the gathered input, as large as x, gathered again while it is multiplied. The gradient of a
+    gathered input that was returned is taken as equal on all ranks. main_grad: weights' gradients are added to
+    `weight.main_grad`. plan, backward_plan: of the forward, and of the gradient of x; None: chosen.
+
+    Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
+    """
+    layer = _layer(_GATHER, x, weight, group, (0, main_grad))
+    rows = _gathered_rows(layer, x, dim, size)
+    gates = None if gate is None else _factor(layer, gate, "gate", (0, main_grad))
+    # Where rows come in another order than y's, the residual is added behind.
+    fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
+    given = {
+        "x": rows.matrix, "w": layer.weights, "bias": _bias(layer, bias, 0), "activation": activation, "gate": gates,
+        "residual": fused, "m": rows.m, "return_gathered": return_gathered, "save": save, "plan": plan,
+        "backward_plan": backward_plan,
+    }  # fmt: skip
+    results = [rows.restored(each) for each in by_dispatcher(_GATHER, layer.group, given).values()]
+    if residual is not None and fused is None:
+        results[0] = results[0] + residual
+    gathered = results.pop() if return_gathered else None
+    y = results[0] if isinstance(weight, torch.Tensor) else tuple(results)
+    return (y, gathered) if return_gathered else y
+
+
+def linear_reduce_scatter(
+    x: Factors,
+    weight: Factors,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    dim: int = 0,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    main_grad: bool = False,
+    plan: str | None = None,
+    backward_plan: str | None = None,
+) -> torch.Tensor:
+    """y = reduce_scatter(linear(x, weight), dim) + bias: row-parallel, in front of rows that ranks share out.
+
+    Plain torch:  partial = F.linear(x, weight); dist.all_reduce(partial)
+                  y = activation(torch.chunk(partial, W, dim)[rank] + bias) + residual
+
+    x: `[.., S, .., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole
+    weight. Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., S/W, ..,
+    n]`, contiguous; where W does not divide S, what `torch.chunk` deals. Where only dimensions of size 1 stand before
+    `dim`, nothing is copied; else x is, once.
+    bias `[n]`, the same on every rank, and residual, of the shape of y: done once to the sum.
+
+    Gradients: that of x by `all_gather_matmul`, those of the weights by local matmuls; that of the bias is of all rows,
+    equal on all ranks. main_grad, plan, backward_plan: as in `all_gather_linear`.
+
+    Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
+    """
+    xs = [x] if isinstance(x, torch.Tensor) else list(x)
+    layer = _layer(_SCATTER, xs[0], weight, group, (1, main_grad))
+    parts = [_scattered_rows(layer, each, dim) for each in xs]
+    weights = layer.weights if isinstance(layer.weights, list) else [layer.weights]
+    rows = parts[0]
+    fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
+    given = {
+        "x": [part.matrix for part in parts], "w": weights, "bias": _bias(layer, bias, None), "activation": activation,
+        "residual": fused, "plan": plan, "backward_plan": backward_plan,
+    }  # fmt: skip
+    y = rows.restored(by_dispatcher(_SCATTER, layer.group, given)["y"])
+    return y if residual is None or fused is not None else y + residual
+
+
+def linear_all_reduce(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    norm: RmsNorm | None = None,
+    main_grad: bool = False,
+    plan: str | None = None,
+) -> Any:
+    """y = all_reduce(linear(x, weight)) + bias: row-parallel, the whole result on every rank.
+
+    Plain torch:  partial = F.linear(x, weight); dist.all_reduce(partial); y = activation(partial + bias) + residual
+                  with a norm:  z = partial + residual; normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
+
+    x: `[.., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole weight.
+    Returns y `[.., n]`, the same bits on every rank; with a norm (normed, z). bias `[n]` and residual `[.., n]`: the
+    same on every rank, done once to the sum.
+
+    Gradients are taken as equal on all ranks, as y is, so that no rank waits for another: those of x and of the weight
+    are local matmuls. main_grad, plan: as in `all_gather_linear`.
+
+    Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
+    """
+    layer = _layer(_REDUCE, x, weight, group, (1, main_grad))
+    shape = (*x.shape[:-1], layer.columns)
+    beside = None if residual is None else residual.reshape(-1, residual.shape[-1]).contiguous()
+    if norm is not None and norm.residual is not None:
+        norm = norm._replace(residual=norm.residual.reshape(-1, norm.residual.shape[-1]).contiguous())
+    given = {
+        "x": _matrix(x), "w": layer.weights, "bias": _bias(layer, bias, None), "activation": activation,
+        "residual": beside, "norm": norm, "plan": plan,
+    }  # fmt: skip
+    results = [each.view(shape) for each in by_dispatcher(_REDUCE, layer.group, given).values()]
+    return results[0] if norm is None else tuple(results)
+
+
+class _Layer(NamedTuple):
+    """A layer's operator, the name of its group, and its weights as the operator takes them: `[k, n]`, or a list."""
+
+    operator: Operator
+    group: str
+    world_size: int
+    rank: int
+    weights: Any
+    columns: int
+
+
+class _Rows(NamedTuple):
+    """The rows of x as a matrix, and how rows of the result become a tensor again.
+
+    m: all rows, where ranks have unlike numbers. lead, inner: the product of the dimensions before and behind `dim`.
+    parts: of `dim`, each of `most`, in the order in which the result has them before `lead`; 0: they are in order.
+    shape: of the result, but for its last dimension. kept: how much of `dim` is no padding. is_padded: on any rank.
+    """
+
+    matrix: torch.Tensor
+    shape: tuple[int, ...]
+    m: int | None = None
+    lead: int = 1
+    inner: int = 1
+    parts: int = 0
+    most: int = 0
+    kept: int = 0
+    is_padded: bool = False
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether rows of the result are those of the tensor that is returned, on every rank."""
+        return self.parts == 0 or (self.parts == 1 and not self.is_padded)
+
+    def restored(self, result: torch.Tensor) -> torch.Tensor:
+        """The result, contiguous."""
+        columns = result.shape[-1]
+        if self.parts:
+            parted = result.view(self.parts, self.lead, self.most, self.inner, columns).transpose(0, 1)
+            whole = parted.reshape(self.lead, self.parts * self.most, self.inner, columns)
+            result = whole[:, : self.kept].contiguous()
+        return result.view(*self.shape, columns)
+
+
+def _layer(operator: Operator, x: torch.Tensor, weight: Factors, group: GroupLike, how: tuple[int, bool]) -> _Layer:
+    """how: along which dimension DTensor weights are sharded, and whether their gradients go to `main_grad`."""
+    listed = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+    name = name_of(_group(operator, listed, group))
+    process_group = process_group_of(name)
+    layer = _Layer(operator, name, process_group.size(), process_group.rank(), None, 0)
+    if not isinstance(x, torch.Tensor) or x.dim() < 1 or hasattr(x, "device_mesh"):
+        found = f"got {list(x.shape)}" if isinstance(x, torch.Tensor) else f"got {type(x).__name__}"
+        raise _refusal(layer, "x [.., k]", found, "Pass a local torch.Tensor: `.to_local()` of a DTensor")
+    factors = [_factor(layer, each, "weight", how) for each in listed]
+    for each in factors:
+        if each.shape[0] != x.shape[-1]:
+            found = f"x is {list(x.shape)}, weight is {[each.shape[1], each.shape[0]]}"
+            raise _refusal(
+                layer, "x [.., k], weight [n, k]", found, "Pass the weight as torch.nn.functional.linear does"
+            )
+    if len({each.is_contiguous() for each in factors}) > 1:
+        factors = [each.t().contiguous().t() for each in factors]
+    return layer._replace(weights=factors if len(listed) > 1 else factors[0], columns=factors[0].shape[1])
+
+
+def _group(operator: Operator, weights: list[Any], group: GroupLike) -> GroupLike:
+    """The group that was passed, or that of the weights' mesh."""
+    meshes = [each.device_mesh for each in weights if hasattr(each, "device_mesh")]
+    if not meshes:
+        return group
+    if group is not None and name_of(group) != name_of(meshes[0]):
+        found = f"the group is {name_of(group)!r}, the weight lies on {name_of(meshes[0])!r}"
+        error = GroupError(f"{operator.name}: one group for a layer", found, "Leave out group=, or pass the weight's")
+        raise refused(group, error)
+    mesh: GroupLike = meshes[0]
+    return mesh
+
+
+def _factor(layer: _Layer, weight: Any, called: str, how: tuple[int, bool]) -> Any:
+    """A weight `[n, k]` as the operator takes it."""
+    along, has_main_grad = how
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        found = f"got {list(weight.shape)}" if isinstance(weight, torch.Tensor) else f"got {type(weight).__name__}"
+        raise _refusal(layer, f"{called} [n, k]", found, "Pass a matrix")
+    local = _local(layer, weight, called, along)
+    if has_main_grad:
+        try:
+            local = added_to_main_grad(layer.operator.name, local)
+        except InputError as error:
+            raise refused(layer.group, error) from None
+    return (local if local.is_contiguous() or local.t().is_contiguous() else local.contiguous()).t()
+
+
+def _bias(layer: _Layer, bias: Any, along: int | None) -> torch.Tensor | None:
+    return None if bias is None else _local(layer, bias, "bias", along)
+
+
+def _local(layer: _Layer, tensor: Any, called: str, along: int | None) -> Any:
+    """The local part of a DTensor that is sharded `along` a dimension, or replicated; any other tensor as it is."""
+    if not hasattr(tensor, "device_mesh"):
+        return tensor
+    (placement,) = tensor.placements
+    if not (placement.is_shard(along) if along is not None else placement.is_replicate()):
+        wanted = f"Shard({along})" if along is not None else "Replicate()"
+        raise _refusal(layer, f"{called}, {wanted}", f"its placement is {placement}", "Distribute it so")
+    return tensor.to_local()
+
+
+def _refusal(layer: _Layer, asked: str, found: str, cure: str) -> Exception:
+    return refused(layer.group, InputError(f"{layer.operator.name}: {asked}", found, cure))
+
+
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1]).contiguous()
+
+
+def _dimension(layer: _Layer, x: torch.Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim() - 1 or dim == -1:
+        found = f"got dim={dim} of x {list(x.shape)}"
+        raise _refusal(layer, "dim, any but the last", found, "Features are multiplied: name a dimension of rows")
+    return dim % x.dim()
+
+
+def _gathered_rows(layer: _Layer, x: torch.Tensor, dim: int, size: int | None) -> _Rows:
+    dim, ranks = _dimension(layer, x, dim), layer.world_size
+    own, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
+    whole = own * ranks if size is None else size
+    if size is not None:
+        lo, hi = shard_rows(whole, ranks, layer.rank)
+        if hi - lo != own:
+            found = f"rank {layer.rank} of {ranks} holds {own} of {whole}, not {hi - lo}"
+            raise _refusal(layer, f"size={size} along dim {dim}", found, "Deal x as torch.chunk does, or pass size")
+    shape, lead, inner = (*before, whole, *behind), prod(before), prod(behind)
+    is_even = size is None or whole % ranks == 0
+    if lead == 1 and (is_even or inner == 1):
+        return _Rows(_matrix(x), shape, None if is_even else whole)
+    most = own if is_even else -(-whole // ranks)
+    return _Rows(_matrix(_padded(x, dim, most)), shape, None, lead, inner, ranks, most, whole)
+
+
+def _scattered_rows(layer: _Layer, x: torch.Tensor, dim: int) -> _Rows:
+    dim, ranks = _dimension(layer, x, dim), layer.world_size
+    whole, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
+    lead, inner, is_even = prod(before), prod(behind), whole % ranks == 0
+    if is_even:
+        own = most = whole // ranks
+    else:
+        lo, hi = shard_rows(whole, ranks, layer.rank)
+        own, most = hi - lo, -(-whole // ranks)
+    shape = (*before, own, *behind)
+    if lead == 1 and (is_even or inner == 1):
+        return _Rows(_matrix(x), shape)
+    parted = _padded(x, dim, ranks * most).reshape(lead, ranks, most * inner, x.shape[-1]).transpose(0, 1)
+    return _Rows(
+        parted.reshape(ranks * lead * most * inner, x.shape[-1]), shape, None, lead, inner, 1, most, own, not is_even
+    )
+
+
+def _padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """x with rows of zeros behind those along `dim`."""
+    missing = length - x.shape[dim]
+    return x if missing == 0 else torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 1 - dim), 0, missing))

@@ -1,0 +1,57 @@
+"""The sum of several products as one: factors laid side by side along the axis that is summed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.operators.record import Operator
+from overweave.ir.operators.registry import those_with
+from overweave.ir.problem import LONGEST_LIST
+from overweave.ops.call.operands import check_operands, check_plain
+
+
+def side_by_side(operator: Operator, xs: Sequence[torch.Tensor], ws: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """x and w of one product that equals the sum of `x @ w` over the pairs. Raises InputError.
+
+    One matmul then sums in fp32 and rounds once. Weights that were split from one tensor are not copied.
+    """
+    check_pairs(operator, xs, ws)
+    if all(w.is_contiguous() for w in ws):
+        return {"x": _beside(xs), "w": _below(ws)}
+    return {"x": _beside(xs), "w": _below([w.t() if w.t().is_contiguous() else w.t().contiguous() for w in ws], 1).t()}
+
+
+def check_pairs(operator: Operator, xs: Sequence[Any], ws: Any) -> None:
+    """Raises InputError for products that cannot be added."""
+    name = operator.name
+    if not operator.forms.several_products:
+        only = those_with(lambda forms: forms.several_products)
+        raise InputError(f"{name}: x", f"got a list of {len(xs)}", f"Pass a tensor: only {only} adds several products")
+    if not isinstance(ws, (list, tuple)) or len(ws) != len(xs) or not 1 <= len(xs) <= LONGEST_LIST:
+        found = f"got {len(xs)} of x, {len(ws) if isinstance(ws, (list, tuple)) else 'one'} of w"
+        raise InputError(f"{name}: x and w, lists of one length", found, f"Pass 1 to {LONGEST_LIST} pairs")
+    for index, (x, w) in enumerate(zip(xs, ws, strict=True)):
+        check_plain(f"{name}: x[{index}]", x)
+        check_plain(f"{name}: w[{index}]", w)
+        check_operands(name, x, w)
+    if len({(x.shape[0], w.shape[1], x.dtype, x.device) for x, w in zip(xs, ws, strict=True)}) > 1:
+        found = ", ".join(f"{list(x.shape)} @ {list(w.shape)}" for x, w in zip(xs, ws, strict=True))
+        raise InputError(f"{name}: products of one shape and dtype", found, "Pass factors whose products can be added")
+
+
+def _beside(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return xs[0] if len(xs) == 1 else torch.cat(list(xs), 1)
+
+
+def _below(ws: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Row-major matrices along a dimension of theirs; without a copy where they follow each other in memory."""
+    first, rows, end = ws[0], 0, ws[0].data_ptr()
+    for w in ws:
+        if dim or w.data_ptr() != end or w.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return torch.cat(list(ws), dim)
+        rows, end = rows + w.shape[0], end + w.numel() * w.element_size()
+    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))

@@ -1,0 +1,1 @@
+"""The operators in torch's dispatcher, `torch.ops.overweave`: schemas, kernels, fake kernels, gradients, autocast."""

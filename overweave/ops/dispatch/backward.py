@@ -1,0 +1,164 @@
+"""The gradients of an operator's factors: x's is a call of the operator's dual, w's a local product.
+
+    y = gather(x) @ w          dx = scatter(dy @ w.T)      dw = gather(x).T @ dy
+    y = scatter(x @ w)         dx = gather(dy) @ w.T       dw = x.T @ gather(dy)
+    y = all_reduce(x @ w)      dx = dy @ w.T               dw = x.T @ dy
+
+Of several weights over one gather, the dual sums several products before one scatter, and the other way round.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.operators.record import Operator
+from overweave.ir.operators.registry import record_of
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import process_group_of
+from overweave.ops.dispatch.schema import op_of
+
+Maybe = torch.Tensor | None
+
+
+class Kept(NamedTuple):
+    """What a call keeps for its gradients beside tensors.
+
+    m: all rows of the product. save: what a gather keeps of x, `gathered`, `shard` or `columns`. plan: of the dual.
+    """
+
+    operator: Operator
+    group_name: str
+    world_size: int
+    rank: int
+    m: Any
+    save: str
+    plan: str | None
+
+
+class Gradients(NamedTuple):
+    """Of each x and each w, None where nobody asked; and of the bias of one product."""
+
+    xs: list[Maybe]
+    ws: list[Maybe]
+    bias: Maybe = None
+
+
+class Asked(NamedTuple):
+    """Which gradients are wanted."""
+
+    xs: list[bool]
+    ws: list[bool]
+    bias: bool = False
+
+
+def gradients_of(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
+    """dys: of the products; None where nothing reads one. xs: x, or what was kept of it, as `save` says. Collective."""
+    if kept.operator.gathers:
+        return _of_gather(kept, asked, dys, xs, ws)
+    (dy,) = dys
+    if dy is None:
+        return Gradients([None for _ in xs], [None for _ in ws])
+    return _of_scatter(kept, asked, dy, xs, ws) if kept.operator.scatters else _of_local(asked, dy, xs, ws)
+
+
+def _of_gather(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
+    used = [index for index, dy in enumerate(dys) if dy is not None]
+    parts = [dys[index] for index in used]
+    dx: Maybe = None
+    dws: list[Maybe] = [None for _ in dys]
+    bias = torch.cat([_column_sums(dy, w) for dy, w in zip(dys, ws, strict=True)]) if asked.bias else None
+    if not used:
+        return Gradients([None], dws, bias)
+    if asked.xs[0]:
+        (dx,) = _dual(kept, parts, [ws[index].t() for index in used])
+    wanted = [index for index in used if asked.ws[index]]
+    if wanted and kept.save == "columns":
+        found = _call(kept.operator, kept, xs, [dys[index] for index in wanted], m=ws[0].shape[0])
+        dws = [found[wanted.index(index)] if index in wanted else None for index in range(len(dys))]
+    elif wanted:
+        rows = gathered(kept, xs[0]) if kept.save == "shard" else xs[0]
+        dws = [_of_weight(rows, dys[index], ws[index]) if index in wanted else None for index in range(len(dys))]
+    return Gradients([dx], dws, bias)
+
+
+def _of_scatter(kept: Kept, asked: Asked, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
+    needs_rows = asked.bias or any(asked.ws)
+    if any(asked.xs):
+        transposed = [w.t() for w, is_asked in zip(ws, asked.xs, strict=True) if is_asked]
+        found = _dual(kept, [dy], transposed, m=kept.m, return_gathered=needs_rows)
+        rows = found.pop() if needs_rows else dy
+    else:
+        found, rows = [], gathered(kept, dy)
+    dxs = [found.pop(0) if is_asked else None for is_asked in asked.xs]
+    dws = [_of_weight(x, rows, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
+    return Gradients(dxs, dws, rows.sum(0) if asked.bias else None)
+
+
+def _of_local(asked: Asked, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
+    dxs = [dy @ w.t() if is_asked else None for w, is_asked in zip(ws, asked.xs, strict=True)]
+    dws = [_of_weight(x, dy, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
+    return Gradients(dxs, dws, dy.sum(0) if asked.bias else None)
+
+
+def _of_weight(x: torch.Tensor, dy: Any, w: torch.Tensor) -> Any:
+    """In the memory layout of w, so that nothing copies it where it is added up."""
+    return x.t() @ dy if w.is_contiguous() else (dy.t() @ x).t()
+
+
+def _column_sums(dy: Maybe, w: torch.Tensor) -> torch.Tensor:
+    return w.new_zeros(w.shape[1]) if dy is None else dy.sum(0)
+
+
+def _dual(kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
+    dual = kept.operator.dual
+    assert dual
+    return _call(record_of(dual), kept, xs, ws, plan=kept.plan, **options)
+
+
+def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
+    op = op_of(operator)
+    assert op is not None
+    return list(op(xs, ws, group_name=kept.group_name, **options))
+
+
+def gathered(kept: Kept, rows: torch.Tensor) -> Any:
+    """The rows of all ranks, `[m, cols]`, by the library: no product waits for them. Dealt as by torch.chunk."""
+    if kept.world_size == 1:
+        return rows
+    most = -(-kept.m // kept.world_size)
+    padded = rows if kept.m % kept.world_size == 0 else torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
+    collective = torch.ops._c10d_functional
+    every = collective.all_gather_into_tensor(padded.contiguous(), kept.world_size, kept.group_name)
+    return collective.wait_tensor(every)[: kept.m]
+
+
+def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Tensor:
+    """The gradient of a shard of which all rows were returned, too: that of replicated rows is alike on all ranks."""
+    lo, hi = shard_rows(kept.m, kept.world_size, kept.rank)
+    return d_gathered[lo:hi] if dx is None else dx + d_gathered[lo:hi]
+
+
+def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.Tensor) -> tuple[Any, Any]:
+    """Of the rows z and of the weight, where `y = z / sqrt(mean(z ** 2) + eps) * weight`; in fp32, rounded once."""
+    z32, scaled = z.float(), dy.float() * weight.float()
+    inverse = torch.rsqrt(z32.square().mean(1, keepdim=True) + eps)
+    normed = z32 * inverse
+    dz = inverse * (scaled - normed * (scaled * normed).mean(1, keepdim=True))
+    return dz.to(z.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
+
+
+def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, Any]) -> Kept:
+    """What to keep of a call on `rows` rows of x. Raises InputError for an unknown `save`."""
+    group = process_group_of(group_name)
+    save = options.get("save", "gathered")
+    if save not in ("gathered", "shard", "columns"):
+        raise InputError(f"{operator.name}: save", f"got {save[:40]!r}", "Use one of gathered, shard, columns")
+    world_size, m = group.size(), options.get("m")
+    if m is None:
+        m = rows * world_size if operator.has_row_shards else rows
+    if world_size == 1 or not operator.gathers:
+        save = "gathered"  # x is all there is
+    return Kept(operator, group_name, world_size, group.rank(), m, save, options.get("backward_plan"))

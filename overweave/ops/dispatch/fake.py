@@ -1,0 +1,42 @@
+"""What an op returns for tensors without memory: shapes and dtypes, of rows that may be symbols."""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.ir.operators.record import Operator
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import process_group_of
+from overweave.ops.call.operands import FP8, check_operands
+from overweave.ops.dispatch.schema import Given
+
+
+def results_for(operator: Operator, group_name: str, given: Given) -> list[torch.Tensor]:
+    """New tensors of the shapes, strides and dtypes that a call on this rank returns. Raises InputError."""
+    xs, ws = (each if isinstance(each, list) else [each] for each in (given["x"], given["w"]))
+    for x, w in zip(xs, ws if len(xs) > 1 else [ws[0]], strict=True):
+        check_operands(operator.name, x, *(ws if len(xs) == 1 else [w]))
+    x, products = xs[0], ws if len(xs) == 1 else ws[:1]
+    rows, own_rows = _rows(operator, group_name, x.shape[0], given.get("m"))
+    dtype = (given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else x.dtype
+    results = [x.new_empty((own_rows, w.shape[1]), dtype=dtype) for w in products]
+    if given.get("norm") is not None:
+        results.append(torch.empty_like(results[0]))
+    if given.get("return_gathered"):
+        results.append(x.new_empty((rows, x.shape[1])))
+    return results
+
+
+def _rows(operator: Operator, group_name: str, own: int, m: int | None) -> tuple[int, int]:
+    """All rows of the product, and those of a rank's result."""
+    group = process_group_of(group_name)
+    size, rank = group.size(), group.rank()
+    if operator.has_row_shards:
+        rows = own * size if m is None else m
+        return rows, rows
+    if not operator.scatters:
+        return own, own
+    if own % size == 0:  # a symbol is asked for this much only
+        return own, own // size
+    lo, hi = shard_rows(own, size, rank)
+    return own, hi - lo

@@ -1,0 +1,52 @@
+"""Defines the op of an operator, `torch.ops.overweave.*`, from the operator's record.
+
+`Library.define` and `impl`, not `custom_op`, whose own Python would be most of the host time of a small call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from overweave.ir.epilogue import SCALE_W, SCALE_X
+from overweave.ir.operators.record import Operator
+from overweave.ir.operators.registry import record_of
+from overweave.ops.call.call import call
+from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
+from overweave.ops.dispatch.autograd import autograd_kernel
+from overweave.ops.dispatch.fake import results_for
+from overweave.ops.dispatch.schema import NAMESPACE, Request, beside, given_by, in_order, op_of, schema_of
+
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def define(operator: Operator) -> torch._ops.OpOverload:
+    """The op of an operator, defined if it was not."""
+    op = op_of(operator)
+    if op is None:
+        _LIBRARY.define(schema_of(operator))
+        op = op_of(operator)
+        assert op is not None
+        _implement(operator, op)
+        if operator.dual:  # its gradients call that one
+            define(record_of(operator.dual))
+    return op
+
+
+def _implement(operator: Operator, op: torch._ops.OpOverload) -> None:
+    names, name = beside(operator), operator.name
+
+    def kernel(*tensors: Any, **options: Any) -> list[torch.Tensor]:
+        given = given_by(names, Request(tensors, options))
+        return in_order(given, call(operator, options["group_name"], given, options.get("gradients", "")))
+
+    def fake(*tensors: Any, **options: Any) -> list[torch.Tensor]:
+        return results_for(operator, options["group_name"], given_by(names, Request(tensors, options)))
+
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    _LIBRARY.impl(name, autograd_kernel(operator, op), "Autograd")
+    scales = frozenset(2 + index for index, each in enumerate(names) if each in (SCALE_X, SCALE_W))
+    for device, key in KEYS.items():
+        _LIBRARY.impl(name, autocast_kernel(op, device, scales), key)

@@ -1,0 +1,115 @@
+"""The schema of an operator in torch's dispatcher, as its record says, and a call in the order of the schema.
+
+    matmul_reduce_scatter(Tensor[] x, Tensor[] w, Tensor? bias=None, ..., *, str group_name, ...) -> Tensor[]
+
+Tensors stand before the star, since torch differentiates only those. Every operator returns a list: its products, then
+the rows before a norm, then what was gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
+from overweave.ir.operators.record import Operator
+from overweave.ir.plan import numbered
+from overweave.ir.problem import LONGEST_LIST
+from overweave.ir.promise import GATHERED_OUT
+from overweave.ops.call.norm import RmsNorm
+
+NAMESPACE = "overweave"
+Given = dict[str, Any]
+# What a keyword of an operator is in a schema: tensors first, in the order in which they are passed.
+_TENSORS = {BIAS: BIAS, RESIDUAL: RESIDUAL, GATE: GATE, "norm": NORM_WEIGHT, SCALE_X: SCALE_X, SCALE_W: SCALE_W}
+_OPTIONS = {
+    "m": "SymInt? m=None",
+    "activation": "str? activation=None",
+    "norm": f"float norm_eps={NORM_EPS}",
+    "out_dtype": "ScalarType? out_dtype=None",
+    "return_gathered": "bool return_gathered=False",
+    "plan": "str? plan=None",
+}
+# Of the gradients: what a gather keeps for them; which tensors have one, in which all ranks agree; and the plan of the
+# operator that computes that of x.
+OF_GRADIENTS = ("save", "backward_plan", "gradients")
+_SAVE, _GRADIENTS = 'str save="gathered"', 'str gradients="", str? backward_plan=None'
+PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
+
+
+class Request(NamedTuple):
+    """A call in the words of a schema: tensors in order, and the rest by name."""
+
+    tensors: tuple[Any, ...]
+    options: Given
+
+
+def beside(operator: Operator) -> tuple[str, ...]:
+    """The tensors that an operator takes beside its factors, in the order of its schema."""
+    return tuple(name for keyword, name in _TENSORS.items() if keyword in operator.keywords)
+
+
+def schema_of(operator: Operator) -> str:
+    """The schema of an operator, without its namespace."""
+    tensors = ", ".join(f"Tensor? {name}=None" for name in beside(operator))
+    options = [text for keyword, text in _OPTIONS.items() if keyword in operator.keywords]
+    options += [_SAVE, _GRADIENTS] if operator.gathers else [_GRADIENTS]
+    factors = ", ".join(("Tensor[] x", "Tensor[] w", *([tensors] if tensors else [])))
+    return f"{operator.name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
+
+
+def request_of(names: tuple[str, ...], group_name: str, given: Given) -> Request:
+    """A call of the public function, which passed `given`, in the words of the schema. names: `beside(operator)`."""
+    x, w, norm = given["x"], given["w"], given.get("norm")
+    tensors = dict(given)
+    options: Given = {"group_name": group_name}
+    if isinstance(norm, RmsNorm):
+        tensors[NORM_WEIGHT] = norm.weight
+        if norm.residual is not None:
+            tensors[RESIDUAL] = norm.residual
+        options["norm_eps"] = norm.eps
+    for name, value in given.items():
+        if value is not None and name not in ("x", "w", "norm") and name not in names:
+            options[name] = value
+    factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (x, w)]
+    return Request((*factors, *[tensors.get(name) for name in names]), options)
+
+
+def given_by(names: tuple[str, ...], request: Request) -> Given:
+    """What the public function would have been passed for a call in the words of the schema."""
+    xs, ws, *tensors = request.tensors
+    given: Given = {"x": xs if len(xs) > 1 else xs[0], "w": list(ws) if len(ws) > 1 else ws[0]}
+    given |= dict(zip(names, tensors, strict=False))  # torch leaves out what is None at the end
+    given |= request.options
+    weight, eps = given.pop(NORM_WEIGHT, None), given.pop("norm_eps", NORM_EPS)
+    if weight is not None:
+        given["norm"] = RmsNorm(weight, eps=eps)
+    for name in ("group_name", *OF_GRADIENTS):
+        given.pop(name, None)
+    return given
+
+
+def results_of(given: Given, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The list that an op returned, by the names under which plans know its tensors."""
+    names = list(PRODUCTS[: _products(given)])
+    names += [Z] if given.get("norm") is not None else []
+    names += [GATHERED_OUT] if given.get("return_gathered") else []
+    return dict(zip(names, results, strict=True))
+
+
+def in_order(given: Given, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The results among the tensors of a call, as an op returns them."""
+    return [tensors[name] for name in (*PRODUCTS[: _products(given)], Z, GATHERED_OUT) if name in tensors]
+
+
+def _products(given: Given) -> int:
+    """How many a call returns: one for each weight over one x, one of all where they are summed."""
+    return len(given["w"]) if isinstance(given["w"], (list, tuple)) and isinstance(given["x"], torch.Tensor) else 1
+
+
+def op_of(operator: Operator) -> torch._ops.OpOverload | None:
+    """The op of an operator, if it has been defined."""
+    packet = getattr(getattr(torch.ops, NAMESPACE), operator.name, None)
+    return None if packet is None else packet.default
