@@ -159,14 +159,17 @@ def gain_of_shares(found: list[Times]) -> str:
 
 
 def against(found: list[Times], old: Path) -> str:
-    """The times beside those that another commit wrote, shape by shape and tile by tile."""
+    """The times beside those that another commit wrote, shape by shape and tile by tile; and both as shares of the
+    library's times beside them, as the clocks of a GPU change from minute to minute."""
     lines = (msgspec.json.decode(line, type=Record).times for line in old.read_bytes().splitlines())
-    before = {times.shape: times.us for times in lines}
+    before = {times.shape: times for times in lines}
     both = [
-        (us, before[times.shape].get(one)) for times in found if times.shape in before for one, us in times.us.items()
+        (times, was, one) for times in found if (was := before.get(times.shape)) for one in times.us if one in was.us
     ]
-    ratios = [us / was for us, was in both if was is not None]
-    return f"times to those of {old.name}: {geometric_mean(ratios):.4f} in the geometric mean over {len(ratios)}"
+    ratios = [times.us[one] / was.us[one] for times, was, one in both]
+    shares = [ratio * was.library_us / times.library_us for ratio, (times, was, _) in zip(ratios, both, strict=True)]
+    means = f"{geometric_mean(ratios):.4f}, as shares of the library's {geometric_mean(shares):.4f}"
+    return f"times to those of {old.name}: {means} in the geometric mean over {len(ratios)}"
 
 
 def main() -> None:
