@@ -113,7 +113,8 @@ def test_a_fit_finds_the_constants_that_times_were_made_of():
 def test_times_are_held_against_those_of_another_commit(tmp_path):
     whole, dealt_out = HOPPER[0].config, HOPPER[1].config
     old = Times(64, 64, 64, 1.0, {Candidate(whole): 2.0, Candidate(whole, 2): 4.0, Candidate(dealt_out): 9.0})
-    new = Times(64, 64, 64, 1.0, {Candidate(whole): 4.0, Candidate(whole, 2): 2.0})
+    new = Times(64, 64, 64, 2.0, {Candidate(whole): 4.0, Candidate(whole, 2): 2.0})
     (tmp_path / "old").write_bytes(msgspec.json.encode(old.record()) + b"\n")
-    assert against([new], tmp_path / "old") == "times to those of old: 1.0000 in the geometric mean over 2"
+    said = "times to those of old: 1.0000, as shares of the library's 0.5000 in the geometric mean over 2"
+    assert against([new], tmp_path / "old") == said
     assert gain_of_shares([old, new]) == "shares: quicker than the best whole tile in 1 of 2, 1.414, at most 2.000"
