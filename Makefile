@@ -19,14 +19,15 @@ test: .venv/stamp lint   ## everything that needs no GPU: lint, types, and both 
 	$(PYTEST) -n 3 --dist worksteal -m "not gpu and not nightly"
 
 fast: .venv/stamp        ## the fast tier alone
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu and not nightly"
 
 slow: .venv/stamp        ## the slow tier alone
 	$(PYTEST) -n 3 --dist worksteal -m "slow and not gpu and not nightly"
 
 # The long runs whose short versions `make test` has.
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "verify_mutations --per-class 1000" \
-  "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" "lint_authored"
+  "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
+  "lint_authored"
 
 # What only nightly tests import: a browser's driver (the browser is playwright's or the machine's), and what builds wheels.
 NIGHTLY_PACKAGES := 'playwright>=1.50' 'build>=1.2'

@@ -21,7 +21,7 @@ COMMANDS = {
     "alone.py": [],
     "fused.py": [],
     "choose.py": [],
-    "measure.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "measure.py": ["-m", "tests.scripts", "2"],
 }
 
 

@@ -53,7 +53,7 @@ def run_packed(calls: int, shapes: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(("world_size", "calls", "shapes"), [(1, 1, 9), (2, 4, 9), (3, 3, 9), (4, 2, 2), (8, 1, 1)])
+@pytest.mark.parametrize(("world_size", "calls", "shapes"), [(1, 1, 9), (2, 4, 9), (3, 2, 9), (4, 2, 1), (8, 1, 1)])
 def test_packed_messages_are_exact(world_size: int, calls: int, shapes: int):
     assert run_ranks(run_packed, world_size, calls, shapes, timeout_s=120) == [[]] * world_size
 

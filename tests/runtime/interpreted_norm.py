@@ -78,6 +78,5 @@ def test_other_dtypes():
 
 def test_rows_of_many_turns():
     """Packed messages: a row takes a program of 16 messages seven turns, the last of them short."""
-    for world_size in (2, 4):
-        names = ("one_shot_packed", "two_shot_packed")
-        assert run_ranks(run_norms, world_size, names, "float32", (5,), 296, timeout_s=120) == [[]] * world_size
+    names = ("one_shot_packed", "two_shot_packed")
+    assert run_ranks(run_norms, 3, names, "float32", (5,), 296, timeout_s=120) == [[]] * 3

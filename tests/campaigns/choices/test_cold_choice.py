@@ -50,8 +50,9 @@ def test_verdicts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--shipped"]])
+@pytest.mark.parametrize("options", [["--shipped"], pytest.param([], marks=pytest.mark.nightly)])
 def test_tables_and_results_are_read(options: list[str], capsys: pytest.CaptureFixture[str]):
+    """What the model chooses for tables is judged in tests/tuner/model/test_rank.py, too."""
     results = RESULTS / "small_plans.matmul_all_reduce.h200x4.2026-11-20.json"
     assert main([*options, str(TABLES / "h200x2.json"), str(results)]) == 0
     told = capsys.readouterr().out

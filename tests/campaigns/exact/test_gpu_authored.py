@@ -59,8 +59,9 @@ def test_what_each_list_by_hand_shows_is_planned_and_proven(world_size: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [4], indirect=True)
-def test_others_are_planned_and_proven(world_size: int):
-    for trial in spread_over(list(ordinary()), 40):
+@pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.nightly)])
+def test_others_are_planned_and_proven(world_size: int, count: int):
+    for trial in spread_over(list(ordinary()), count):
         planned = Planned(fused_of(trial), world_size)
         trial.run(planned, 1)  # type: ignore[arg-type]
         assert planned.calls == 1, trial.words

@@ -40,7 +40,7 @@ def tried(only: str, spoils: bool) -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_form_in_every_method_is_right_on_cpu_ranks(operator: str, world_size: int):
     for count, wrong in run_ranks(tried, world_size, operator, False, timeout_s=120):

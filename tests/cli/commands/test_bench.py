@@ -58,7 +58,10 @@ def called(command: list[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operator", "repeats"), list(zip(OPERATORS, (2, 1, 1), strict=True)))
+@pytest.mark.parametrize(
+    ("operator", "repeats"),
+    [(OPERATORS[0], 2), *(pytest.param(operator, 1, marks=pytest.mark.nightly) for operator in OPERATORS[1:])],
+)
 def test_own_ranks_and_whole_runs(operator, repeats, shapes, tmp_path):
     out = tmp_path / "result.json"
     options = ["--shapes", str(shapes), "--world", "2", "--device", "cpu", f"--repeat={repeats}", "--json", str(out)]
@@ -106,7 +109,9 @@ def ended_in_the_middle(command: list[str], out: Path, number: int) -> subproces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM, signal.SIGKILL]
+)
 def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_path, monkeypatch, capsys):
     shapes, out, table = tmp_path / "shapes.json", tmp_path / "mlp.it.json", tmp_path / "table.json"
     large = {"name": "large", "m": 4096, "n": 4096, "k": 4096}  # for which the test does not wait

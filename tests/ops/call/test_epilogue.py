@@ -23,6 +23,7 @@ from tests.ranks import run_ranks
 
 PLANS = (None, "sequential", "per_shard", "push pieces=2", "pull")
 M, N, K = 21, 24, 16
+NIGHTLY = pytest.mark.nightly
 
 
 def wrong_epilogues() -> list[str]:
@@ -78,9 +79,18 @@ def wrong_gates(m: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_plan_gates(world_size: int):
-    for m in (0, 1, world_size - 1, 37):
+@pytest.mark.parametrize(
+    ("world_size", "ms"),
+    [
+        (1, (0, 1, 37)),
+        (2, (0, 37)),
+        (3, (0, 1, 2, 37)),
+        (4, (3, 37)),
+        pytest.param(4, (0, 1), marks=pytest.mark.nightly),
+    ],
+)
+def test_every_plan_gates(world_size: int, ms: tuple[int, ...]):
+    for m in ms:
         assert run_ranks(wrong_gates, world_size, m, timeout_s=100) == [[]] * world_size
 
 
