@@ -41,6 +41,7 @@ VARIED: dict[str, tuple[int | str, ...]] = {
     "pieces": (1, 2, 3),
     "mover": MOVERS,
     "sums": ("kernel", "epilogue"),
+    "library_sms": (16, 124, 130),  # of 132: so that tiles are a wave, or several
 }
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 WORLDS = (1, 2, 3, 4, 8)

@@ -7,9 +7,9 @@ SOURCE: FlashOverlap (arXiv 2504.19519), reordering before and after communicati
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
-from itertools import accumulate
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -20,16 +20,23 @@ _Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Place = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class Blocks(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Blocks of `rows` x `cols` elements, counted row by row, of which the i-th lies at place `places[i]` in memory.
+class Blocks(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True, omit_defaults=True):
+    """Blocks of at most `rows` x `cols` elements, counted row by row, of which the i-th lies in cell `places[i]`.
 
-    The elements of a block lie together, row by row. The last blocks of a row or a column may be smaller, and leave no
-    hole behind them.
+    Memory is a stack of cells `[rows, cols]`, one for each block; the elements of a block lie row by row from its
+    cell's first on. What a smaller block leaves of its cell is padding, which nobody reads. tops: the rows at which the
+    blocks of a column begin, ascending from 0, where these are no multiples of `rows`.
     """
 
     rows: _Size
     cols: _Size
     places: tuple[_Place, ...]
+    tops: tuple[_Place, ...] = ()
+
+    @property
+    def stack(self) -> tuple[int, int]:
+        """Rows and columns of the memory: all cells, one below the other."""
+        return len(self.places) * self.rows, self.cols
 
 
 class Run(NamedTuple):
@@ -43,9 +50,34 @@ class Run(NamedTuple):
     pitch: int
 
 
+class Matrix(Protocol):
+    """A buffer."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def blocks(self) -> Blocks | None: ...
+
+
+def stored_shape(buffer: Matrix) -> tuple[int, int]:
+    """Rows and columns of a buffer's memory: its own, or those of the stack of its blocks' cells."""
+    return buffer.blocks.stack if buffer.blocks else (buffer.rows, buffer.cols)
+
+
+def tops_of(blocks: Blocks, rows: int) -> tuple[int, ...]:
+    """The rows of a matrix of so many at which its blocks begin."""
+    return blocks.tops or tuple(range(0, rows, blocks.rows))
+
+
 def obstacle(blocks: Blocks, shape: tuple[int, int]) -> str | None:
     """Why the places are no bijection of the blocks of a matrix of this shape; None if they are one."""
-    count = -(-shape[0] // blocks.rows) * -(-shape[1] // blocks.cols)
+    tops = tops_of(blocks, shape[0])
+    heights = [end - top for top, end in zip(tops, (*tops[1:], shape[0]), strict=True)]
+    if blocks.tops and (tops[0] != 0 or not all(0 < height <= blocks.rows for height in heights)):
+        return f"has blocks that do not begin at ascending rows, {blocks.rows} apart at most, of {shape[0]}"
+    count = len(tops) * -(-shape[1] // blocks.cols)
     if len(blocks.places) != count:
         return f"names {len(blocks.places)} places for {count} blocks"
     if len(set(blocks.places)) != count or max(blocks.places, default=-1) != count - 1:
@@ -58,59 +90,109 @@ def runs_of(blocks: Blocks | None, shape: tuple[int, int], part: Rectangle) -> t
     (top, bottom), (left, right) = part
     if blocks is None:
         return (Run(0, 0, bottom - top, right - left, top * shape[1] + left, shape[1]),)
-    starts, wide = _starts(blocks, shape), -(-shape[1] // blocks.cols)
     runs: list[Run] = []
-    for block_row in range(top // blocks.rows, -(-bottom // blocks.rows)):
-        first = block_row * blocks.rows
-        lo, hi = max(top, first), min(bottom, first + blocks.rows)
-        for block_col in range(left // blocks.cols, -(-right // blocks.cols)):
-            begin = block_col * blocks.cols
-            pitch = min(blocks.cols, shape[1] - begin)
-            low, high = max(left, begin), min(right, begin + blocks.cols)
-            start = starts[block_row * wide + block_col] + (lo - first) * pitch + low - begin
-            runs.append(Run(lo - top, low - left, hi - lo, high - low, start, pitch))
+    for cell in cells_of(blocks, shape, part):
+        (lo, hi), (low, high) = cell.rows, cell.cols
+        start = cell.start + (lo - cell.block[0][0]) * blocks.cols + low - cell.block[1][0]
+        runs.append(Run(lo - top, low - left, hi - lo, high - low, start, blocks.cols))
     return tuple(runs)
 
 
-@lru_cache(maxsize=32)
-def _starts(blocks: Blocks, shape: tuple[int, int]) -> tuple[int, ...]:
-    """The element at which each block begins, in the order of the blocks."""
-    wide, sizes = -(-shape[1] // blocks.cols), [0] * len(blocks.places)
-    for number, place in enumerate(blocks.places):
-        row, col = number // wide * blocks.rows, number % wide * blocks.cols
-        sizes[place] = min(blocks.rows, shape[0] - row) * min(blocks.cols, shape[1] - col)
-    firsts = list(accumulate(sizes, initial=0))
-    return tuple(firsts[place] for place in blocks.places)
+class Cell(NamedTuple):
+    """What a rectangle takes of one block. rows, cols: of the matrix. block: the whole block's. start: its cell's."""
+
+    rows: Span
+    cols: Span
+    block: Rectangle
+    start: int
+
+
+def cells_of(blocks: Blocks, shape: tuple[int, int], part: Rectangle) -> list[Cell]:
+    """What a rectangle of a matrix of this shape takes of each block, block by block."""
+    (top, bottom), (left, right) = part
+    tops, wide, size = tops_of(blocks, shape[0]), -(-shape[1] // blocks.cols), blocks.rows * blocks.cols
+    found: list[Cell] = []
+    for at in range(bisect_right(tops, top) - 1 if bottom > top else len(tops), len(tops)):
+        first, end = tops[at], tops[at + 1] if at + 1 < len(tops) else shape[0]
+        if first >= bottom:
+            break
+        for col in range(left // blocks.cols, -(-right // blocks.cols)):
+            begin, stop = col * blocks.cols, min((col + 1) * blocks.cols, shape[1])
+            taken = (max(top, first), min(bottom, end)), (max(left, begin), min(right, stop))
+            found.append(Cell(*taken, ((first, end), (begin, stop)), blocks.places[at * wide + col] * size))
+    return found
 
 
 class Image(NamedTuple):
-    """What rectangles of a buffer are in memory. stretch: the elements `[lo, hi)` if they lie without a gap, else None.
-
-    order: which element of which rectangle lies at which distance from the first. Stretches of equal order hold the
-    same elements at the same distances, whatever their buffers are.
+    """What rectangles of a buffer are in memory. stretch: the elements `[lo, hi)` if they lie with nothing but padding
+    between them, else None. order: which element of which rectangle lies at which distance from the first. Stretches of
+    equal order hold the same elements at the same distances, whatever their buffers are. rest: rows of blocks that lie
+    within the stretch and are no part of the rectangles, as rectangles of the matrix.
     """
 
     stretch: Span | None
     order: tuple[tuple[int, ...], ...]
+    rest: tuple[Rectangle, ...] = ()
 
 
 @lru_cache(maxsize=1 << 12)
-def image_of(blocks: Blocks | None, shape: tuple[int, int], parts: tuple[Rectangle, ...]) -> Image:
-    """The image in memory of rectangles of a matrix of this shape."""
-    runs = [(at, run) for at, part in enumerate(parts) for run in runs_of(blocks, shape, part) if run.rows and run.cols]
-    runs.sort(key=lambda one: one[1].start)
-    lo = end = runs[0][1].start if runs else 0
+def image_of(
+    blocks: Blocks | None, shape: tuple[int, int], parts: tuple[Rectangle, ...], by_cells: bool = False
+) -> Image:
+    """The image in memory of rectangles of a matrix of this shape. by_cells: a rectangle that has the first rows of a
+    block has its whole cell, as where a last shard is a few rows shorter than the others.
+    """
+    pieces = [piece for at, part in enumerate(parts) for piece in _pieces(blocks, shape, (at, part), by_cells)]
+    pieces.sort(key=lambda one: one.run.start)
+    lo = end = pieces[0].run.start if pieces else 0
     is_whole = True
     order: list[tuple[int, ...]] = []
-    for at, run in runs:
-        is_whole &= run.start == end and (run.rows == 1 or run.pitch == run.cols)
-        end = run.start + run.rows * run.cols
+    for at, run, stop, _ in pieces:
+        is_whole &= run.start == end and stop > 0
+        end = stop
         last = order[-1] if order else None
-        if last and (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4]):
+        follows = last and run.start - lo == last[5] + last[3] * run.pitch
+        if last and follows and (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4]):
             order[-1] = (*last[:3], last[3] + run.rows, *last[4:])  # the next rows of the same columns
         else:
             order.append((at, run.row, run.col, run.rows, run.cols, run.start - lo))
-    return Image((lo, end) if is_whole else None, tuple(order))
+    rest = tuple(piece.rest for piece in pieces if piece.rest)
+    return Image((lo, end) if is_whole else None, tuple(order), rest)
+
+
+class _Piece(NamedTuple):
+    """A run of rectangle `at`. stop: where it ends in memory, with the padding behind it; 0 if it has gaps. rest: rows
+    of its block that are none of its own and lie before that end."""
+
+    at: int
+    run: Run
+    stop: int
+    rest: Rectangle | None
+
+
+def _pieces(
+    blocks: Blocks | None, shape: tuple[int, int], numbered: tuple[int, Rectangle], by_cells: bool
+) -> list[_Piece]:
+    """The runs of one rectangle that hold anything."""
+    at, part = numbered
+    found: list[_Piece] = []
+    cells = cells_of(blocks, shape, part) if blocks else [None]
+    for run, cell in zip(runs_of(blocks, shape, part), cells, strict=True):
+        if not run.rows or not run.cols:
+            continue
+        stop, rest = run.start + (run.rows - 1) * run.pitch + run.cols, None
+        is_wide = run.cols == run.pitch if cell is None else cell.cols == cell.block[1]
+        if not is_wide:
+            stop = stop if run.rows == 1 else 0
+        elif blocks is not None and cell is not None:
+            (first, end), (_, taken) = cell.block[0], cell.rows
+            if taken == end or (by_cells and cell.rows[0] == first):
+                stop = cell.start + blocks.rows * blocks.cols
+                rest = ((taken, end), cell.block[1]) if taken < end else None
+            else:
+                stop = run.start + run.rows * run.pitch
+        found.append(_Piece(at, run, stop, rest))
+    return found
 
 
 DEALT: dict[str, tuple[bool, bool]] = {

@@ -39,6 +39,8 @@ class TileRow(NamedTuple):
     shares: how many rows its tile is, each of which multiplies `[k_lo, k_hi)` of k, in the order of `share`; or 0: it
     is one row, which multiplies all of k. The row that is done last sums them and alone announces the tile;
     what it sums lies in places `[partial, partial + shares)` of the kernel's partials.
+    shift: by how many columns those of its weight lie further than those of its result (MULTIPLY): where blocks are
+    permuted, `row` and `col` are of the stack of their cells, and a tile is a whole cell.
     operation: position of its operation among those of the rank and queue, for traces and reports.
     APPLY: `row` is the tile's number in the author's kernel; `col`: how many slices are to be claimed before it waits,
     `width`: 1 if it claims any, one at least. Slices are COPY rows behind all others. PART: no tile, but rows
@@ -73,6 +75,7 @@ class TileRow(NamedTuple):
     partial: int = 0
     finishes: int = 0
     to: int = 0
+    shift: int = 0
 
 
 class TileOrder(Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,6 +45,7 @@ from overweave.lang.tile_table import (
     RECEIVED,
     ROW,
     ROW_END,
+    SHIFT,
     SOURCE,
     SOURCE_ROW,
     STORED,
@@ -108,7 +109,8 @@ def matmul_kernel(
         cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
         low, high = k_range(table, tile, k, a_shard.block_shape[1], traits.split_k)
         factor = of_weight(weight, b, b_1, b_2, traits.weights)
-        accumulator, gate = multiply_tile(traits, a, factor, b_1, source_row, col, low, high)
+        from_col = col + read_column(table, tile, SHIFT, 16)
+        accumulator, gate = multiply_tile(traits, a, factor, b_1, source_row, from_col, low, high)
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.

@@ -16,6 +16,23 @@ def read_operands(addresses, OPERANDS: tl.constexpr):
 
 
 @triton.jit
+def places_in_cells(
+    cells, source_row, count, col, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CELL_M: tl.constexpr,
+    CELL_N: tl.constexpr,
+):  # fmt: skip
+    """Where elements of a matrix of `n` columns lie in the stack of its blocks' cells: BLOCK_N columns of one cell.
+
+    cells: int32, that of each block, row by row. Rows from `count` on have no place.
+    """
+    own = tl.arange(0, BLOCK_M)
+    rows = source_row + own
+    block = rows // CELL_M * ((n + CELL_N - 1) // CELL_N) + col // CELL_N
+    cell = tl.load(cells + block, mask=own < count, other=0)
+    starts = (cell * CELL_M + rows % CELL_M).to(tl.int64) * CELL_N + tl.multiple_of(col % CELL_N, BLOCK_N)
+    return starts[:, None] + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
 def nothing(dtype: tl.constexpr):
     """What stands for an operand that is not there: -0.0, to which any number, a zero of either sign, adds as it is.
 
@@ -69,15 +86,16 @@ def sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS: tl.constexpr, 
 
 @triton.jit
 def sum_and_norm_rows(
-    sources, target_address, out, residual, norm_weight, z, place, n, verdict,
+    sources, target_address, out, residual, norm_weight, z, cells, place, n, verdict,
     OPERANDS: tl.constexpr, FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr,
+    CELL_M: tl.constexpr, CELL_N: tl.constexpr,
 ):  # fmt: skip
     """A tile of whole rows, BLOCK_N columns at a time. What goes to the caller's `out` is normed:
     `z = sum + residual`, stored, and `z / rms(z) * norm_weight`; sums that go elsewhere are stored as they are.
 
     Rounded where torch rounds: the sum before the residual is added, and z, of which the norm is. So z has the same
     bits in every plan, whether its sum has travelled or not. residual None: nothing is added. target_address: where the
-    sum goes; 0: to the caller. place: as of `sum_tile`.
+    sum goes; 0: to the caller. place, cells: as of `sum_tile`.
     """
     row, _, count, source_row = place
     own = tl.arange(0, BLOCK_M)
@@ -90,6 +108,8 @@ def sum_and_norm_rows(
         cols = col + tl.arange(0, BLOCK_N)
         inside = has_row[:, None] & (cols < n)[None, :]
         offsets = source_starts + cols[None, :]
+        if cells is not None:
+            offsets = places_in_cells(cells, source_row, count, col, n, BLOCK_M, BLOCK_N, CELL_M, CELL_N)
         if OPERANDS <= MOST_OPERANDS:
             loaded = load_operands(sources, out, offsets, inside, OPERANDS, FIRST, False)
             tl.debug_barrier()  # the assembler would begin to add before it has asked for all (kernels/reduction.py)

@@ -8,6 +8,9 @@ summed as soon as its last operand has arrived, and tell all ranks that may read
 Each rank begins with the operand FIRST, that of the rank behind its own: so no two ranks read from one at a time. The
 sums' order is the same on all.
 
+A single operand may lie in blocks that are permuted: it is read through the map of its cells (`places_in_cells`), of
+which a tile has columns of one, into rows of the result.
+
 A first operand may be a sum that is kept in fp32 (SUM_FIRST); else all are of the output's dtype.
 
 With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py). With an
@@ -18,7 +21,14 @@ import triton
 import triton.language as tl
 
 from overweave.kernels.epilogue import RESIDUAL, ended
-from overweave.kernels.norm import load_operands, ordered_sum, read_operands, sum_and_norm_rows, sum_in_turn
+from overweave.kernels.norm import (
+    load_operands,
+    ordered_sum,
+    places_in_cells,
+    read_operands,
+    sum_and_norm_rows,
+    sum_in_turn,
+)
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -45,8 +55,9 @@ MOST_UNDER_WAY = tl.constexpr(4 * 8 * 1024)  # elements of all operands of a til
 
 @triton.jit
 def sum_tile(
-    sources, target_address, out, after, place, finishes, claims, n, verdict, OPERANDS: tl.constexpr,
+    sources, target_address, out, after, cells, place, finishes, claims, n, verdict, OPERANDS: tl.constexpr,
     FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SUM_FIRST: tl.constexpr, EPILOGUE: tl.constexpr,
+    CELL_M: tl.constexpr, CELL_N: tl.constexpr,
 ):  # fmt: skip
     """One tile, stored. Returns the number of the next one, claimed while the operands are on their way.
 
@@ -61,12 +72,15 @@ def sum_tile(
 
     rows = (source_row + tl.arange(0, BLOCK_M)).to(tl.int64)
     offsets = rows[:, None] * n + cols[None, :]
+    places = offsets
+    if cells is not None:
+        places = places_in_cells(cells, source_row, count, col, n, BLOCK_M, BLOCK_N, CELL_M, CELL_N)
     if OPERANDS * BLOCK_M * BLOCK_N <= MOST_UNDER_WAY:
-        loaded = load_operands(sources, out, offsets, inside, OPERANDS, FIRST, SUM_FIRST)
+        loaded = load_operands(sources, out, places, inside, OPERANDS, FIRST, SUM_FIRST)
         following = claim_tile(claims)
         total = ordered_sum(loaded, verdict, OPERANDS, FIRST)
     else:
-        total = sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS, SUM_FIRST)
+        total = sum_in_turn(sources, out, places, inside, verdict, OPERANDS, SUM_FIRST)
         following = claim_tile(claims)
     to_result = (row - source_row).to(tl.int64) * n
     if EPILOGUE:
@@ -92,6 +106,7 @@ def reduction_kernel(
     protocol,
     n,
     after,
+    cells,
     OPERANDS: tl.constexpr,
     FIRST: tl.constexpr,
     TOLD: tl.constexpr,
@@ -101,8 +116,12 @@ def reduction_kernel(
     EPS: tl.constexpr,
     SUM_FIRST: tl.constexpr,
     EPILOGUE: tl.constexpr,
+    CELL_M: tl.constexpr,
+    CELL_N: tl.constexpr,
 ):
-    """Tuples: kernels/arguments.py."""
+    """Tuples: kernels/arguments.py. cells: int32, the cell `[CELL_M, CELL_N]` of each block of an operand, row by row;
+    None where operands lie row by row.
+    """
     table, claims, trace, tiles = queue
     tile = claim_tile(claims)
     verdict = tl.full((), 1, tl.int32)
@@ -126,14 +145,14 @@ def reduction_kernel(
         record_time(trace, tile, READY, TRACED)
         if after.norm_weight is not None:
             sum_and_norm_rows(
-                sources, target_address, out, after.residual, after.norm_weight, after.z, place, n, verdict,
-                OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS,
+                sources, target_address, out, after.residual, after.norm_weight, after.z, cells, place, n, verdict,
+                OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS, CELL_M, CELL_N,
             )  # fmt: skip
             following = claim_tile(claims)
         else:
             following = sum_tile(
-                sources, target_address, out, after, place, finishes, claims, n, verdict,
-                OPERANDS, FIRST, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE,
+                sources, target_address, out, after, cells, place, finishes, claims, n, verdict,
+                OPERANDS, FIRST, BLOCK_M, BLOCK_N, SUM_FIRST, EPILOGUE, CELL_M, CELL_N,
             )  # fmt: skip
         if signal != SIGNALS_NOBODY:  # every rank that may read it, one lane each: they are told at once
             told = tl.load(addresses + OPERANDS + 1 + tl.arange(0, TOLD))

@@ -80,6 +80,7 @@ SHARES = tl.constexpr(TileRow._fields.index("shares"))
 PARTIAL = tl.constexpr(TileRow._fields.index("partial"))
 FINISHES = tl.constexpr(TileRow._fields.index("finishes"))
 TO = tl.constexpr(TileRow._fields.index("to"))
+SHIFT = tl.constexpr(TileRow._fields.index("shift"))
 
 # Counters of the shares of a tile: how many of each half are there, and how many halves of the sum are stored.
 ARRIVALS = tl.constexpr(ARRIVAL_WORDS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
+from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import Dtype
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
 from overweave.ir.words import SIGNAL_CAPACITY
@@ -22,7 +24,7 @@ REPORT_WORDS = 8  # int32, in which a kernel says what it waited for (memory/dev
 class SlotLayout(Struct, frozen=True):
     """Byte offsets inside a slot. Signals are numbered through all pads in the schedule's order and stand first.
 
-    buffers: offset of each symmetric and local buffer, row-major `[rows, cols]`.
+    buffers: offset of each symmetric and local buffer, row-major as `stored_shape` says.
     pads: number of the first signal of each pad.
     """
 
@@ -43,7 +45,7 @@ class SlotLayout(Struct, frozen=True):
 def lay_out(schedule: Schedule, dtype: Dtype) -> SlotLayout:
     """The signals, then the symmetric and local buffers, each aligned for bulk-tensor access. Raises ScheduleError."""
     held = (buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL))
-    sizes = {buffer.name: buffer.rows * buffer.cols * buffer.itemsize_bytes(dtype) for buffer in held}
+    sizes = {buffer.name: prod(stored_shape(buffer)) * buffer.itemsize_bytes(dtype) for buffer in held}
     return lay_out_slot(schedule.name, {pad.name: pad.size for pad in schedule.pads}, sizes)
 
 

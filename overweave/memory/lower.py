@@ -48,19 +48,6 @@ class SlotAddresses(Struct, frozen=True):
         return Place(None, self.bases[region.rank] + self.layout.buffers[buffer.name] + offset, pitch)
 
 
-def refuse_permuted(schedule: Schedule) -> None:
-    """Raises ScheduleError if a buffer's blocks are permuted: nothing that is lowered to addresses knows the map yet.
-
-    No kernel does (portable, Hopper, reduction, copy, packed, an author's), nor do a GPU's copy and library queues.
-    """
-    for buffer in schedule.buffers:
-        if buffer.blocks is not None:
-            found = (
-                f"the blocks of buffer {buffer.name} are permuted, and kernels and GPU queues address rows and columns"
-            )
-            raise ScheduleError(f"run {schedule.name}", found, "Run it on CPU tensors, at depth `library`")
-
-
 def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[Step, ...]:
     """What the copy engine does for Puts and Gets of one queue, in order. Empty chunks still signal."""
     steps: list[Step] = []
@@ -209,6 +196,9 @@ def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, most: i
 
 
 def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:
+    if any(addresses.schedule.buffer(part.buffer).blocks for part in (*operation.reads, *operation.writes)):
+        found, cure = "its blocks are permuted, and copies address rows and columns", "Run it on CPU tensors"
+        raise ScheduleError(f"copy {operation.name}", found, cure)
     for source, target in zip(getattr(operation, "sources", ()), getattr(operation, "destinations", ()), strict=True):
         if not source.is_empty:
             rows, cols = source.shape

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -12,32 +13,47 @@ from overweave.ir.schedule import Collective, Operation
 from overweave.memory.group import Group, resolve
 
 Ranks = tuple[int, ...]
-_MADE: WeakKeyDictionary[dist.ProcessGroup, dict[Ranks, Group]] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[Ranks, int], Group]] = WeakKeyDictionary()
+NCCL = "nccl"
 
 
-def part_of(group: Group, ranks: Ranks) -> Group:
+def part_of(group: Group, ranks: Ranks, most_sms: int = 0) -> Group:
     """The group of these ranks of a group, given in ascending order, of which this rank is one.
 
+    most_sms: that kernels of its collectives may take, one block each, where NCCL runs them; 0: as many as it likes.
     The first call makes it: collective among these ranks. It is kept as long as the group.
     """
-    if len(ranks) == group.world_size:
+    is_limited = most_sms > 0 and NCCL in dist.get_backend_config(group.process_group)
+    if len(ranks) == group.world_size and not is_limited:
         return group
-    made = _MADE.setdefault(group.process_group, {})
-    if ranks not in made:
+    made, key = _MADE.setdefault(group.process_group, {}), (ranks, most_sms if is_limited else 0)
+    if key not in made:
         members = dist.get_process_group_ranks(group.process_group)
         part = dist.new_group(
             [members[rank] for rank in ranks],
             timeout=timedelta(seconds=group.timeout_s),
+            backend=NCCL if is_limited else None,
+            pg_options=_at_most(most_sms) if is_limited else None,
             use_local_synchronization=True,
         )
-        made[ranks] = resolve(part)
-    return made[ranks]
+        made[key] = resolve(part)
+    return made[key]
 
 
-def make_parts(group: Group, operations: Iterable[Operation]) -> None:
+def _at_most(sms: int) -> Any:
+    """How NCCL is asked for a communicator whose kernels have so many blocks at most."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = sms
+    return options
+
+
+def make_parts(
+    group: Group, operations: Iterable[Operation], most_sms: Callable[[Operation], int] | None = None
+) -> None:
     """Makes the groups that a rank's collectives need, all ranks in one order: so that none waits for another in turn.
 
-    operations: of this rank.
+    operations: of this rank. most_sms: that each may take.
     """
-    for ranks in sorted({one.ranks for one in operations if isinstance(one, Collective)}):
-        part_of(group, ranks)
+    own = (one for one in operations if isinstance(one, Collective))
+    for ranks, sms in sorted({(one.ranks, most_sms(one) if most_sms else 0) for one in own}):
+        part_of(group, ranks, sms)

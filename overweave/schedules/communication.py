@@ -38,6 +38,7 @@ PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
 X, W, Y = "x", "w", "y"  # the caller's buffers
 # Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
 PARTIAL, SLOTS, RUNNING, TOTAL, GATHERED = "partial", "slots", "running", "total", "gathered"
+STAGED = "staged"  # what tiles write block by block; the buffer of its sums is called as their pad is
 # Pads: it has been brought here; the own tiles have written it; another own step has; a peer's step is complete.
 ARRIVED, COMPUTED, SUMMED, TOLD = "arrived", "computed", "summed", "told"
 KERNELS = (SUMS, PUSHES, PACKED)  # queues: what one launch runs, in no order
@@ -62,8 +63,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
-    tiles. places: where tiles store what they write, if not in `region` alone. addends, place, late_waits, scales: as
-    in Compute.
+    tiles. weight_cols: columns of the weight, if not all are multiplied. places: where tiles store what they write, if
+    not in `region` alone. addends, place, late_waits, scales: as in Compute.
 
     Of a gather: cols: the range of the reduced axis that the region holds; None: all of it. into: where the product by
     each weight is stored; none: at `rows` of each result. adds: it is added to what lies there.
@@ -80,6 +81,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     late_waits: tuple[Wait, ...] = ()
     places: tuple[Region, ...] = ()
     scales: tuple[Region, ...] = ()
+    weight_cols: Range | None = None
     cols: Range | None = None
     into: tuple[Region, ...] = ()
     adds: bool = False

@@ -54,6 +54,9 @@ class Footprint(Struct, frozen=True, kw_only=True):
         """How many tiles multiply each chunk of one rank by each weight, those of the last wave cut."""
         if self.config is None:
             return [1] * len(chunks) * len(self.widths)
+        if any(chunk.weight_cols for chunk in chunks):  # whole tiles, each of which is stored as a block
+            shapes = [chunk.region.shape for chunk in chunks]
+            return [-(-rows // self.config.block_m) * -(-cols // self.config.block_n) for rows, cols in shapes]
         heights = [chunk.rows[1] - chunk.rows[0] for chunk in chunks]
         counts = [count_tiles((height,), width, self.config) for height in heights for width in self.widths]
         left = tiles_to_cut(count_tiles(heights, self.widths, self.config), self.sms, self.config)
@@ -87,7 +90,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
             waits=chunk.waits,
             notifies=chunk.notifies,
             a=(region(self.a, rank, rows) if self.a else chunk.region,),
-            b=Region(self.b.name, rank, chunk.cols or (0, self.b.rows), (0, self.b.cols)),
+            b=Region(self.b.name, rank, chunk.cols or (0, self.b.rows), chunk.weight_cols or (0, self.b.cols)),
             out=(*chunk.into, stored)[:1],
             accumulate=chunk.adds,
             copies=chunk.places[1:],

@@ -23,7 +23,8 @@ def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
     """The same, each whole sum finished, if the problem's epilogue does anything to sums."""
     if not problem.of_sums.bits:
         return schedule
-    operations = (replace(each, finishes=True) if _sums_last(each) else each for each in schedule.operations)
+    permuted = {buffer.name for buffer in schedule.buffers if buffer.blocks}
+    operations = (replace(each, finishes=True) if _sums_last(each, permuted) else each for each in schedule.operations)
     goals = (replace(goal, tensor=finished(goal.tensor)) for goal in schedule.goal)
     return replace(schedule, operations=tuple(operations), goal=tuple(goals))
 
@@ -45,10 +46,12 @@ def shapes_of_tiles(problem: Problem, kernel: Kernel, adds: Adds | None, sums: s
     return tuple(shape for shape in candidates if shape.config.block_m <= 128 or not has_several)
 
 
-def _sums_last(operation: Operation) -> bool:
-    """Sums lie in `y` or, to be shared, in `total` once they are whole, and never before."""
+def _sums_last(operation: Operation, permuted: set[str]) -> bool:
+    """Sums lie in `y` or, to be shared, in `total` once they are whole, and never before. Whole sums in blocks that are
+    permuted are finished on their way to `y`, where they lie row by row.
+    """
     adds = (
-        (isinstance(operation, Reduce) and len(operation.operands) > 1)
+        (isinstance(operation, Reduce) and (len(operation.operands) > 1 or operation.operands[0].buffer in permuted))
         or (isinstance(operation, Compute) and bool(operation.addends))
         or (isinstance(operation, Collective) and operation.function in ("reduce_scatter", "all_reduce"))
     )

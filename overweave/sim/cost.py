@@ -108,11 +108,20 @@ class Costs:
         shape, machine = self._shape(operation), self._machine
         rate = machine.tile(config.kernel, block_m, block_n)
         alone_us = tile_us(machine, rate, (block_m, block_n, shape[2]), self._realization.dtype)
-        us = max(alone_us, _memory_tile_us(machine, shape, self._dtypes(operation), operation.tiles))
+        us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape)))
         if run.depth:  # in the mean, a share adds one
             us = to_share_us(us, run.depth / shape[2], config) + sum_us(1, config)
         stored_us = self._stores_us(operation, count)
         return Work(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
+
+    def _read_together(self, operation: Compute, shape: Shape) -> tuple[Shape, Dtypes, int]:
+        """What tiles read and store that run together: those of the operation, or, where it is a few blocks of a
+        product, those of the whole product, whose rows and columns they share.
+        """
+        buffer, dtypes = self._buffers[operation.out[0].buffer], self._dtypes(operation)
+        if buffer.blocks is None:
+            return shape, dtypes, operation.tiles
+        return (buffer.rows, buffer.cols, shape[2]), dtypes, len(buffer.blocks.places)
 
     def _addends_us(self, operation: Compute, config: MatmulConfig, count: int) -> float:
         """What one of `count` tiles takes to add its addends to its product: to look for them, and to read them, each

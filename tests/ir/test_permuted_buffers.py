@@ -39,15 +39,33 @@ def places_of(schedule: Schedule) -> tuple[int, ...]:
     return blocks.places
 
 
-def test_ragged_blocks_lie_behind_one_another_without_holes():
+def test_a_block_that_is_smaller_than_its_cell_leaves_padding():
     blocks = Blocks(2, 3, (3, 2, 1, 0))  # of a matrix [3, 5]
+    assert blocks.stack == (8, 3)
     assert runs_of(blocks, (3, 5), ((0, 3), (0, 5))) == (
-        Run(0, 0, 2, 3, 9, 3),
-        Run(0, 3, 2, 2, 5, 2),
-        Run(2, 0, 1, 3, 2, 3),
-        Run(2, 3, 1, 2, 0, 2),
+        Run(0, 0, 2, 3, 18, 3),
+        Run(0, 3, 2, 2, 12, 3),
+        Run(2, 0, 1, 3, 6, 3),
+        Run(2, 3, 1, 2, 0, 3),
     )
-    assert runs_of(blocks, (3, 5), ((1, 3), (2, 3))) == (Run(0, 0, 1, 1, 14, 3), Run(1, 0, 1, 1, 4, 3))
+    assert runs_of(blocks, (3, 5), ((1, 3), (2, 3))) == (Run(0, 0, 1, 1, 23, 3), Run(1, 0, 1, 1, 8, 3))
+    assert image_of(blocks, (3, 5), (((0, 3), (0, 5)),)).stretch == (0, 24)
+
+
+def test_blocks_begin_where_tops_say():
+    blocks = Blocks(4, 3, (1, 0), tops=(0, 2))  # of a matrix [6, 3]
+    assert obstacle(blocks, (6, 3)) is None
+    assert runs_of(blocks, (6, 3), ((0, 6), (0, 3))) == (Run(0, 0, 2, 3, 12, 3), Run(2, 0, 4, 3, 0, 3))
+    for tops in ((0,), (1, 2), (0, 0), (0, 6), (2, 0)):
+        assert "ascending rows" in str(obstacle(Blocks(4, 3, (1, 0), tops=tops), (6, 3))), tops
+
+
+def test_a_call_that_has_the_first_rows_of_a_block_moves_its_whole_cell():
+    blocks, part = Blocks(4, 3, (1, 0)), (((0, 3), (0, 3)),)
+    assert image_of(blocks, (8, 3), part).stretch == (12, 21)
+    image = image_of(blocks, (8, 3), part, by_cells=True)
+    assert image.stretch == (12, 24)
+    assert image.rest == (((3, 4), (0, 3)),)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +188,19 @@ def test_a_copy_engine_needs_one_stretch_at_both_ends():
     assert "a copy engine" not in pushes((0, 1, 2, 3), (0, 1))
 
 
-def test_kernels_take_no_permuted_buffer():
-    plan = small()
-    engines = tuple(
-        replace(one, engine="tile_kernel") if one.queue == "tiles" else one for one in plan.realization.engines
-    )
-    refused = verify_plan(replace(plan, realization=replace(plan.realization, engines=engines)), MachineLimits())
-    assert "a tile_kernel addresses rows and columns" in str(refused)
+def with_engine(plan: Plan, queue: str, engine: str) -> Plan:
+    engines = tuple(replace(one, engine=engine) if one.queue == queue else one for one in plan.realization.engines)
+    return replace(plan, realization=replace(plan.realization, engines=engines))
+
+
+def test_tiles_that_are_no_blocks_are_refused():
+    plan = with_engine(small(), "tiles", "tile_kernel")
+    assert "its tiles are no blocks of the buffer" in str(verify_plan(plan, MachineLimits()))
+
+
+def test_other_kernels_take_no_permuted_buffer():
+    plan = with_engine(small(), "main", "copy_kernel")
+    assert "a copy_kernel addresses rows and columns" in str(verify_plan(plan, MachineLimits()))
 
 
 def test_the_permutation_is_printed_and_read_again():

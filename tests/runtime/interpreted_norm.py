@@ -33,6 +33,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "one_shot_packed": {},
     "two_shot_packed": {},
     "two_shot": {"pieces": 2, **TILES},
+    "waves": {"sms": 5, "library_sms": 2, **TILES},
 }
 K, EPS = 16, 1e-3
 

@@ -21,7 +21,6 @@ from overweave.memory.lower import (
     copy_targets,
     peer_places,
     reduction_operands,
-    refuse_permuted,
     slice_targets,
     sums_first,
     wait_steps,
@@ -33,7 +32,6 @@ def obstacle(plan: Plan) -> str:
     """Why some rank's launch refuses the plan, or cannot make sense of it; empty if every rank binds it."""
     ranks = plan.schedule.world_size
     try:
-        refuse_permuted(plan.schedule)
         layout = lay_out(plan.schedule, plan.realization.dtype)
         bases = tuple(rank * layout.size_bytes for rank in range(ranks))
         for rank in range(ranks):

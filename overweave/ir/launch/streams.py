@@ -12,8 +12,14 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
+from overweave.ir.schedule import Operation
 
 _MAIN_KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, PACKED_KERNEL)
+
+
+def most_sms(plan: Plan, operation: Operation) -> int:
+    """The SMs that a library call may take: those that tiles leave to what runs beside them; 0: any."""
+    return plan.realization.library_sms if operation.queue in queues_beside(plan) else 0
 
 
 def queues_beside(plan: Plan) -> frozenset[str]:

@@ -11,7 +11,8 @@
       copies push.0-1.0: put x@0[0:64,0:32] -> gathered@1[0:64,0:32] signal arrived@1[0]
       tiles multiply.0-1.0: matmul gathered@0[64:128,0:32] @ w@0[0:32,0:16] -> y@0[64:128,0:16] wait arrived[1:2]>=1
 
-A buffer whose blocks are permuted says how large they are, and the place of each: `local blocks 64x32 at 2 0 1 3`.
+A buffer whose blocks are permuted says how large they are, and the cell of each: `local blocks 64x32 at 2 0 1 3`; and
+at which rows they begin, where these are no multiples of their height: `tops 0 50`.
 One of whose blocks a call fills only the first rows says whose rows they are: `input counted sent`, or `received`.
 Words stand apart by blanks. `rank` names the rank of the operations below it; operations stand in launch order.
 `reuse echoes` stands where no credits are taken. `+->` accumulates. A matmul with addends is the sum it computes,

@@ -100,14 +100,17 @@ def _section(words: list[str], line: str) -> Iterator[tuple[str, Any]]:
 
 
 def _storage(words: list[str]) -> Parts:
-    """`DTYPE counted BLOCKS blocks ROWSxCOLS at PLACES`, each part of it where there is something to say."""
+    """`DTYPE counted BLOCKS blocks ROWSxCOLS at PLACES tops ROWS`, each part of it where there is something to say."""
     match words:
         case []:
             return {}
         case ["counted", blocks, *rest]:
             return {"counted": blocks, **_storage(rest)}
         case ["blocks", size, "at", *places]:
-            return {"blocks": forms.BLOCKS.read(size) | {"places": [number(place) for place in places]}}
+            at = places.index("tops") if "tops" in places else len(places)
+            lists = {"places": places[:at]} | ({"tops": places[at + 1 :]} if places[at:] else {})
+            numbered = {name: [number(word) for word in words] for name, words in lists.items()}
+            return {"blocks": forms.BLOCKS.read(size) | numbered}
         case [dtype, *rest] if dtype != "blocks" and rest[:1] in ([], ["blocks"], ["counted"]):
             return {"dtype": dtype, **_storage(rest)}
     raise Refused(f"cannot read {' '.join(words)[:60]!r}")

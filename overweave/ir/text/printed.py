@@ -40,6 +40,8 @@ def _buffer(buffer: Buffer) -> str:
     dtype = (buffer.dtype,) if buffer.dtype else ()
     counted = ("counted", buffer.counted) if buffer.counted else ()
     blocks = ("blocks", forms.BLOCKS.show(buffer.blocks), "at", *buffer.blocks.places) if buffer.blocks else ()
+    if buffer.blocks and buffer.blocks.tops:
+        blocks = (*blocks, "tops", *buffer.blocks.tops)
     return _spaced(forms.BUFFER.show(buffer), *dtype, *counted, *blocks)
 
 

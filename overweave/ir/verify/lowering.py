@@ -39,6 +39,7 @@ from overweave.ir.verify.engines.finished import finishes
 from overweave.ir.verify.engines.scales import check_places
 from overweave.ir.verify.engines.shares import check_partials, without_shares
 from overweave.ir.verify.engines.stored import check_stored
+from overweave.ir.verify.engines.stored_blocks import check_stored_blocks
 from overweave.ir.verify.rules.applied import check_applied, check_carried, check_parts, check_slices, note_places
 from overweave.ir.verify.rules.graphs import Graph, Key
 from overweave.ir.verify.verdict import Findings
@@ -124,6 +125,8 @@ class _Table:
                 self._note_summed(operands, (*rest, operation.out))
                 kept = self.plan.dtype_of(first.buffer)
                 operands.setdefault("dtype of the first operand", set()).add(kept)
+                has_map = self.buffers[first.buffer].blocks is not None
+                operands.setdefault("map of blocks", set()).add(first.buffer if has_map else "none")
                 self._check_reduce(operation, rows)
             elif isinstance(operation, Put | Copy):
                 self._check_moved(operation, rows, operands)
@@ -258,6 +261,11 @@ class _Table:
                 self.findings.add("lowering", compute, obstacle)
         if self.matmul and step_obstacle(self.matmul, self.plan.realization.dtype):
             self.findings.add("lowering", compute, step_obstacle(self.matmul, self.plan.realization.dtype))
+        if any(self.buffers[part.buffer].blocks for part in compute.out):
+            check_stored_blocks(compute, rows, self.buffers, self.findings)
+            return
+        if any(row.shift for row in rows):
+            self.findings.add("lowering", compute, "a tile multiplies by other columns than it stores")
         parts = (*compute.a, *compute.writes, *compute.addends)
         whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in parts)
         b = self.buffers[compute.b.buffer]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overweave.ir.schedule import Schedule
+from overweave.ir.verify.rules.blocks import check_rest
 from overweave.ir.verify.rules.counted import check_counted
 from overweave.ir.verify.rules.coverage import check_coverage
 from overweave.ir.verify.rules.deadlock import launch_order
@@ -34,6 +35,7 @@ def _prove(schedule: Schedule, findings: Findings) -> None:
     if findings.refusals:
         return
     check_counted(told, findings)
+    check_rest(schedule, findings)
     graph = build_graph(schedule, findings)
     if findings.refusals:
         return

@@ -15,6 +15,7 @@ from overweave.lang.tile_table import (
     COL,
     FROM_OWN_SHARD,
     READY,
+    SHIFT,
     SOURCE,
     SOURCE_ROW,
     WIDTH,
@@ -41,7 +42,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
     while tile < tiles:
         record_time(trace, tile, CLAIMED, traits.traced)
         row = read_column(table, tile, SOURCE_ROW)
-        col = read_column(table, tile, COL)
+        col = read_column(table, tile, COL) + read_column(table, tile, SHIFT)
         width = read_column(table, tile, WIDTH) if traits.split_n > 1 else 0
         lacks = gl.where(width == 0, 0, B_PARTS - width // PART_N)
         verdict = wait_for_tile(table, tile, protocol)

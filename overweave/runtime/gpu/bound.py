@@ -16,7 +16,7 @@ import torch
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
 from overweave.ir.launch.order import Action, launch_order
-from overweave.ir.launch.streams import queues_beside
+from overweave.ir.launch.streams import most_sms, queues_beside
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     COPY_ENGINE,
@@ -40,7 +40,8 @@ from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
 from overweave.runtime.kernel_calls.hopper import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, tell_call
-from overweave.runtime.library.calls import counted_call, library_call
+from overweave.runtime.library.calls import Call, counted_call, library_call
+from overweave.runtime.library.stretches import is_permuted, stretch_call
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
 Addresses = dict[str, int]
@@ -273,17 +274,21 @@ class BoundPlan:
         self.timed.append(timed)
         return timed
 
+    def _library_call(self, operation: Operation) -> Call:
+        """The call itself. Beside tiles a collective's kernel takes no more SMs than the tiles leave."""
+        plan, group = self._plan, self._workspace.group
+        buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
+        if is_permuted(operation, buffers):
+            return stretch_call(operation, buffers, group, most_sms(plan, operation))
+        if plan.problem.counted:
+            return counted_call(operation, plan, group)
+        return library_call(operation, plan.problem, self._shapes, group)
+
     def _library(self, operation: Operation) -> Enqueue:
         """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.
         Collectives go to the library in the order in which they are enqueued, that of the schedule on all ranks."""
         timed, own = self._timing(operation) if self._is_traced else None, self._own
-        plan, group = self._plan, self._workspace.group
-        is_counted = plan.problem.counted
-        library = (
-            counted_call(operation, plan, group)
-            if is_counted
-            else library_call(operation, plan.problem, self._shapes, group)
-        )
+        library = self._library_call(operation)
         addresses = self._binding.addresses
         writes = tuple(write_steps(addresses, operation))
 

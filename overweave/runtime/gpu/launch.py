@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from overweave.ir.launch.order import launch_order
-from overweave.ir.launch.streams import queues_beside
+from overweave.ir.launch.streams import most_sms, queues_beside
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import ECHOES
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import Group
-from overweave.memory.lower import refuse_permuted
 from overweave.memory.subgroups import make_parts
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.call_frame import PlanRun
@@ -32,7 +32,7 @@ def bind_with_head(plan: Plan, workspace: Workspace, example: Tensors, is_traced
     trace times is enqueued one by one, never captured.
     """
     rank = workspace.group.rank
-    make_parts(workspace.group, plan.schedule.of_rank(rank))
+    make_parts(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
     bound = BoundPlan(plan, workspace, example, is_traced)
     bound.prepare({name: tensor.data_ptr() for name, tensor in example.items()})
     return PlanRun(workspace, bound, sides_of(plan, rank), not is_traced and may_replay(plan))
@@ -43,7 +43,6 @@ def bind(plan: Plan, group: Group, example: Tensors) -> PlanRun[Any] | LibraryRu
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """
-    refuse_permuted(plan.schedule)
     is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
     if is_library and not plan.schedule.pads and not queues_beside(plan):
         return LibraryRun(plan, group, example)

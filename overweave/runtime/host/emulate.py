@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.ir.blocks import DEALT, dealt
+from overweave.ir.blocks import DEALT, dealt, stored_shape
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
@@ -53,12 +53,12 @@ class Instances:
         self._known: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, name: str, rank: int) -> Tensor:
-        """A rank's instance, `[rows, cols]`."""
+        """A rank's instance, its memory as `stored_shape` says."""
         found = self._known.get((name, rank))
         if found is None:
             buffer = self._plan.schedule.buffer(name)
             dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
-            found = self._known[name, rank] = self._slot.matrix(name, (buffer.rows, buffer.cols), dtype, rank)
+            found = self._known[name, rank] = self._slot.matrix(name, stored_shape(buffer), dtype, rank)
         return found
 
 

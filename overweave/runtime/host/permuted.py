@@ -48,7 +48,7 @@ class Permuted:
         if buffer is None:
             return view(regions[0])
         parts = tuple((region.rows, region.cols) for region in regions)
-        image = image_of(buffer.blocks, (buffer.rows, buffer.cols), parts)
+        image = image_of(buffer.blocks, (buffer.rows, buffer.cols), parts, by_cells=True)
         assert image.stretch is not None, "verify refuses a collective of anything else"
         return self._memory(buffer.name, regions[0].rank).view(-1)[slice(*image.stretch)]
 

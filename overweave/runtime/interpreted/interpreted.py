@@ -23,7 +23,6 @@ from overweave.memory.group import Group
 from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.workspace import ABORT
 from overweave.memory.layout import REPORT_WORDS, SlotLayout
-from overweave.memory.lower import refuse_permuted
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.shares import SharedShares
 from overweave.runtime import interpreter
@@ -77,7 +76,6 @@ class InterpretedCall(HostCall):
         problem, config = plan.problem, plan.realization.matmul
         if not _kernel_queues(plan):
             return
-        refuse_permuted(plan.schedule)
         if config is not None and config.kernel != "portable":
             raise InputError(f"interpret {plan.name}", f"it names the {config.kernel} kernel", "Name the portable one")
         for name, extent in (("k", problem.k), *(("n", width) for width in problem.widths)):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Engine, MatmulConfig, Plan
@@ -75,10 +76,10 @@ class Binding:
         self.sms, self._example, self._is_traced = sms, example, is_traced
 
     def own(self, name: str) -> torch.Tensor:
-        """The own instance of a workspace buffer."""
+        """The own instance of a workspace buffer, its memory as `stored_shape` says."""
         buffer = self.plan.schedule.buffer(name)
         dtype = getattr(torch, buffer.dtype or self.plan.realization.dtype)
-        return self.heap.view(self.addresses.layout.buffers[name], (buffer.rows, buffer.cols), dtype)
+        return self.heap.view(self.addresses.layout.buffers[name], stored_shape(buffer), dtype)
 
     def callers(self, name: str) -> Moving:
         """A stand-in of a tensor of the caller's."""
@@ -197,8 +198,18 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
         eps=norm.eps if norm else 0.0,
         sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
+        **_map_of(binding, reduces),
     )
     return reduction_call(config, binding.tiles(queue), sums)
+
+
+def _map_of(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
+    """The map of what a kernel moves, if its blocks are permuted: of all its operands, as verify knows."""
+    blocks = binding.plan.schedule.buffer(reduces[0].operands[0].buffer).blocks
+    if blocks is None:
+        return {}
+    places = torch.tensor(blocks.places, dtype=torch.int32, device=binding.workspace.device)
+    return {"cells": places, "cell": (blocks.rows, blocks.cols)}
 
 
 def _copy(binding: Binding, queue: str) -> KernelCall:

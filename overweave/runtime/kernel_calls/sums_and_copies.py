@@ -23,7 +23,8 @@ class Sums(NamedTuple):
     bits these are (kernels/epilogue.py).
 
     operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.widths_of says. out: of
-    `cols` columns, where sums go unless `operands` says so.
+    `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand whose
+    blocks are permuted; cell: its rows and columns.
     """
 
     operands: torch.Tensor
@@ -34,14 +35,16 @@ class Sums(NamedTuple):
     eps: float = 0.0
     sum_first: bool = False  # the first operand of each is kept in fp32
     epilogue: int = 0
+    cells: torch.Tensor | None = None
+    cell: tuple[int, int] = (1, 1)
 
 
 def reduction_call(config: ReduceConfig, tiles: Tiles, sums: Sums) -> KernelCall:
     """Beside an epilogue the assembler would rather spill some registers than take more than 64 (Triton 3.6), unless it
     is told that it may."""
     blocks = [*sums.widths, config.block_m, config.block_n // config.parts]
-    constants = [*blocks, tiles.traced, sums.eps, sums.sum_first, sums.epilogue]
-    arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, *constants]
+    constants = [*blocks, tiles.traced, sums.eps, sums.sum_first, sums.epilogue, *sums.cell]
+    arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, sums.cells, *constants]
     options = {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if sums.epilogue else {})
     return KernelCall(reduction_kernel, arguments, options, summing_programs(config, tiles.queue.tiles))
 

@@ -111,7 +111,7 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
     if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):
         return None
     source, target = (part.buffer for part in parts)
-    move = _MOVES.get(operation.function)
+    move = MOVES.get(operation.function)
     if move is None or (source == target) != (operation.function == "all_reduce"):
         return None
     run = move(part_of(group, operation.ranks).process_group)
@@ -147,4 +147,4 @@ def _all_reduce(group: dist.ProcessGroup) -> _Move:
     return lambda target, source: group.allreduce([target], how)
 
 
-_MOVES = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}
+MOVES = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}

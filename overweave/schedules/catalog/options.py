@@ -18,10 +18,14 @@ from overweave.schedules.tiles.shape import BEST, Kernel, TileShape
 from overweave.schedules.tiles.skinny import Multiplier
 
 AUTO = "auto"
+Rows = Literal["own", "cyclic"]  # of a sum, dealt to ranks: those of the own shard, or of each tile its share
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """One option: a number in `[low, high]`, or one of `choices`. default None: chosen from the problem (`auto`)."""
+    """One option: a number in `[low, high]`, or one of `choices`. default None: chosen from the problem (`auto`).
+
+    is_list: several such numbers, written `1+2+2`.
+    """
 
     name: str
     meaning: str
@@ -29,23 +33,30 @@ class Option(Struct, frozen=True, kw_only=True):
     low: int = 1
     high: int = 1
     choices: tuple[int | str, ...] = ()
+    is_list: bool = False
 
     @property
     def domain(self) -> str:
         """What may be asked for, as text."""
         named = "|".join(map(str, self.choices)) if self.choices else f"{self.low}..{self.high}"
+        named = f"{named}+..." if self.is_list else named
         return f"{named}|{AUTO}" if self.default is None else named
 
-    def parse(self, value: int | str) -> int | str | None:
+    def parse(self, value: int | str) -> int | str | tuple[int, ...] | None:
         """The value, from a number or from text. Raises InputError."""
         if self.default is None and value == AUTO:
             return None
+        if self.is_list:
+            found = [_as_int(part) for part in str(value).split("+")]
+            numbers = tuple(number for number in found if number is not None and self.low <= number <= self.high)
+            if len(numbers) == len(found):
+                return numbers
         number = _as_int(value)
         if self.choices:
             match = [choice for choice in self.choices if choice == (number if isinstance(choice, int) else value)]
             if match:
                 return match[0]
-        elif number is not None and self.low <= number <= self.high:
+        elif number is not None and self.low <= number <= self.high and not self.is_list:
             return number
         raise InputError(f"option {self.name}={str(value)[:40]}", "no such value", f"Give one of {self.domain}")
 
@@ -85,6 +96,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     split_k: int | Literal["best"] = 1
     half_tiles: Literal["on", "off"] = "off"
     matmul: Multiplier = "library"
+    groups: tuple[int, ...] | None = None
+    rows: Rows = "own"
+    library_sms: int = 16
 
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
         """Those that are what was asked for; all, if none is."""
@@ -168,6 +182,21 @@ MATMUL = Option(
     default="library",
     choices=("library", "skinny", "early"),
     meaning="the library's, or our kernel of few rows; early: it and the exchange start before each other's end",
+)
+GROUPS = Option(
+    name="groups",
+    high=1 << 16,
+    is_list=True,
+    meaning="waves of tiles behind which a library collective of theirs starts, group by group; together all waves",
+)
+ROWS = Option(
+    name="rows",
+    default="own",
+    choices=("own", "cyclic"),
+    meaning="rows that a rank gets: those of its shard, or of each tile its share, so that rows come permuted",
+)
+LIBRARY_SMS = Option(
+    name="library_sms", default=16, high=512, meaning="SMs that tiles leave to the library's collectives beside them"
 )
 TILES = (
     Option(

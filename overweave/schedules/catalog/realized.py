@@ -46,6 +46,7 @@ from overweave.schedules.tiles.shape import (
     packed_shape,
     reduction_shape,
     row_shape,
+    within_blocks,
 )
 from overweave.schedules.tiles.skinny import skinny_shape
 
@@ -78,14 +79,25 @@ def realized(
         copy=copy_config(settings),
         packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
         skinny=_skinny(problem, settings) if PACKED in queues and settings.matmul != "library" else None,
+        library_sms=settings.library_sms if method.has_library_beside and EXCHANGES in queues else 0,
         partial_sums=method.adds.precision if method.adds else "float32",
     )
 
 
-def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceConfig:
+def sums_shape(
+    problem: Problem, method: Method, settings: Settings, matmul: MatmulConfig | None = None
+) -> ReduceConfig:
     """The tiles of the reduction kernel. Beside a tile kernel they are large: it takes what that leaves idle. Where
-    tiles add, it only moves sums, on all SMs, behind the tiles.
+    tiles add, it only moves sums, on all SMs, behind the tiles. What it reads block by block, it reads in parts of a
+    block of `matmul`.
     """
+    shape = _sums_shape(problem, method, settings)
+    if matmul is None or not method.has_library_beside:
+        return shape
+    return within_blocks(shape, matmul, problem.norm is not None)
+
+
+def _sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceConfig:
     if problem.norm is not None:
         return row_shape(problem.m, problem.n, settings.sms)
     finishes = problem.of_sums.bits != 0

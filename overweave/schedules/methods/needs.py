@@ -172,6 +172,11 @@ def from_ranks(fewest: int, instead: str) -> Need:
     return Need("choice", why)
 
 
+def _unscaled(asked: Asked) -> str:
+    found = asked.problem.epilogue.scaling
+    return "tiles that store block by block multiply without scales" if found else ""
+
+
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
 ALIGNED = Need("device", _rows_of_kernels)
 WHOLE_BLOCKS = Need("schedule", _whole_blocks)
@@ -179,6 +184,7 @@ FEW_WEIGHTS = Need("schedule", _few_weights)
 PLAIN_PARTS = Need("schedule", _plain_parts)
 NO_RESIDUAL, NO_ROW_SCALES = Need("schedule", _no_residual), Need("schedule", _no_row_scales)
 FEW_PEERS = Need("choice", _few_peers)
+UNSCALED = Need("schedule", _unscaled)
 PACKABLE = (Need("schedule", _packable), Need("choice", _few_bytes))
 _SKINNY = (Need("choice", _few_rows), Need("schedule", _bare_halves))
 # Of the values of options.

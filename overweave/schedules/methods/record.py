@@ -163,6 +163,11 @@ class Method(Struct, frozen=True, kw_only=True):
         return self.multiplies == TILE_KERNEL
 
     @property
+    def has_library_beside(self) -> bool:
+        """Whether library calls run beside the tiles of a kernel, which leaves SMs to them."""
+        return self.is_fused and LIBRARY in self.moves
+
+    @property
     def has_kernels(self) -> bool:
         """Whether a kernel of ours runs, whose rows must start at multiples of 16 bytes."""
         return not self.engines <= {LIBRARY, COPY_ENGINE}

@@ -11,7 +11,9 @@ from overweave.schedules.catalog import options
 from overweave.schedules.families import packed, straight
 from overweave.schedules.families.rings import RING
 from overweave.schedules.families.summed import sums_by
+from overweave.schedules.families.wave_groups import wave_groups
 from overweave.schedules.methods import asked_for
+from overweave.schedules.methods.needs import UNSCALED
 from overweave.schedules.methods.record import Adds, Case, Margin, Method
 
 # All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
@@ -86,5 +88,16 @@ METHODS = (
             Case(margin=asked_for.OF_SUMS_IN_A_RING, waves=2),
             Case(margin=asked_for.OF_STORES),
         ),
+    ),
+    _tiles(
+        name="waves",
+        summary="tiles of one kernel store block by block, library all-reduces of groups of waves run beside them",
+        source="FlashOverlap (arXiv 2504.19519) 3: signals by groups of waves, reordering around library collectives",
+        write=wave_groups,
+        moves=(LIBRARY, REDUCE_KERNEL),
+        adds=Adds(LIBRARY, "library", "result"),
+        norms=REDUCE_KERNEL,
+        options=asked_for.WAVES,
+        needs=(UNSCALED,),
     ),
 )

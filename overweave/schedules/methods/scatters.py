@@ -11,8 +11,9 @@ from overweave.schedules.catalog import options
 from overweave.schedules.families import packed, straight
 from overweave.schedules.families.rings import RING
 from overweave.schedules.families.summed import sums_by
+from overweave.schedules.families.wave_groups import wave_groups
 from overweave.schedules.methods import asked_for
-from overweave.schedules.methods.needs import from_ranks
+from overweave.schedules.methods.needs import UNSCALED, from_ranks
 from overweave.schedules.methods.record import Adds, Case, Margin, Method
 
 # Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
@@ -133,5 +134,15 @@ METHODS = (
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
+    ),
+    _tiles(
+        name="waves",
+        summary="tiles of one kernel store block by block, library reduce-scatters of groups of waves run beside them",
+        source="FlashOverlap (arXiv 2504.19519) 3: signals by groups of waves, reordering around library collectives",
+        write=wave_groups,
+        moves=(LIBRARY, REDUCE_KERNEL),
+        adds=Adds(LIBRARY, "library", "result"),
+        options=(options.ROWS, *asked_for.WAVES),
+        needs=(UNSCALED,),
     ),
 )

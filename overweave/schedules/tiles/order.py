@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
+from overweave.ir.blocks import cells_of
 from overweave.ir.plan import (
     COPY_KERNEL,
     KERNELS,
@@ -23,7 +24,7 @@ from overweave.ir.plan import (
     ReduceConfig,
     narrow_width,
 )
-from overweave.ir.schedule import Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
+from overweave.ir.schedule import Buffer, Compute, Copy, Operation, Put, Range, Reduce, Region, Schedule, Wait
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import (
     COPY,
@@ -63,6 +64,7 @@ class _Context(Struct, frozen=True):
     announced_by: dict[tuple[str, int], set[str | None]]
     weights: tuple[str, ...]
     outs: dict[str, tuple[str, ...]]  # of each weight
+    permuted: dict[str, Buffer]
 
 
 def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
@@ -142,6 +144,7 @@ def _context(schedule: Schedule, rank: int) -> _Context:
         announced_by,
         schedule.weights,
         {weight: outputs(schedule, rank, weight) for weight in schedule.weights},
+        {buffer.name: buffer for buffer in schedule.buffers if buffer.blocks},
     )
 
 
@@ -196,7 +199,11 @@ def _multiply_rows(
     rows: list[TileRow] = []
     for a, out in zip(compute.a, compute.out, strict=True):
         source = OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE
-        rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
+        if out.buffer in context.permuted:
+            stored = _stored_rows(compute, a, out, context.permuted[out.buffer], blocks.group_m)
+            rows += (row._replace(source=source, operation=position, **_asked(duties)) for row in stored)
+        else:
+            rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
     to = place_of_result(compute, context.world_size) if compute.out else 0
@@ -212,6 +219,25 @@ def _multiply_rows(
     if config is None or config.split_n == 1:
         return rows
     return _with_last_cut(rows, (compute.tiles - len(rows)) // (config.split_n - 1), config)
+
+
+def _stored_rows(compute: Compute, a: Region, out: Region, buffer: Buffer, group_m: int) -> Iterator[TileRow]:
+    """The tiles of a part of a product whose blocks are permuted: each stores a whole cell of their stack."""
+    blocks = buffer.blocks
+    assert blocks is not None
+    cells = cells_of(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols))
+    wide = max(1, -(-(out.cols[1] - out.cols[0]) // blocks.cols))
+    bands = ((at // wide // group_m, cell.cols[0], cell.rows[0], cell) for at, cell in enumerate(cells))
+    for _, _, _, cell in sorted(bands):
+        row = cell.start // blocks.cols
+        source_row, shift = a.rows[0] + cell.rows[0] - out.rows[0], compute.b.cols[0] + cell.cols[0] - out.cols[0]
+        yield TileRow(MULTIPLY, row, row + blocks.rows, 0, 0, source_row, 0, 0, 0, NO_SIGNAL, 0, shift=shift)
+
+
+def _asked(duties: _Duties) -> dict[str, int]:
+    """The duties as fields of a row."""
+    names = ("wait_lo", "wait_hi", "wait_count", "also", "also_count", "signal")
+    return dict(zip(names, (*duties.wait, *duties.also, duties.signal), strict=True))
 
 
 def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:

@@ -35,7 +35,7 @@ TRIED: dict[str, tuple[int, ...]] = {
 UNTRIED = ("axis", "island")  # what lies where is the caller's knowledge
 ENGINE, MOVER = "copy_engine", "mover"
 Constants = tuple[tuple[str, int], ...]
-Value = int | str | None
+Value = int | str | tuple[int, ...] | None
 
 
 class Way(Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 from types import SimpleNamespace
@@ -174,6 +175,16 @@ class LaunchLog:
         )
 
 
+def _stretches(log: LaunchLog, function: str, most_sms: int) -> Callable[[Any, Any], None]:
+    """A library's collective of permuted blocks, which is said."""
+
+    def call(target: Any, source: Any) -> None:
+        ends = " to ".join(f"{log.memory.of(part.data_ptr())} [{part.numel()}]" for part in (source, target))
+        log.text.append(f"{log.current}: library {function} on {most_sms} SMs of {ends}")
+
+    return call
+
+
 @contextmanager
 def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchLog]:
     """A rank of a GPU that is not there. Its calls are as those of a graph that a caller captures."""
@@ -216,6 +227,12 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         for module in ("bound", "packed"):
             patch.setattr(f"overweave.runtime.gpu.{module}.library_call", library)
         patch.setattr("overweave.runtime.gpu.bound.counted_call", library)
+        limited = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce")}
+        patch.setattr("overweave.runtime.library.stretches.MOVES", limited)
+        patch.setattr(
+            "overweave.runtime.library.stretches.part_of",
+            lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms),
+        )
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -61,6 +61,10 @@ PLANS = {
         REDUCE, "two_shot kernel=portable sums=epilogue", FP8 | {"epilogue": Epilogue(scaling="tensor")}
     ),
     "reduce, ring stored by tiles": Case(REDUCE, "ring_stored kernel=hopper", rank=3, world_size=8),
+    "reduce, waves": Case(REDUCE, "waves kernel=hopper sms=20 library_sms=4", {"m": 1000}, rank=1),
+    "scatter, waves": Case(
+        SCATTER, "waves kernel=portable sms=20 library_sms=4", {"m": 1000, "epilogue": ENDING}, rank=1, world_size=3
+    ),
     "reduce, packed in one shot": Case(REDUCE, "one_shot_packed matmul=early", {"m": 16} | NORM),
     "reduce, packed in two shots": Case(REDUCE, "two_shot_packed matmul=library", {"m": 5, "epilogue": ENDING}, rank=1),
 }
@@ -85,7 +89,7 @@ def test_plans_that_no_method_writes(name: str, golden: Golden, monkeypatch: pyt
 
 def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> str:
     with logged(rank, world_size, monkeypatch) as log:
-        monkeypatch.setattr(launch, "make_parts", lambda group, operations: None)
+        monkeypatch.setattr(launch, "make_parts", lambda *given: None)
         tensors, moved = tensors_of(plan, rank), tensors_of(plan, rank)
         log.tensors({f"bound {name}": tensor for name, tensor in tensors.items()} | moved)
         if plan.schedule.reuse == ECHOES:

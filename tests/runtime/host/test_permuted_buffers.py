@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 
-from overweave.errors import ScheduleError
+from campaigns.cases import ALL_REDUCE, REDUCE_SCATTER
+from campaigns.exact.exactness import Case, compute, make_data
+from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
-from overweave.memory.lower import refuse_permuted
 from overweave.runtime.host.host import run_on_host
+from overweave.schedules.catalog.catalog import build
 from tests.ir.wave_groups import wave_groups
 from tests.ranks import run_ranks
 
@@ -33,8 +34,22 @@ def test_wave_groups_add_exactly(world_size: int):
     assert all(run_ranks(sum_in_waves, world_size, 40, 30, 24))
 
 
-def test_a_plan_is_refused_before_it_is_bound_to_a_gpu():
-    plan = wave_groups(2, (40, 30, 48), (8, 8), 5, 3)
-    refuse_permuted(replace(plan.schedule, buffers=tuple(one for one in plan.schedule.buffers if one.blocks is None)))
-    with pytest.raises(ScheduleError, match="the blocks of buffer staged are permuted"):
-        refuse_permuted(plan.schedule)
+def wrong_waves() -> list[str]:
+    """Several groups, ragged rows and columns, uneven shards, epilogues aside; a second call in the same slots."""
+    group, wrong = resolve(None), []
+    for operator, m, n in ((ALL_REDUCE, 2046, 600), (REDUCE_SCATTER, 2046, 600), (REDUCE_SCATTER, 300, 136)):
+        shape = {"m": m, "n": n, "k": 32, "world_size": group.world_size, "dtype": "float32"}
+        problem = Problem(operator=operator, **shape)
+        case = Case(f"{operator}.waves", problem, {"sms": 8, "library_sms": 4}, seed=m)
+        plan = build(case.schedule, problem, case.options)
+        for call in range(2):
+            data = make_data(case, group.rank, is_integer=True, call=call)
+            if not torch.equal(compute(case, plan, group, data, "library"), data.exact.float()):
+                wrong.append(f"{case} call {call}")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_waves_of_the_catalog_add_exactly(world_size: int):
+    assert run_ranks(wrong_waves, world_size) == [[]] * world_size

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from overweave.ir.blocks import Image, image_of, obstacle
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
-from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Collective, Copy, Get, Put, ReducePut, Region, Schedule
+from overweave.ir.blocks import Image, Span, cells_of, image_of, obstacle
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import (
+    INPUT,
+    OUTPUT,
+    Buffer,
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Put,
+    Reduce,
+    ReducePut,
+    Region,
+    Schedule,
+)
 from overweave.ir.verify.verdict import Findings
 
 
@@ -21,26 +34,63 @@ def check_blocks(schedule: Schedule, findings: Findings) -> None:
             findings.add("form", None, f"buffer {buffer.name} is the caller's, whose tensors lie row by row")
 
 
-def image(buffers: Mapping[str, Buffer], regions: tuple[Region, ...]) -> Image:
+def check_rest(schedule: Schedule, findings: Findings) -> None:
+    """What a library call moves beside its regions, as rows of their blocks' cells, no operation names."""
+    buffers = {buffer.name: buffer for buffer in schedule.buffers if buffer.blocks}
+    moved: dict[tuple[str, int], dict[Region, Collective]] = {}
+    parts = [one for one in schedule.operations if isinstance(one, Collective)] if buffers else []
+    for part in parts:
+        for region in (*part.reads, *part.writes):
+            if region.buffer in buffers:
+                for rows, cols in image(buffers, (region,), by_cells=True).rest:
+                    rest = Region(region.buffer, region.rank, rows, cols)
+                    moved.setdefault((region.buffer, region.rank), {})[rest] = part
+    for operation in schedule.operations if moved else ():
+        for region in (*operation.reads, *operation.writes):
+            for rest, mover in moved.get((region.buffer, region.rank), {}).items():
+                if _meet(region.rows, rest.rows) and _meet(region.cols, rest.cols):
+                    said = f"{mover.name} moves rows of the same cell, and so these, which it does not name"
+                    findings.add("form", operation, said, region)
+
+
+def _meet(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def image(buffers: Mapping[str, Buffer], regions: tuple[Region, ...], by_cells: bool = False) -> Image:
     """The image in memory of regions of one buffer."""
     buffer = buffers[regions[0].buffer]
-    return image_of(buffer.blocks, (buffer.rows, buffer.cols), tuple((one.rows, one.cols) for one in regions))
+    parts = tuple((one.rows, one.cols) for one in regions)
+    return image_of(buffer.blocks, (buffer.rows, buffer.cols), parts, by_cells)
 
 
-def check_stretch(
-    buffers: Mapping[str, Buffer], part: Collective, group: tuple[Region, ...], findings: Findings
+def check_stretches(
+    buffers: Mapping[str, Buffer], part: Collective, groups: Sequence[tuple[Region, ...]], findings: Findings
 ) -> None:
-    """What a library call sends to one member, or receives from one, is one stretch of a permuted buffer.
+    """What a library call sends to one member, or receives from one, is one stretch of a permuted buffer, and those of
+    all members lie one behind the other.
 
     Of a buffer whose elements lie row by row it is one region, which the library may pack first.
     """
-    names = {region.buffer for region in group}
-    if len(names) > 1 or (len(group) > 1 and buffers[group[0].buffer].blocks is None):
-        findings.add("form", part, f"{len(group)} regions for one member, which share no permutation", group[0])
-    elif buffers[group[0].buffer].blocks is not None and image(buffers, group).stretch is None:
-        findings.add("form", part, "a library call needs one stretch of memory, and this is none", group[0])
-    elif buffers[group[0].buffer].blocks is not None and part.finishes:
-        findings.add("form", part, "finishes sums in permuted blocks; finish them where they lie row by row", group[0])
+    end = None
+    for group in groups:
+        names = {region.buffer for region in group}
+        if len(names) > 1 or (len(group) > 1 and buffers[group[0].buffer].blocks is None):
+            findings.add("form", part, f"{len(group)} regions for one member, which share no permutation", group[0])
+            return
+        if buffers[group[0].buffer].blocks is None:
+            continue
+        stretch = image(buffers, group, by_cells=True).stretch
+        if stretch is None:
+            findings.add("form", part, "a library call needs one stretch of memory, and this is none", group[0])
+            return
+        if part.finishes:
+            said = "finishes sums in permuted blocks; finish them where they lie row by row"
+            findings.add("form", part, said, group[0])
+        if end not in (None, stretch[0]):
+            said = "what it moves for this member does not lie behind what it moves for the one before"
+            findings.add("form", part, said, group[0])
+        end = stretch[1]
 
 
 def check_pair(
@@ -62,14 +112,18 @@ def check_pair(
             findings.add("form", part, f"{source} has another dtype than {destination}", destination)
             return
     permuted = any(buffers[end[0].buffer].blocks is not None for end in ends)
-    if permuted and image(buffers, sources).order != image(buffers, destinations).order:
+    if not permuted:
+        return
+    images = [image(buffers, end, by_cells=True) for end in ends]
+    if images[0].order != images[1].order:
         findings.add("form", part, "its blocks lie in another order there", destinations[0])
+    elif len({one.stretch[1] - one.stretch[0] for one in images if one.stretch}) > 1:
+        findings.add("form", part, "its blocks have cells of another size there", destinations[0])
 
 
 def check_permuted_engines(plan: Plan, findings: Findings) -> None:
-    """Which engines reach a permuted buffer: library calls, and copies between stretches of equal order.
-
-    Kernels address rows and columns, and store through no permutation.
+    """Which engines reach a permuted buffer: library calls, copies between stretches of equal order, tiles of a kernel
+    that are whole blocks, and the kernel that moves sums, which reads through the map.
     """
     buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
     permuted = {name for name, buffer in buffers.items() if buffer.blocks is not None}
@@ -81,14 +135,51 @@ def check_permuted_engines(plan: Plan, findings: Findings) -> None:
         engine = engines.get(operation.queue)
         if not touched or engine == LIBRARY:
             continue
-        if engine != COPY_ENGINE or not isinstance(operation, Put | Get | Copy) or isinstance(operation, ReducePut):
+        if engine == TILE_KERNEL and isinstance(operation, Compute):
+            said = _tiles_obstacle(plan, operation, buffers)
+        elif engine == REDUCE_KERNEL and isinstance(operation, Reduce):
+            said = _reader_obstacle(operation, buffers)
+        elif engine == COPY_ENGINE and isinstance(operation, Put | Get | Copy) and not isinstance(operation, ReducePut):
+            said = _copies_obstacle(operation, buffers)
+        else:
             said = f"a {engine} addresses rows and columns, and this buffer's blocks are permuted"
+        if said:
             findings.add("engine", operation, said, touched[0])
+
+
+def _tiles_obstacle(plan: Plan, compute: Compute, buffers: Mapping[str, Buffer]) -> str:
+    """Why tiles cannot store what they compute in permuted blocks; empty if they can: block by block, each its own."""
+    config = plan.realization.matmul
+    if any(buffers[part.buffer].blocks for part in compute.reads) or compute.copies or compute.addends:
+        return "tiles read no permuted blocks, and add nothing to what they store there"
+    for out in compute.out:
+        blocks = buffers[out.buffer].blocks
+        if blocks is None or config is None or (blocks.rows, blocks.cols) != (config.block_m, config.block_n):
+            return "its tiles are no blocks of the buffer"
+        shape = buffers[out.buffer].rows, buffers[out.buffer].cols
+        cells = cells_of(blocks, shape, (out.rows, out.cols))
+        if any((cell.rows, cell.cols) != cell.block for cell in cells):
+            return "its tiles are parts of the buffer's blocks, and a tile stores a whole one"
+    return ""
+
+
+def _reader_obstacle(reduce: Reduce, buffers: Mapping[str, Buffer]) -> str:
+    """Why the kernel that sums cannot read through the map; empty if it can: one operand of its own rank, whose blocks
+    begin at multiples of their height, all of its rows from the first on, in those of the result."""
+    (operand, *more), out = reduce.operands, reduce.out
+    blocks = buffers[operand.buffer].blocks
+    if more or blocks is None or blocks.tops or operand.rank != reduce.rank or buffers[out.buffer].blocks:
+        return "the kernel that sums reads one operand of its own rank by a map, in blocks of equal height"
+    is_in_place = operand.rows == out.rows and operand.cols == out.cols and operand.rows[0] == operand.cols[0] == 0
+    return "" if is_in_place else "what it reads by a map it moves to the same rows and columns, from the first on"
+
+
+def _copies_obstacle(move: Put | Get | Copy, buffers: Mapping[str, Buffer]) -> str:
+    """Why a copy engine cannot move it; empty if it can."""
+    for source, destination in zip(move.sources, move.destinations, strict=True):
+        if source.is_empty or not (buffers[source.buffer].blocks or buffers[destination.buffer].blocks):
             continue
-        for source, destination in zip(operation.sources, operation.destinations, strict=True):
-            ends = image(buffers, (source,)), image(buffers, (destination,))
-            if source.is_empty or not permuted & {source.buffer, destination.buffer}:
-                continue
-            if None in (ends[0].stretch, ends[1].stretch) or ends[0].order != ends[1].order:
-                said = "a copy engine needs one stretch of memory at both ends, in the same order"
-                findings.add("engine", operation, said, destination)
+        ends = image(buffers, (source,)), image(buffers, (destination,))
+        if None in (ends[0].stretch, ends[1].stretch) or ends[0].order != ends[1].order:
+            return "a copy engine needs one stretch of memory at both ends, in the same order"
+    return ""

@@ -33,7 +33,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.engines.scales import check_shapes
-from overweave.ir.verify.rules.blocks import check_blocks, check_stretch
+from overweave.ir.verify.rules.blocks import check_blocks, check_stretches
 from overweave.ir.verify.rules.collectives import fold
 from overweave.ir.verify.verdict import Findings
 
@@ -321,8 +321,8 @@ def _check_collective(form: _Form, part: Collective) -> None:
     if part.rank not in part.ranks or len(set(part.ranks)) != len(part.ranks):
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")
     for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
-        for group in dealt(side, is_dealt, len(part.ranks)) if len(side) > 1 else ():
-            check_stretch(form.buffers, part, group, form.findings)
+        if len(side) > 1 or any(one.buffer in form.buffers and form.buffers[one.buffer].blocks for one in side):
+            check_stretches(form.buffers, part, dealt(side, is_dealt, len(part.ranks)), form.findings)
 
 
 def _check_sides(form: _Form, part: Collective) -> bool:

@@ -1,0 +1,258 @@
+"""Sums by the library's own collectives, one for each group of waves of tiles, beside the tiles of the next groups.
+
+Tiles run in the order of their table, so many at once: a wave. A partition says how many waves each group has. Tiles
+store block by block, so that the blocks of a group are one stretch of memory, and one counter of the group tells a
+stream, which takes no SM, when the library may start; behind the last group a kernel puts the blocks where they belong.
+All collectives stand in one queue, group by group on every rank.
+SOURCE: FlashOverlap (arXiv 2504.19519), 3.2 signals by groups of waves, 3.3 reordering before and after communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from overweave.errors import InputError
+from overweave.ir.blocks import Blocks
+from overweave.ir.schedule import Buffer, Collective, Goal, Notify, Queue, Range, Reduce, Region, Wait
+from overweave.ir.tensors import product
+from overweave.schedules.communication import (
+    COMPLETE,
+    COMPUTED,
+    EXCHANGES,
+    ISSUE,
+    MAIN,
+    STAGED,
+    SUMMED,
+    SUMS,
+    TILES,
+    A,
+    B,
+    Chunk,
+    Communication,
+    Split,
+    Y,
+    communicated,
+)
+from overweave.schedules.families import straight
+from overweave.schedules.families.summed import Steps, sums_by
+from overweave.schedules.methods.record import Work
+from overweave.schedules.tiles.order import swizzled
+
+Partition = tuple[int, ...]
+Block = tuple[int, int]  # its row and column among the blocks of a shard, or of the whole
+Part = tuple[Range, Range]  # rows and columns, of blocks
+MOST_GROUPS = 4
+
+
+def wave_tiles(sms: int, members: int) -> int:
+    """How many tiles are one wave on so many SMs, where equal parts of every member's rows go to each."""
+    return max(1, sms // members) * members
+
+
+def count_waves(tiles: int, sms: int, members: int) -> int:
+    """How many waves so many tiles are."""
+    return -(-tiles // wave_tiles(sms, members))
+
+
+def even_partition(waves: int) -> Partition:
+    """At most MOST_GROUPS groups of equally many waves, the longer ones first."""
+    groups = max(1, min(waves, MOST_GROUPS))
+    return tuple((waves + groups - 1 - at) // groups for at in range(groups)) if waves else ()
+
+
+class Dealt(NamedTuple):
+    """The tiles of one rank: what is dealt to each member, all alike.
+
+    shards: the rows of each member; one member stands for all where everybody gets all sums. groups: of each member the
+    blocks of each group, in order. height, width: of a block.
+    """
+
+    shards: tuple[Range, ...]
+    cols: int
+    height: int
+    width: int
+    groups: tuple[tuple[Block, ...], ...]
+
+    @property
+    def members(self) -> int:
+        return len(self.shards)
+
+    def part(self, member: int, part: Part) -> Part:
+        """Rows, counted from the member's first, and columns of blocks side by side."""
+        (top, bottom), (left, right) = part
+        lo, hi = self.shards[member]
+        rows = top * self.height, min(bottom * self.height, hi - lo)
+        return rows, (left * self.width, min(right * self.width, self.cols))
+
+
+def dealt(work: Work) -> Dealt:
+    """The tiles of a rank in their order, cut into groups. Raises InputError for a partition that does not fit."""
+    config, split, settings = work.config, work.split, work.settings
+    assert config is not None, "tiles of a kernel"
+    everywhere, asked = work.problem.record.shares_sums, f"build {work.method.full_name}"
+    shards = ((0, split.rows),) if everywhere else tuple(split.shard(rank) for rank in range(split.world_size))
+    heights = _heights(work)
+    if len(heights) > 1:
+        found = f"the shards have {' or '.join(map(str, heights))} rows of tiles of {config.block_m} rows"
+        raise InputError(asked, f"rows=own deals equal parts to all: {found}", "Leave groups to overweave, or out")
+    rows = heights[0] * config.block_m
+    order = [
+        (row // config.block_m, col // config.block_n)
+        for row, col in swizzled((0, rows), (0, work.problem.n), config.block_m, config.block_n, config.group_m)
+    ]
+    sms = settings.sms - settings.library_sms
+    if sms < 1:
+        found = f"library_sms={settings.library_sms} of {settings.sms} leave none to tiles"
+        raise InputError(asked, found, "Use fewer: a library's collective takes 16 to 32")
+    waves = count_waves(len(order) * len(shards), sms, len(shards))
+    partition = settings.groups or even_partition(waves)
+    if sum(partition) != waves:
+        found = f"groups={'+'.join(map(str, partition))} are {sum(partition)} waves of {waves}"
+        even = "+".join(map(str, even_partition(waves)))
+        raise InputError(asked, found, f"Partition {waves} waves, as in groups={even}")
+    each = wave_tiles(sms, len(shards)) // len(shards)
+    return Dealt(shards, work.problem.n, config.block_m, config.block_n, tuple(_cut(order, partition, each)))
+
+
+def _heights(work: Work) -> list[int]:
+    """How many rows of tiles shards have: one number if all have as many, or everybody gets all sums."""
+    config, split = work.config, work.split
+    assert config is not None, "tiles of a kernel"
+    shards = [split.shard(rank) for rank in range(split.world_size)]
+    heights = [split.rows] if work.problem.record.shares_sums else [hi - lo for lo, hi in shards]
+    return sorted({-(-height // config.block_m) for height in heights})
+
+
+def _cut(order: Sequence[Block], partition: Partition, each: int) -> Iterator[tuple[Block, ...]]:
+    """The tiles of each group. each: of a wave, of one member."""
+    first = 0
+    for waves in partition:
+        yield tuple(order[first : first + waves * each])
+        first += waves * each
+
+
+def rectangles(blocks: Iterable[Block]) -> list[Part]:
+    """Few rectangles of blocks, of which none overlaps another: strips of a column, joined where they are alike."""
+    columns: dict[int, list[int]] = {}
+    for row, col in sorted(blocks):
+        columns.setdefault(col, []).append(row)
+    found: dict[tuple[Range, int], Part] = {}  # by rows, and the column behind the last
+    for col, rows in sorted(columns.items()):
+        cuts = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1] + 1] + [len(rows)]
+        for lo, hi in zip(cuts, cuts[1:], strict=False):
+            span = (rows[lo], rows[hi - 1] + 1)
+            _, (left, _) = found.pop((span, col), (span, (col, col)))
+            found[span, col + 1] = (span, (left, col + 1))
+    return list(found.values())
+
+
+def wave_groups(work: Work) -> Communication:
+    """The tiles of each group and its collective, then what puts the sums in place.
+
+    Where no groups are asked for, a group of one has none, and shards of which one has a row of tiles less than the
+    others are summed at once, behind all tiles.
+    """
+    if work.settings.groups is None and (work.split.world_size == 1 or len(_heights(work)) > 1):
+        return sums_by(straight.COLLECTIVE)(work)
+    problem, split = work.problem, work.split
+    ranks = range(split.world_size if split.rows else 0)
+    y = Buffer(Y, split.rows if problem.record.shares_sums else split.shard_size, problem.n, "output")
+    if not ranks:
+        return communicated(split.world_size, (), (y,))
+    tiles = dealt(work)
+    how = _Groups(tiles, split, problem.record.shares_sums)
+    steps = [step for rank in ranks for step in how.steps(rank, work)]
+    staged, total = how.buffers()
+    made = communicated(split.world_size, steps, (y,), goal=(how.goal(rank, work.held) for rank in ranks))
+    return replace(
+        made,
+        buffers=(y, staged, *(() if how.everywhere else (total,))),
+        queues=(Queue(EXCHANGES, COMPLETE), Queue(SUMS, ISSUE, after=(MAIN, TILES, EXCHANGES))),
+    )
+
+
+class _Groups(NamedTuple):
+    tiles: Dealt
+    split: Split
+    everywhere: bool
+
+    def buffers(self) -> tuple[Buffer, Buffer]:
+        """What tiles store: of each group one member's blocks behind the other's; and a member's sums."""
+        tiles, wide = self.tiles, -(-self.tiles.cols // self.tiles.width)
+        high = sum(map(len, tiles.groups)) // wide
+        staged, own, first = [0] * (tiles.members * high * wide), [0] * (high * wide), 0
+        for group in tiles.groups:
+            for at, (row, col) in enumerate(group):
+                own[row * wide + col] = first + at
+                for member in range(tiles.members):
+                    place = first * tiles.members + member * len(group) + at
+                    staged[(member * high + row) * wide + col] = place
+            first += len(group)
+        tops = tuple(lo + row * tiles.height for lo, _ in tiles.shards for row in range(high))
+        tops = () if tops == tuple(range(0, len(tops) * tiles.height, tiles.height)) else tops
+        rows = max(hi - lo for lo, hi in tiles.shards)
+        size, cols = (tiles.height, tiles.width), tiles.cols
+        return (
+            Buffer(STAGED, self.split.rows, cols, "local", blocks=Blocks(*size, tuple(staged), tops)),
+            Buffer(SUMMED, rows, cols, "local", blocks=Blocks(*size, tuple(own))),
+        )
+
+    def steps(self, rank: int, work: Work) -> Steps:
+        """A rank's tiles group by group, the collectives in the same order, and the restoring move behind them."""
+        for at, group in enumerate(self.tiles.groups):
+            parts = rectangles(group)
+            for member in range(self.tiles.members):
+                for number, part in enumerate(parts):
+                    out = self.staged(rank, member, part)
+                    yield Chunk(
+                        name=f"multiply.{rank}.{at}.{member * len(parts) + number}",
+                        rank=rank,
+                        rows=out.rows,
+                        weight_cols=out.cols,
+                        region=out,
+                        notifies=(Notify(COMPUTED, rank, at),),
+                    )
+        for at, group in enumerate(self.tiles.groups):
+            yield self.collective(rank, at, rectangles(group))
+        rows = self.split.rows if self.everywhere else _height(self.split.shard(rank))
+        source = Region(STAGED if self.everywhere else SUMMED, rank, (0, rows), (0, self.tiles.cols))
+        if rows:
+            blocks = work.sums
+            tiles = -(-rows // blocks.block_m) * -(-self.tiles.cols // blocks.block_n)
+            out = replace(source, buffer=Y)
+            yield Reduce(name=f"restore.{rank}", rank=rank, queue=SUMS, operands=(source,), out=out, tiles=tiles)
+
+    def staged(self, rank: int, member: int, part: Part) -> Region:
+        """Blocks of a member's rows that a rank stores."""
+        rows, cols = self.tiles.part(member, part)
+        lo = self.tiles.shards[member][0]
+        return Region(STAGED, rank, (lo + rows[0], lo + rows[1]), cols)
+
+    def collective(self, rank: int, at: int, parts: list[Part]) -> Collective:
+        """A rank's part of the sums of a group."""
+        sources = tuple(self.staged(rank, member, part) for member in range(self.tiles.members) for part in parts)
+        summed = (Region(SUMMED, rank, *self.tiles.part(rank, part)) for part in parts if not self.everywhere)
+        function = "all_reduce" if self.everywhere else "reduce_scatter"
+        return Collective(
+            name=f"{function}.{rank}.{at}",
+            rank=rank,
+            queue=EXCHANGES,
+            waits=(Wait(COMPUTED, (at, at + 1), 1),),
+            function="all_reduce" if self.everywhere else "reduce_scatter",
+            label=f"{function}.{at}",
+            ranks=tuple(range(self.split.world_size)),
+            sources=sources,
+            destinations=sources if self.everywhere else tuple(summed),
+        )
+
+    def goal(self, rank: int, held: tuple[Range, ...]) -> Goal:
+        """What a rank has in the end: sums of its rows, in rank order."""
+        lo, hi = (0, self.split.rows) if self.everywhere else self.split.shard(rank)
+        return Goal(Region(Y, rank, (0, hi - lo), (0, self.tiles.cols)), product(A, B), lo, 0, held)
+
+
+def _height(rows: Range) -> int:
+    return rows[1] - rows[0]

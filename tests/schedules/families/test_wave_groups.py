@@ -1,0 +1,139 @@
+"""Wave groups: proven for every world size and any partition of the waves; what is refused, and how fast proofs are."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import pytest
+
+from overweave.errors import InputError
+from overweave.hardware.machine import load
+from overweave.ir.epilogue import Epilogue, Norm
+from overweave.ir.operators.matmul_all_reduce import OPERATOR as ALL_REDUCE
+from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as REDUCE_SCATTER
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Collective
+from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.families.wave_groups import count_waves, even_partition, rectangles, wave_tiles
+from overweave.sim.simulate import total_us
+from tests.clock import slowness
+
+OPERATORS = (ALL_REDUCE.name, REDUCE_SCATTER.name)
+FEW_SMS: dict[str, int | str] = {"sms": 20, "library_sms": 4}
+
+
+def problem_of(operator: str, shape: tuple[int, int, int], world_size: int, **more: object) -> Problem:
+    m, n, k = shape
+    return Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype="bfloat16", **more)  # type: ignore[arg-type]
+
+
+def waves(operator: str, shape: tuple[int, int, int], world_size: int, **options: int | str) -> Plan:
+    return build(f"{operator}.waves", problem_of(operator, shape, world_size), FEW_SMS | options)
+
+
+def groups_of(plan: Plan, rank: int = 0) -> list[Collective]:
+    return [one for one in plan.schedule.of_rank(rank) if isinstance(one, Collective)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_proven_for_every_world_size_with_ragged_rows_and_columns(operator: str):
+    for world_size in range(1, 9):
+        for shape in ((1000, 344, 64), (world_size * 300, 136, 32), (2049 - world_size, 600, 64)):
+            plan = waves(operator, shape, world_size)
+            verdict = verify_plan(plan, MachineLimits())
+            assert verdict.ok, f"{world_size} {shape} {verdict}"
+            assert from_text(to_text(plan.schedule)) == plan.schedule
+            if world_size == 4:
+                assert total_us(plan, load("h200x4")) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+def test_a_large_product_is_proven_in_two_seconds(operator: str, kernel: str):
+    problem, slow, begin = problem_of(operator, (32768, 8192, 1024), 8), slowness(), process_time()
+    plan = build(f"{operator}.waves", problem, {"kernel": kernel}, rank=3)
+    assert verify_plan(plan, MachineLimits(), rank=3).ok
+    assert process_time() - begin < 2 * slow
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_partition_says_behind_which_waves_collectives_start(operator: str):
+    one = groups_of(waves(operator, (2048, 1024, 64), 2, groups="8"))
+    two = groups_of(waves(operator, (2048, 1024, 64), 2, groups="1+7"))
+    assert [wait.count for group in one for wait in group.waits] == [128]
+    assert [wait.count for group in two for wait in group.waits] == [16, 112]
+    assert verify_plan(waves(operator, (2048, 1024, 64), 2, groups="1+2+1+1+3"), MachineLimits()).ok
+
+
+def test_waves_have_equal_parts_of_every_member():
+    assert (wave_tiles(116, 1), wave_tiles(116, 3), wave_tiles(2, 4)) == (116, 114, 4)
+    assert (count_waves(0, 116, 1), count_waves(115, 114, 3), count_waves(128, 16, 2)) == (0, 2, 8)
+    assert [even_partition(waves) for waves in (0, 1, 3, 4, 10)] == [(), (1,), (1, 1, 1), (1, 1, 1, 1), (3, 3, 2, 2)]
+
+
+def test_rectangles_hold_every_block_once():
+    blocks = {(0, 0), (1, 0), (0, 1), (1, 1), (3, 1), (2, 2)}
+    found = rectangles(blocks)
+    cover = [(row, col) for rows, cols in found for row in range(*rows) for col in range(*cols)]
+    assert sorted(cover) == sorted(blocks)
+    assert ((0, 2), (0, 2)) in found
+
+
+@pytest.mark.parametrize(
+    ("operator", "options", "said"),
+    [
+        (ALL_REDUCE.name, {"groups": "1+2"}, "groups=1+2 are 3 waves of 8"),
+        (REDUCE_SCATTER.name, {"groups": "8+1"}, "groups=8+1 are 9 waves of 8"),
+        (ALL_REDUCE.name, {"groups": "1+x"}, "option groups=1+x: no such value. Give one of 1..65536+...|auto"),
+        (ALL_REDUCE.name, {"groups": "1+0+7"}, "no such value"),
+        (ALL_REDUCE.name, {"library_sms": 20}, "library_sms=20 of 20 leave none to tiles"),
+        (ALL_REDUCE.name, {"rows": "own"}, "unknown"),
+    ],
+)
+def test_a_partition_that_does_not_fit_is_refused(operator: str, options: dict[str, int | str], said: str):
+    with pytest.raises(InputError) as refused:
+        waves(operator, (2048, 1024, 64), 2, **options)
+    assert said in str(refused.value)
+
+
+def test_shards_that_have_other_numbers_of_tiles_are_refused():
+    with pytest.raises(InputError, match="rows=own deals equal parts to all: the shards have 3 or 4 rows of tiles"):
+        waves(REDUCE_SCATTER.name, (97, 1024, 64), 2, block_m=16, groups="1")
+
+
+def test_other_shards_and_a_group_of_one_have_no_groups_unless_they_are_asked_for():
+    for shape, world_size in (((33, 1024, 64), 8), ((1000, 344, 64), 1)):
+        plan = waves(REDUCE_SCATTER.name, shape, world_size)
+        assert verify_plan(plan, MachineLimits()).ok
+        assert len(groups_of(plan)) == (world_size > 1)
+    for operator in OPERATORS:
+        plan = waves(operator, (2048, 1024, 64), 1, groups="4+4")
+        assert verify_plan(plan, MachineLimits()).ok
+        assert len(groups_of(plan)) == 2
+
+
+def test_without_rows_there_is_nothing_to_do():
+    for operator in OPERATORS:
+        plan = waves(operator, (0, 1024, 64), 2)
+        assert not plan.schedule.operations
+        assert verify_plan(plan, MachineLimits()).ok
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_sums_are_finished_on_their_way_out_of_the_blocks(operator: str):
+    epilogue = Epilogue(bias=True, activation="silu", residual=True)
+    plan = build(f"{operator}.waves", problem_of(operator, (1000, 344, 64), 3, epilogue=epilogue), FEW_SMS)
+    assert verify_plan(plan, MachineLimits()).ok
+
+
+def test_rows_are_normed_on_their_way_out_of_the_blocks():
+    problem = problem_of(ALL_REDUCE.name, (1000, 344, 64), 3, norm=Norm(eps=1e-5, residual=True))
+    plan = build(f"{ALL_REDUCE.name}.waves", problem, FEW_SMS)
+    assert verify_plan(plan, MachineLimits()).ok
+    assert plan.realization.reduction is not None
+    assert plan.realization.reduction.block_n // plan.realization.reduction.parts <= 256
