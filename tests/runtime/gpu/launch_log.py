@@ -185,6 +185,14 @@ def _stretches(log: LaunchLog, function: str, most_sms: int) -> Callable[[Any, A
     return call
 
 
+def _say_stretches(log: LaunchLog, patch: pytest.MonkeyPatch) -> None:
+    """Collectives of permuted blocks are said, with the SMs that they may take."""
+    said = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce")}
+    patch.setattr("overweave.runtime.library.stretches.MOVES", said)
+    module = "overweave.runtime.library.stretches"
+    patch.setattr(f"{module}.part_of", lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms))
+
+
 @contextmanager
 def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchLog]:
     """A rank of a GPU that is not there. Its calls are as those of a graph that a caller captures."""
@@ -227,12 +235,7 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         for module in ("bound", "packed"):
             patch.setattr(f"overweave.runtime.gpu.{module}.library_call", library)
         patch.setattr("overweave.runtime.gpu.bound.counted_call", library)
-        limited = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce")}
-        patch.setattr("overweave.runtime.library.stretches.MOVES", limited)
-        patch.setattr(
-            "overweave.runtime.library.stretches.part_of",
-            lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms),
-        )
+        _say_stretches(log, patch)
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
