@@ -58,8 +58,8 @@ class Named(NamedTuple):
 
 
 def offered(method: Method) -> bool:
-    """Whether the tuner offers it, or it has a way to add that nobody offers."""
-    return bool(method.grids or method.adds)
+    """Whether the tuner offers it, or it has a way to add that nobody offers, or is a point that its source drops."""
+    return bool(method.grids or method.adds or method.dropped)
 
 
 _OFFERED = tuple(Named(method.operator, method.name) for method in METHODS.values() if offered(method))
@@ -87,6 +87,8 @@ def dealt(of: Named) -> Iterator[Named]:
 # What runs long, comes late, and meets faults: all that is not a library's alone, by every engine; and dealt out.
 BY_ENGINES = tuple(one for plain in PLAIN if not plain.method.is_plain for one in engines(plain))
 LONG_RUNS = (*BY_ENGINES, *(one for plain in PLAIN for one in dealt(plain)))
+# What moves by collectives of the library beside matmuls: they have its deadline, and are enqueued one by one.
+BY_COLLECTIVES = tuple(plain.with_words("carrier=library") for plain in PLAIN if plain.method.takes("carrier"))
 
 
 def in_kernels(of: Named, kernels: tuple[str, ...] = (HOPPER, PORTABLE)) -> Iterator[Named]:
@@ -126,6 +128,7 @@ def every_plan(operator: str) -> tuple[str, ...]:
     """The plans of an operator: by every engine, in tiles of several shapes, dealt out along k, in another order."""
     own = [plain for plain in PLAIN if plain.operator == operator]
     found = [one for plain in own for by in engines(plain) for one in shaped(by)]
+    found += [one for one in BY_COLLECTIVES if one.operator == operator]
     for split in (split for plain in own for split in dealt(plain)):
         plain = split._replace(plan=split.plan.split()[0])
         shares = f"split_k=8 {TILES[0]}", f"split_k=3 {TILES[2]}", f"split_k=2 {PORTABLE}"

@@ -42,6 +42,8 @@ VARIED: dict[str, tuple[int | str, ...]] = {
     "mover": MOVERS,
     "sums": ("kernel", "epilogue"),
     "library_sms": (16, 124, 130),  # of 132: so that tiles are a wave, or several
+    "order": ("ring", "all_peers"),
+    "carrier": ("copy_engine", "library"),
 }
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 WORLDS = (1, 2, 3, 4, 8)

@@ -18,10 +18,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from campaigns.cases import LONG_RUNS, OPERATORS, every_plan
+from campaigns.cases import BY_COLLECTIVES, LONG_RUNS, OPERATORS, every_plan
 from campaigns.exact.calls import Case, error_ratio
 from campaigns.exact.trials import long_run, of_case
-from campaigns.gpu_ranks import Check, arguments, run_campaign
+from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
 from overweave.tuner.space.shapes import read_shapes
 
 ERROR_RATIO = 1.05
@@ -75,8 +75,10 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     judged = [case for case in cases if case.m * case.n >= JUDGED_FROM]
     yield Check("float error beside the library", lambda: [loud(case, seed) for seed, case in enumerate(judged)])
     m, n, k = asked.long_shape
-    for what, calls, is_replayed in (("successive calls", asked.calls, False), ("replays", asked.replays, True)):
-        for operator, plan in (one for one in LONG_RUNS if one.operator in operators and asked.plans in one.plan):
+    eager, replayed = (*LONG_RUNS, *BY_COLLECTIVES), LONG_RUNS if sharers() > 1 else (*LONG_RUNS, *BY_COLLECTIVES)
+    runs = ("successive calls", asked.calls, False, eager), ("replays", asked.replays, True, replayed)
+    for what, calls, is_replayed, plans in runs:  # what gloo does no graph holds
+        for operator, plan in (one for one in plans if one.operator in operators and asked.plans in one.plan):
             trial = of_case(Case(operator, m, n, k, torch.bfloat16, True, plan))
             if calls:
                 yield Check(f"{what} of {operator}.{plan}", partial(long_run, trial, calls, is_replayed), calls)

@@ -22,7 +22,19 @@ from overweave.ir.plan import (
     Plan,
 )
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import ECHOES, INPUT, OUTPUT, SYMMETRIC, Collective, Get, Operation, Put, Queue, Wait
+from overweave.ir.schedule import (
+    ECHOES,
+    INPUT,
+    OUTPUT,
+    SYMMETRIC,
+    Collective,
+    Compute,
+    Get,
+    Operation,
+    Put,
+    Queue,
+    Wait,
+)
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 
@@ -34,6 +46,7 @@ OPTIONS: tuple[dict[str, str | int], ...] = (
     {"sms": 1},
     {"sums": "epilogue"},
     {"mover": "copy_kernel", "sms": 1},
+    {"carrier": "library"},
 )
 SMALL_M = (48, 100)
 SIDE_KERNELS = (REDUCE_KERNEL, COPY_KERNEL)
@@ -185,6 +198,15 @@ def rounding(rng: Random, plan: Plan) -> Plan | None:
     return replace(plan, realization=replace(plan.realization, partial_sums="float32"))
 
 
+def products_added_in_16_bits(rng: Random, plan: Plan) -> Plan | None:
+    """What library matmuls add to each other's products in is of the plan's dtype, so that each addition rounds."""
+    added = {one.out[0].buffer for one in plan.schedule.operations if isinstance(one, Compute) and one.accumulate}
+    if not added:
+        return None
+    buffers = tuple(replace(one, dtype=None) if one.name in added else one for one in plan.schedule.buffers)
+    return _with(plan, buffers=buffers)
+
+
 def graph_safety(rng: Random, plan: Plan) -> Plan | None:
     """What a replay of a captured call does otherwise: a word that streams set twice, a peer's tensor, no head."""
     return rng.choice((_word_set_twice, _peers_tensor, _without_head))(rng, plan)
@@ -235,7 +257,14 @@ def dtype_of_buffer(rng: Random, plan: Plan) -> Plan | None:
     return _with_dtype(rng, plan, rng.choice(plan.schedule.buffers).name)
 
 
-_NEVER: tuple[Mutation, ...] = (goal_against_problem, goal_dropped, dtype_of_collective, rounding, graph_safety)
+_NEVER: tuple[Mutation, ...] = (
+    goal_against_problem,
+    goal_dropped,
+    dtype_of_collective,
+    rounding,
+    graph_safety,
+    products_added_in_16_bits,
+)
 _SOMETIMES: tuple[Mutation, ...] = (
     *(drop_after, other_after, launch_order, other_sms, drop_waits, other_rank_signals),
     *(dtype_of_buffer, residency_without_tiles, premise_of_launch),

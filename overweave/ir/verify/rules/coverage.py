@@ -328,6 +328,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         part = result if len(compute.out) == 1 else clipped(result, (top, top + rows), (0, width))
         top += rows
         if compute.accumulate:
+            follower.findings.added_to.add(out.buffer)  # even a single product is rounded before another is added
             follower.update(position, out, _appending(follower, out, part))
         else:
             follower.write(position, out, part)
