@@ -45,6 +45,9 @@ PLANS = {
     "gather, packed and early": Case(GATHER, "gather_packed matmul=early", {"m": 64}),
     "exchange, counted blocks": Case(EXCHANGE, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
     "exchange, copy engine": Case(EXCHANGE, "push kernel=hopper pieces=2", rank=1),
+    "gather, finer by rows": Case(GATHER, "uniform_fused_1d", {"columns": (512, 128, 128)}, rank=1, world_size=3),
+    "gather, finer by columns": Case(GATHER, "uniform_fused_2d order=ring", rank=1, world_size=3),
+    "gather, finer by collectives": Case(GATHER, "hetero_fused_2d carrier=library", rank=1, world_size=3),
     "scatter, library calls": Case(SCATTER, "per_shard", {"m": 510}, rank=1),
     "scatter, sums beside": Case(SCATTER, "scatter kernel=hopper pieces=2", {"epilogue": ENDING}, rank=1, world_size=3),
     "scatter, sums by tiles": Case(
