@@ -27,6 +27,7 @@ CAMPAIGNS = {
     ],
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "callers": ["gpu_callers", "--trials", "16"],
+    "drop_in": ["gpu_drop_in", "--replays", "20"],
     "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
     "fp8": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1"],

@@ -11,6 +11,8 @@ import torch.distributed._symmetric_memory as torch_symm_mem
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from overweave.memory.group import process_group_of
+
 FP8 = torch.float8_e4m3fn
 GATHER, SCATTER = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
 SCALED_GATHER, SCALED_SCATTER = "fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter"
@@ -38,9 +40,15 @@ class Fused(NamedTuple):
     is_transposed: bool = False
     is_strided: bool = False
 
-    def arguments(self, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Operands of small integers, so that every sum is exact: shards differ between ranks, weights do not."""
-        group, rank = dist.group.WORLD.group_name, dist.get_rank()
+        moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+            torch.Tensor, lambda each: each.to(device), self._arguments(seed)
+        )
+        return moved
+
+    def _arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        group, rank = process_group_of(None).group_name, dist.get_rank()
         own, common = torch.Generator().manual_seed(100 * seed + rank), torch.Generator().manual_seed(seed)
         a = _integers(self.shape, own, self.dtype)
         if self.is_strided:
@@ -77,16 +85,16 @@ class Fused(NamedTuple):
         shape = [*a.shape[:-1], bs[0].shape[1]]
         return (a, bs[0], scale_a, scales[0], "sum", self.dim, self.dim, group, shape), {"out_dtype": out}
 
-    def answered(self, seed: int = 0) -> list[torch.Tensor]:
+    def answered(self, seed: int = 0, device: str = "cpu") -> list[torch.Tensor]:
         """By whoever answers the operator."""
-        arguments, options = self.arguments(seed)
+        arguments, options = self.arguments(seed, device)
         return _tensors(getattr(torch.ops.symm_mem, self.name)(*arguments, **options))
 
-    def plain(self, seed: int = 0) -> list[torch.Tensor]:
+    def plain(self, seed: int = 0, device: str = "cpu") -> list[torch.Tensor]:
         """By torch's fallback."""
-        arguments, options = self.arguments(seed)
+        arguments, options = self.arguments(seed, device)
         fallback: Callable[..., Any] = getattr(torch_symm_mem, f"_{self.name}_fallback")
-        with _BytesTravel():
+        with _BytesTravel():  # type: ignore[no-untyped-call]
             return _tensors(fallback(*arguments, **options))
 
 
@@ -120,9 +128,9 @@ def taken_by_torch(world_size: int) -> Iterator[tuple[Fused, str]]:
     yield Fused(SCATTER, rows, 1, dtype=torch.float64), "float64"
 
 
-def difference(call: Fused, seed: int = 0) -> str:
+def difference(call: Fused, seed: int = 0, device: str = "cpu") -> str:
     """In what an answer differs from torch's plain one: values bit for bit, dtypes, strides; empty if in nothing."""
-    ours, torchs = call.answered(seed), call.plain(seed)
+    ours, torchs = call.answered(seed, device), call.plain(seed, device)
     if len(ours) != len(torchs):
         return f"{call}: {len(ours)} results, not {len(torchs)}"
     for got, wanted in zip(ours, torchs, strict=True):
