@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 from overweave.errors import package_error
 
 if TYPE_CHECKING:
+    from overweave.adapters.parallel.styles import Colwise, PrepareGather, Rowwise
     from overweave.adapters.symm_mem.install import install, report, uninstall
     from overweave.lang.mapping import TileChannel, Tiles
+    from overweave.layers.blocks import QkvParallelLinear, SwiGluMlp
+    from overweave.layers.linear import ColumnParallelLinear, RowParallelLinear
     from overweave.ops.all_gather_matmul import all_gather_matmul
     from overweave.ops.all_to_all_matmul import all_to_all_matmul
     from overweave.ops.author.compile import compile
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
     from overweave.ops.tune import tune
-    from overweave.ops.workspace import check, reset, symmetric_empty
+    from overweave.ops.workspace import check, memory_report, reset, symmetric_empty
     from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
 __version__ = "0.1.0"
@@ -43,6 +46,13 @@ _HOMES = {
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
     "compile": "overweave.ops.author.compile",
     "compile_auto": "overweave.ops.author.compile_auto",
+    "Colwise": "overweave.adapters.parallel.styles",
+    "ColumnParallelLinear": "overweave.layers.linear",
+    "PrepareGather": "overweave.adapters.parallel.styles",
+    "QkvParallelLinear": "overweave.layers.blocks",
+    "RowParallelLinear": "overweave.layers.linear",
+    "Rowwise": "overweave.adapters.parallel.styles",
+    "SwiGluMlp": "overweave.layers.blocks",
     "explain": "overweave.ops.explain",
     "install": "overweave.adapters.symm_mem.install",
     "report": "overweave.adapters.symm_mem.install",
@@ -57,6 +67,7 @@ _HOMES = {
     "Reduction": "overweave.schedules.moves.moves",
     "RmsNorm": "overweave.ops.call.norm",
     "check": "overweave.ops.workspace",
+    "memory_report": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
     "Sum": "overweave.schedules.moves.moves",
@@ -70,12 +81,19 @@ __all__ = [
     "AllToAll",
     "Chunk",
     "Collective",
+    "ColumnParallelLinear",
+    "Colwise",
     "Gather",
     "Get",
+    "PrepareGather",
     "Put",
+    "QkvParallelLinear",
     "Reduction",
     "RmsNorm",
+    "RowParallelLinear",
+    "Rowwise",
     "Sum",
+    "SwiGluMlp",
     "SymmetricBuffer",
     "TileChannel",
     "TileProgram",
@@ -89,6 +107,7 @@ __all__ = [
     "install",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "memory_report",
     "report",
     "reset",
     "symmetric_empty",

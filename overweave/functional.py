@@ -159,7 +159,7 @@ def linear_reduce_scatter(
     Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
     """
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
-    layer = _layer(_SCATTER, xs[0], weight, group, (1, main_grad))
+    layer = _layer(_SCATTER, xs, weight, group, (1, main_grad))
     parts = [_scattered_rows(layer, each, dim) for each in xs]
     weights = layer.weights if isinstance(layer.weights, list) else [layer.weights]
     rows = parts[0]
@@ -255,19 +255,22 @@ class _Rows(NamedTuple):
         return result.view(*self.shape, columns)
 
 
-def _layer(operator: Operator, x: torch.Tensor, weight: Factors, group: GroupLike, how: tuple[int, bool]) -> _Layer:
-    """how: along which dimension DTensor weights are sharded, and whether their gradients go to `main_grad`."""
+def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: tuple[int, bool]) -> _Layer:
+    """x: one for all weights, or a list of one for each. how: along which dimension DTensor weights are sharded, and
+    whether their gradients go to `main_grad`."""
     listed = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+    xs = list(x) if isinstance(x, (list, tuple)) else [x] * len(listed)
     name = name_of(_group(operator, listed, group))
     process_group = process_group_of(name)
     layer = _Layer(operator, name, process_group.size(), process_group.rank(), None, 0)
-    if not isinstance(x, torch.Tensor) or x.dim() < 1 or hasattr(x, "device_mesh"):
-        found = f"got {list(x.shape)}" if isinstance(x, torch.Tensor) else f"got {type(x).__name__}"
-        raise _refusal(layer, "x [.., k]", found, "Pass a local torch.Tensor: `.to_local()` of a DTensor")
+    for each in xs:
+        if not isinstance(each, torch.Tensor) or each.dim() < 1 or hasattr(each, "device_mesh"):
+            found = f"got {list(each.shape)}" if isinstance(each, torch.Tensor) else f"got {type(each).__name__}"
+            raise _refusal(layer, "x [.., k]", found, "Pass a local torch.Tensor: `.to_local()` of a DTensor")
     factors = [_factor(layer, each, "weight", how) for each in listed]
-    for each in factors:
-        if each.shape[0] != x.shape[-1]:
-            found = f"x is {list(x.shape)}, weight is {[each.shape[1], each.shape[0]]}"
+    for one, each in zip(xs, factors, strict=False):
+        if each.shape[0] != one.shape[-1]:
+            found = f"x is {list(one.shape)}, weight is {[each.shape[1], each.shape[0]]}"
             raise _refusal(
                 layer, "x [.., k], weight [n, k]", found, "Pass the weight as torch.nn.functional.linear does"
             )

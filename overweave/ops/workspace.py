@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.ops.call.devices import current, own_device
 from overweave.ops.call.groups import GroupLike, group_of, refuse
+from overweave.ops.call.prepared import CALLS
 from overweave.runtime.backends import load
 
 
@@ -82,6 +83,25 @@ def symmetric_empty(
             heap = load("gpu heap")(resolved, where, size_bytes)
             tensor: torch.Tensor = heap.view(0, extents, dtype)
         return tensor
+
+
+class MemoryReport(NamedTuple):
+    """What a group keeps on this rank beside tensors of the caller's, in bytes.
+
+    symmetric_bytes: memory that peers write to, one piece for all calls, as large as the largest needs; pieces that
+    were outgrown stay as long as plans or graphs know them. calls: signatures that were prepared.
+    """
+
+    symmetric_bytes: int
+    calls: int
+
+
+def memory_report(group: GroupLike = None) -> MemoryReport:
+    """The memory that calls on a group hold, on this rank. All layers of the group share one piece of it."""
+    resolved = group_of(group)
+    spaces = (_on_gpu(resolved), HostWorkspace.opened(resolved))
+    calls = CALLS.get(resolved.process_group)
+    return MemoryReport(sum(each.size_bytes for each in spaces if each is not None), len(calls or ()))
 
 
 def _is_shape(shape: object) -> bool:

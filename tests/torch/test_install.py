@@ -14,7 +14,7 @@ import torch.distributed._symmetric_memory as torch_symm_mem
 from torch.distributed.nn.functional import all_gather, all_reduce
 
 import overweave as ow
-from campaigns.exact.fused_calls import GATHER, SCALED_GATHER, SCATTER, Fused, difference, fused_calls, taken_by_torch
+from campaigns.torch.fused_calls import GATHER, SCALED_GATHER, SCATTER, Fused, difference, fused_calls, taken_by_torch
 from overweave.errors import InputError
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT

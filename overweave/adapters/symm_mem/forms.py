@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from overweave.adapters.rows import Results, as_before, as_rows, averaged
 from overweave.adapters.symm_mem import obstacles, scaled
-from overweave.adapters.symm_mem.rows import Results, as_before, as_rows, averaged
 from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
 

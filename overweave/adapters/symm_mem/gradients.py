@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from overweave.adapters.symm_mem.rows import as_before, as_rows
+from overweave.adapters.rows import as_rows, scattered_by_library
 from overweave.errors import InputError
 from overweave.ops.call.groups import group_of
 
@@ -129,9 +129,7 @@ def _of_shard(of_gathered: Maybe, of_ys: tuple[Maybe, ...], bs: list[torch.Tenso
         of_a = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, b, "sum", dim, group)
     if of_gathered is None:
         return of_a
-    ranks, collectives = group_of(group).world_size, torch.ops._c10d_functional
-    own = collectives.reduce_scatter_tensor(as_rows(of_gathered, dim), "sum", ranks, group)
-    direct = as_before(collectives.wait_tensor(own), of_gathered, dim)
+    direct = scattered_by_library(of_gathered, dim, group)
     return direct if of_a is None else of_a + direct
 
 

@@ -112,6 +112,12 @@ class Workspace:
             self._packed.append(PackedSpace(heap, self.device, size))
         return self._packed[-1]
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the memory that this rank offers its peers; outgrown pieces stay as long as plans know them."""
+        packed_bytes = sum(HALVES * each.half_bytes for each in self._packed)
+        return sum(heap.tensor.numel() for heap in (self.words, *self._heaps)) + packed_bytes
+
     def stream(self, queue: str) -> torch.cuda.Stream:
         """The side stream of a queue: high priority, so that copies are issued ahead of the tiles that wait."""
         if queue not in self._streams:

@@ -101,6 +101,13 @@ class HostWorkspace:
             self._packed = PackedSpace(heap, torch.device("cpu"), half_bytes)
         return self._packed
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the memory that this rank offers its peers."""
+        heaps = [] if self._heap is None else [self.words, self._heap]
+        packed_bytes = 0 if self._packed is None else HALVES * self._packed.half_bytes
+        return sum(heap.tensor.numel() for heap in heaps) + packed_bytes
+
     def forget(self) -> None:
         """This rank's part of a reset (`overweave.reset`); the board's is its own affair."""
         # New heaps at the next call: an interrupted growth may have left the ranks with different ones.

@@ -24,3 +24,17 @@ def as_before(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
 def averaged(total: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
     """A sum over ranks, or their mean in its place."""
     return total.div_(group_of(group).world_size) if reduce_op == "avg" else total
+
+
+def gathered_by_library(shard: torch.Tensor, dim: int, group: str) -> torch.Tensor:
+    """all_gather(shard, dim), contiguous."""
+    ranks, collectives = group_of(group).world_size, torch.ops._c10d_functional
+    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(as_rows(shard, dim), ranks, group))
+    return as_before(whole, shard, dim).contiguous()
+
+
+def scattered_by_library(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:
+    """This rank's part of the sum over ranks, contiguous."""
+    ranks, collectives = group_of(group).world_size, torch.ops._c10d_functional
+    own = collectives.wait_tensor(collectives.reduce_scatter_tensor(as_rows(whole, dim), "sum", ranks, group))
+    return as_before(own, whole, dim).contiguous()

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.fused_calls import GATHER, SCATTER, Fused, difference, fused_calls
 from campaigns.gpu_ranks import Check, arguments, integers, run_campaign, shard, sharers
+from campaigns.torch.fused_calls import GATHER, SCATTER, Fused, difference, fused_calls
 from overweave.memory.group import process_group_of
 
 ROWS, HIDDEN, INNER = 512, 1024, 2048

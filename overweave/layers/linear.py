@@ -1,0 +1,118 @@
+"""Linear layers that hold a part of their weight on each rank, in the names of Megatron-LM."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from overweave.functional import Save, all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from overweave.layers.parts import own_part
+from overweave.layers.replicated import replicated_linear
+from overweave.memory.group import GroupLike
+
+
+class ColumnParallelLinear(nn.Module):
+    """Each rank computes its columns: `[.., n/W]` of `nn.Linear(k, n)` on all rows.
+
+    dim: the dimension along which ranks share out the rows of x, `[B, S/W, k]` along 1: they are gathered while they
+    are multiplied. None: x is whole on every rank. save: what a gather keeps for the gradient of the weight, see
+    `overweave.functional.all_gather_linear`.
+    weight `[n/W, k]` and bias `[n/W]` are parts of the layer that `nn.Linear(k, n)` makes with the same seed; where the
+    group is a DeviceMesh they are DTensors. Raises InputError where W does not divide n.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        group: GroupLike = None,
+        *,
+        dim: int | None = None,
+        save: Save = "gathered",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._hold(nn.Linear(in_features, out_features, bias, device, dtype), group)
+        self.dim, self.save = dim, save
+
+    @classmethod
+    def of(cls, whole: nn.Linear, group: GroupLike = None, *, dim: int | None = None, save: Save = "gathered") -> Self:
+        """This rank's part of a layer that is there."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._hold(whole, group)
+        made.dim, made.save = dim, save
+        return made
+
+    def _hold(self, whole: nn.Linear, group: GroupLike) -> None:
+        self.group, self.in_features, self.out_features = group, whole.in_features, whole.out_features
+        self.weight = own_part(whole.weight, 0, group, "ColumnParallelLinear: out_features")
+        self.bias = None if whole.bias is None else own_part(whole.bias, 0, group, "ColumnParallelLinear: out_features")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: `[.., S/W, .., k]`, or `[.., k]` without `dim`. Returns `[.., n/W]` of all rows."""
+        if self.dim is None:
+            return replicated_linear(x, local(self.weight), local(self.bias), self.group)
+        return all_gather_linear(x, self.weight, self.bias, self.group, dim=self.dim, save=self.save)
+
+    def extra_repr(self) -> str:
+        """What `print` of a model shows."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, dim={self.dim}"
+
+
+class RowParallelLinear(nn.Module):
+    """Each rank multiplies its columns of x; the products are summed over ranks while they are computed.
+
+    dim: the dimension along which ranks share out the rows of the sum, `[B, S/W, n]` along 1. None: every rank gets all
+    rows. weight `[n, k/W]` is a part of that of `nn.Linear(k, n)`, bias `[n]` is whole, the same on every rank, and
+    added once. Raises InputError where W does not divide k.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        group: GroupLike = None,
+        *,
+        dim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._hold(nn.Linear(in_features, out_features, bias, device, dtype), group)
+        self.dim = dim
+
+    @classmethod
+    def of(cls, whole: nn.Linear, group: GroupLike = None, *, dim: int | None = None) -> Self:
+        """This rank's part of a layer that is there."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._hold(whole, group)
+        made.dim = dim
+        return made
+
+    def _hold(self, whole: nn.Linear, group: GroupLike) -> None:
+        self.group, self.in_features, self.out_features = group, whole.in_features, whole.out_features
+        self.weight = own_part(whole.weight, 1, group, "RowParallelLinear: in_features")
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: `[.., k/W]`. Returns the sum, `[.., S/W, .., n]`, or all of it without `dim`. residual: added to it."""
+        if self.dim is None:
+            y: torch.Tensor = linear_all_reduce(x, self.weight, self.bias, self.group, residual=residual)
+            return y
+        return linear_reduce_scatter(x, self.weight, self.bias, self.group, dim=self.dim, residual=residual)
+
+    def extra_repr(self) -> str:
+        """What `print` of a model shows."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, dim={self.dim}"
+
+
+def local(parameter: Any) -> Any:
+    """The part of a parameter that lies here, whose gradient is that of the parameter; None stays None."""
+    return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter

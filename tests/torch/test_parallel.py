@@ -1,0 +1,161 @@
+"""`Colwise`, `Rowwise` and `PrepareGather` on CPU ranks: a Llama trains as unsharded, its state dict untouched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import overweave as ow
+from overweave import functional
+from overweave.adapters.parallel import gathering, linears
+from overweave.errors import InputError
+from tests.ranks import run_ranks
+from tests.torch.small_llama import Llama, Sizes, loss_of, plan
+
+TOLERANCE = 5e-6
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def trained_as_unsharded(sequence: bool, has_biases: bool) -> list[str]:
+    """For `run_ranks`: losses and gradients unlike those of the unsharded model; keys or placements that changed."""
+    sizes = Sizes(has_biases=has_biases)
+    torch.manual_seed(0)
+    single = Llama(sizes)
+    model = copy.deepcopy(single)
+    keys = list(model.state_dict())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))["tp"]
+    parallelize_module(model, mesh, plan(sizes.layers, sequence))
+    found = [] if list(model.state_dict()) == keys else ["the keys of the state dict changed"]
+    if model.blocks[0].attention.o.weight.placements != (Shard(1),):
+        found.append("the placement of a row-parallel weight")
+    for batch in (1, 2):
+        tokens = torch.randint(sizes.vocabulary, (batch, 16), generator=torch.Generator().manual_seed(batch))
+        losses = [loss_of(each, tokens) for each in (single, model)]
+        for loss in losses:
+            loss.backward()
+        if not torch.allclose(*losses, rtol=1e-5):
+            found.append(f"batch {batch}: loss {losses[1].item()}, not {losses[0].item()}")
+        for (name, wanted), got in zip(single.named_parameters(), model.parameters(), strict=True):
+            error = (whole(got.grad) - wanted.grad).abs().max().item()
+            if error > TOLERANCE:
+                found.append(f"batch {batch}: gradient of {name} is {error} off")
+        single.zero_grad()
+        model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sequence", "has_biases"),
+    [(2, True, True), (2, False, False), (4, True, False), (4, False, True)],
+)
+def test_a_llama_trains_as_the_unsharded_one(world_size: int, sequence: bool, has_biases: bool):
+    assert run_ranks(trained_as_unsharded, world_size, sequence, has_biases) == [[]] * world_size
+
+
+class Reader(torch.nn.Module):
+    """Reads its input beside its two projections, before and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x.shape
+        a = self.a(x)
+        return (a * self.b(x)).sum(-1) + x.pow(2).sum(-1) + float(before[1])
+
+
+def read_beside() -> list[str]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(1)
+    single = Reader()
+    model = parallelize_module(
+        copy.deepcopy(single),
+        mesh,
+        {"": ow.PrepareGather(input_layouts=Shard(1)), "a": ow.Colwise(), "b": ow.Colwise()},
+    )
+    x = torch.randn(2, 6, 8, requires_grad=True)
+    shard = x.detach().chunk(dist.get_world_size(), 1)[dist.get_rank()].clone().requires_grad_()
+    product, wanted = model(shard), single(x)
+    own_x = x.pow(2).sum(-1).detach()
+    dist.all_reduce(whole_part := (product - own_x - 6.0).detach())
+    found = [] if torch.allclose(whole_part, (wanted - own_x - 6.0).detach(), atol=1e-4) else ["values"]
+    # The reading without a matmul happens on every rank: its gradient is the sum of all.
+    (product - x.pow(2).sum(-1).detach()).sum().backward()
+    single_x = torch.autograd.grad((wanted - x.pow(2).sum(-1)).sum() + dist.get_world_size() * x.pow(2).sum(), x)[0]
+    own = single_x.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+    return found if torch.allclose(shard.grad, own, atol=1e-4) else [*found, "gradient of the shard"]
+
+
+def test_a_module_may_read_what_it_gathers():
+    assert run_ranks(read_beside, 2) == [[]] * 2
+
+
+def calls_of_a_block() -> dict[str, int]:
+    """How often a block's forward and backward pass gathers and scatters."""
+    sizes, counts = Sizes(layers=1), {"all_gather_linear": 0, "linear_reduce_scatter": 0}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(Llama(sizes), mesh, plan(1))
+    plain = {name: getattr(functional, name) for name in ("all_gather_linear", "linear_reduce_scatter")}
+
+    def counted(name: str):
+        def call(*arguments, **options):
+            counts[name] += 1
+            return plain[name](*arguments, **options)
+
+        return call
+
+    for module in (gathering, linears):
+        vars(module).update({name: counted(name) for name in plain})
+    try:
+        x = torch.randn(1, 8, sizes.width, requires_grad=True)
+        model.blocks[0](x).sum().backward()
+        return counts
+    finally:
+        for module in (gathering, linears):
+            vars(module).update(plain)
+
+
+def test_what_reads_one_input_shares_one_gather_and_one_gradient():
+    """Query, key and value; gate and up: one gather each, and one scattered sum of matmuls for their gradient."""
+    assert run_ranks(calls_of_a_block, 2) == [{"all_gather_linear": 2, "linear_reduce_scatter": 2 + 2}] * 2
+
+
+def bad_plans() -> list[str]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found = []
+    layer = torch.nn.Linear(8, 6)
+    parallelize_module(layer, mesh, ow.Colwise())
+    for style in (ow.Colwise(), ow.Rowwise()):
+        with pytest.raises(InputError, match="has one already"):
+            parallelize_module(layer, mesh, style)
+    for style, layer in ((ow.Colwise(), torch.nn.Linear(8, 5)), (ow.Rowwise(), torch.nn.Linear(5, 8))):
+        with pytest.raises(InputError, match="does not divide"):
+            parallelize_module(layer, mesh, style)
+    with pytest.raises(InputError, match="a dimension of rows"):
+        ow.PrepareGather(input_layouts=Replicate())
+    # What is not ours is torch's, and answers as torch's does.
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 6)
+    x = torch.randn(3, 8)
+    made = parallelize_module(copy.deepcopy(head), mesh, ow.Colwise(output_layouts=Replicate()))
+    wanted = parallelize_module(copy.deepcopy(head), mesh, ColwiseParallel(output_layouts=Replicate()))
+    found += [] if torch.equal(made(x), wanted(x)) else ["a gathered output"]
+    table = torch.nn.Embedding(8, 6)
+    made = parallelize_module(copy.deepcopy(table), mesh, ow.Rowwise(input_layouts=Replicate()))
+    wanted = parallelize_module(copy.deepcopy(table), mesh, RowwiseParallel(input_layouts=Replicate()))
+    tokens = torch.arange(8)
+    return found + ([] if torch.equal(made(tokens), wanted(tokens)) else ["an embedding"])
+
+
+def test_what_a_plan_cannot_be_is_refused_and_what_is_not_ours_is_torchs():
+    assert run_ranks(bad_plans, 2) == [[]] * 2
