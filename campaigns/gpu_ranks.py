@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
+from overweave.cli.progress import progress
 from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
 
 _T = TypeVar("_T")
@@ -133,8 +134,9 @@ def run_campaign(parser: argparse.ArgumentParser, checks: Callable[[argparse.Nam
     """Joins the world, runs the checks that are asked for, and ends the process: 0 if every check held."""
     asked = parser.parse_args()
     join(timedelta(seconds=asked.deadline))
-    for check in checks(asked):
-        if asked.only in check.name:
+    with progress("campaign", None, is_shown=dist.get_rank() == 0) as tell:
+        for done, check in enumerate(check for check in checks(asked) if asked.only in check.name):
+            tell(check.name, done)
             started = time.monotonic()
             found = list(check.outcomes())
             report.line(check.name, check.cases or len(found), [each for each in found if each], started)

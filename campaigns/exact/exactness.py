@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from campaigns.cases import ALL_GATHER, ALL_REDUCE, BY_ENGINES, OPERATORS, Named
+from campaigns.shown import shown
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
 from overweave.ir.problem import Problem
@@ -228,12 +229,22 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.depth == "interpreter":
         import_module("overweave.runtime.interpreted.interpreted")  # once, before the ranks fork
-    failed = 0
-    for index, world_size in enumerate(arguments.worlds):
-        share = arguments.shapes // len(arguments.worlds) + (index < arguments.shapes % len(arguments.worlds))
-        for trial, count in ((try_shapes, share), (try_calls, arguments.calls)):
-            failed += _report(trial, world_size, arguments.depth, count, arguments.seed + world_size)
+    failed, worlds = 0, arguments.worlds
+    shares = [
+        arguments.shapes // len(worlds) + (index < arguments.shapes % len(worlds)) for index in range(len(worlds))
+    ]
+    parts = [
+        (world_size, trial, count)
+        for world_size, share in zip(worlds, shares, strict=True)
+        for trial, count in ((try_shapes, share), (try_calls, arguments.calls))
+    ]
+    for world_size, trial, count in shown(parts, "exactness", len(parts), _part_text):
+        failed += _report(trial, world_size, arguments.depth, count, arguments.seed + world_size)
     return 1 if failed else 0
+
+
+def _part_text(part: tuple[int, Callable[..., object], int]) -> str:
+    return f"W={part[0]} {part[1].__name__} x {part[2]}"
 
 
 def _report(trial: Callable[..., dict[str, Any]], world_size: int, depth: Depth, count: int, seed: int) -> int:

@@ -24,6 +24,7 @@ import torch
 
 from campaigns.cases import PLAIN
 from campaigns.exact.exactness import Case, make_data
+from campaigns.shown import shown
 from overweave.errors import PeerDied, PeerTimeout, WorkspaceBroken
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
@@ -153,11 +154,13 @@ def main() -> int:
     if arguments.depth == "interpreter":
         import_module("overweave.runtime.interpreted.interpreted")  # once, before the ranks fork
     failed = 0
-    for index, trial in enumerate(trials(arguments.count, arguments.depth, arguments.seed)):
+    done = 0
+    for trial in shown(trials(arguments.count, arguments.depth, arguments.seed), "faults", arguments.count):
         reasons, calls = run(trial)
         failed += bool(reasons)
-        print(f"{index}: {trial}, after {calls} calls: {'; '.join(reasons) or 'passed'}", flush=True)
-    print(f"{arguments.count - failed} of {arguments.count} faults were handled as promised")
+        print(f"{done}: {trial}, after {calls} calls: {'; '.join(reasons) or 'passed'}", flush=True)
+        done += 1
+    print(f"{done - failed} of {arguments.count} faults were handled as promised")
     return 1 if failed else 0
 
 

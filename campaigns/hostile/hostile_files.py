@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 
 from campaigns.hostile.crafted import CRAFTED
 from campaigns.hostile.fuzzed import Base, bases, fuzzed
+from campaigns.shown import ignore_interrupts, shown
 from overweave.cli.main import app
 
 COMMANDS = ("verify", "simulate")
@@ -75,7 +76,7 @@ def by_itself(folder: Path, command: str, name: str) -> Ended:
     words = [sys.executable, "-m", "overweave.cli.main", command, str(file), "--json"]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         limits = partial(resource.setrlimit, resource.RLIMIT_AS, (BYTES, BYTES))
-        with subprocess.Popen(words, stdout=out, stderr=err, preexec_fn=limits, text=True) as started:
+        with subprocess.Popen(words, stdout=out, stderr=err, preexec_fn=limits, text=True, process_group=0) as started:
             _, status, usage = os.wait4(started.pid, 0)
             started.returncode = os.waitstatus_to_exitcode(status)
         texts = []
@@ -123,6 +124,7 @@ def run_fuzzed(count: int, first: int, workers: int) -> Iterator[Ended]:
 
 
 def _bounded() -> None:
+    ignore_interrupts()
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
 
 
@@ -138,13 +140,13 @@ def main() -> None:
     faults = 0
     runs = {"crafted": run_crafted(list(CRAFTED), asked.workers)}
     runs["fuzzed"] = run_fuzzed(asked.fuzzed, asked.first, asked.workers)
-    for kind, run in runs.items():
-        for ended in run:
-            counts[kind, ended.command, ended.exit_code] += 1
-            slowest[kind] = max(slowest.get(kind, ended), ended, key=lambda one: one.seconds)
-            if ended.faults:
-                faults += 1
-                print(f"FAULT {ended.command} {ended.file}: {'; '.join(ended.faults)}", flush=True)
+    each = ((kind, ended) for kind, run in runs.items() for ended in run)
+    for kind, ended in shown(each, "files", len(CRAFTED) * len(COMMANDS) + asked.fuzzed, lambda one: one[1].file):
+        counts[kind, ended.command, ended.exit_code] += 1
+        slowest[kind] = max(slowest.get(kind, ended), ended, key=lambda one: one.seconds)
+        if ended.faults:
+            faults += 1
+            print(f"FAULT {ended.command} {ended.file}: {'; '.join(ended.faults)}", flush=True)
     for (kind, command, code), count in sorted(counts.items()):
         print(f"{kind:8} {command:9} exit {code}: {count}")
     for kind, ended in slowest.items():

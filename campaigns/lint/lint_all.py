@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
+from campaigns.shown import shown
 from overweave.compiler.aot import Resources, compile_kernel
 from overweave.compiler.ptx_lint.contract import Finding
 from overweave.compiler.ptx_lint.lint import lint
@@ -38,7 +39,7 @@ class Linted(Struct, frozen=True):
 
 def lint_cases(chosen: Iterable[Case]) -> Iterator[Linted]:
     """Compiles and lints one case after another. Raises MachineError where a kernel does not compile."""
-    for source, contract in chosen:
+    for source, contract in shown(chosen, "kernels", name=lambda case: f"{case.source.name} {case.source.config}"):
         compiled = compile_kernel(source)
         yield Linted(source.name, source.config, compiled.resources, lint(compiled, contract))
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from campaigns.lint.authored_cases import AUTHORS, CHUNKED_SUMS, KERNELS, PUSHED_BEHIND, Author, authored_case
 from campaigns.oracle.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
+from campaigns.shown import shown
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.ptx_lint.lint import lint
 from overweave.compiler.ptx_lint.subject import Subject
@@ -120,16 +121,18 @@ def main(arguments: list[str] | None = None) -> int:
     print(HEAD)
     tallies: list[Tally] = []
     with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
-        for file, author in AUTHORS.items():
-            for wanted in (*author.exchanges, *(MORE if file == "matmul" else ())):
-                tally = Tally(author.name, " ".join(f"{tensor}={how}" for tensor, how in wanted.items()))
-                if asked.only not in f"{tally.kernel} {tally.exchanges}":
-                    continue
-                delete_all(small_plan(file, author, wanted, asked.world), tally)
-                if not asked.no_ptx:
-                    tally.counted, tally.findings = count_compiled(Path(folder), file, author, wanted)
-                tallies.append(tally)
-                print(tally, flush=True)
+        parts = [
+            (file, author, wanted, Tally(author.name, " ".join(f"{tensor}={how}" for tensor, how in wanted.items())))
+            for file, author in AUTHORS.items()
+            for wanted in (*author.exchanges, *(MORE if file == "matmul" else ()))
+        ]
+        parts = [part for part in parts if asked.only in f"{part[3].kernel} {part[3].exchanges}"]
+        for file, author, wanted, tally in shown(parts, "plans", len(parts), lambda part: part[3].kernel):
+            delete_all(small_plan(file, author, wanted, asked.world), tally)
+            if not asked.no_ptx:
+                tally.counted, tally.findings = count_compiled(Path(folder), file, author, wanted)
+            tallies.append(tally)
+            print(tally, flush=True)
     deleted, missed = sum(one.waits + one.rows for one in tallies), sum(one.missed for one in tallies)
     bad = sum(one.is_bad for one in tallies)
     print(f"{len(tallies)} plans, {deleted} waits deleted one at a time, {missed} not missed; {bad} cases to mend")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from random import Random
 from time import perf_counter
 
@@ -21,6 +22,7 @@ from campaigns.oracle.mutations import MUTATIONS
 from campaigns.oracle.plans import plan_mutations
 from campaigns.oracle.random.schedules import TEMPLATES
 from campaigns.oracle.tally import Tally, holes, right_refused, table
+from campaigns.shown import shown
 from overweave.ir.schedule import Schedule
 from overweave.ir.verify.schedule import verify_schedule
 
@@ -55,16 +57,15 @@ def is_disputed(schedule: Schedule, reduced: Outcome) -> bool:
 
 def campaign(per_class: int, seed: int = 0, classes: Iterable[str] = tuple(MUTATIONS)) -> dict[str, Tally]:
     """Every `PLAIN_SHARE`-th mutant is run without reduction too, so that the judge is judged."""
-    tallies: dict[str, Tally] = {}
-    for name in classes:
-        tally = tallies[name] = Tally()
-        for at, (label, mutant) in enumerate(mutants(name, per_class, seed)):
-            outcome = explore(mutant)
-            if at % PLAIN_SHARE == 0 and is_disputed(mutant, outcome):
-                tally.disputed.append(label)
-            if outcome.kind == "right":
-                outcome = explore(mutant, serial=True)
-            tally.add(label, verify_schedule(mutant), outcome.kind, outcome.message)
+    tallies = {name: Tally() for name in classes}
+    drawn = ((name, at, *each) for name in tallies for at, each in enumerate(mutants(name, per_class, seed)))
+    for name, at, label, mutant in shown(drawn, "mutants", per_class * len(tallies), itemgetter(0)):
+        outcome = explore(mutant)
+        if at % PLAIN_SHARE == 0 and is_disputed(mutant, outcome):
+            tallies[name].disputed.append(label)
+        if outcome.kind == "right":
+            outcome = explore(mutant, serial=True)
+        tallies[name].add(label, verify_schedule(mutant), outcome.kind, outcome.message)
     return tallies
 
 

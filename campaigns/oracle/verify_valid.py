@@ -16,6 +16,7 @@ from time import perf_counter, process_time
 from msgspec import Struct
 
 from campaigns.oracle.random.schedules import random_schedule
+from campaigns.shown import ignore_interrupts, shown
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
@@ -85,14 +86,18 @@ def prove(seeds: range) -> Batch:
     return Batch([len(schedule.operations) for schedule in schedules], seconds, refused)
 
 
+def _size(batch: Batch) -> str:
+    return f"with {len(batch.operations)} schedules"
+
+
 def campaign(count: int, processes: int, seed: int = 0) -> Batch:
     """seconds: of the processor, in the busiest process, as if every one had its own core."""
     batches = [range(at, min(at + BATCH, seed + count)) for at in range(seed, seed + count, BATCH)]
     if processes == 1:
-        done = [prove(batch) for batch in batches]
+        done = list(shown(map(prove, batches), "batches of schedules", len(batches), _size))
     else:
-        with get_context("spawn").Pool(processes) as pool:
-            done = pool.map(prove, batches, chunksize=1)
+        with get_context("spawn").Pool(processes, ignore_interrupts) as pool:
+            done = list(shown(pool.imap(prove, batches), "batches of schedules", len(batches), _size))
     operations = [size for batch in done for size in batch.operations]
     refused = [reason for batch in done for reason in batch.refused]
     return Batch(operations, sum(batch.seconds for batch in done) / processes, refused)

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from overweave.cli import loaded
+from overweave.cli.progress import progress
 from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
@@ -89,7 +90,14 @@ def tried(asked: Sequence[Asked], device: str, world_size: int, words: Sequence[
 def _try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
     if any(case.depth == "interpreter" for case in cases):
         load("host interpreter")  # once, here: the ranks inherit it
-    told = run_ranks(try_on_forked_rank, world_size, tuple(cases), timeout_s=TIMEOUT_S, group_timeout_s=TIMEOUT_S / 4)
+    told = run_ranks(
+        try_on_forked_rank,
+        world_size,
+        tuple(cases),
+        timeout_s=TIMEOUT_S,
+        group_timeout_s=TIMEOUT_S / 4,
+        meanwhile=progress(f"{world_size} emulated ranks run {', '.join(case.schedule for case in cases)}", None),
+    )
     return msgspec.convert(told[0], list[Trial])
 
 

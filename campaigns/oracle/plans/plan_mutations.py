@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -25,6 +26,7 @@ from campaigns.oracle.plans.gpu_model import hang
 from campaigns.oracle.plans.gpu_races import race
 from campaigns.oracle.plans.other_verifier import OtherVerifier
 from campaigns.oracle.tally import Tally, holes, right_refused, table
+from campaigns.shown import shown
 from overweave.errors import OverweaveError
 from overweave.ir.plan import Plan
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -70,13 +72,12 @@ def campaign(
     per_class: int, seed: int = 0, classes: Iterable[str] = tuple(MUTATIONS), verifier: Verifier = proven_here
 ) -> dict[str, Tally]:
     """So many mutants of each class."""
-    plans, tallies = list(right_plans()), dict[str, Tally]()
-    for name in classes:
-        tally = tallies[name] = Tally()
-        for at in range(per_class):
-            plan = mutant(name, Random(f"{name}.{seed}.{at}"), plans)
-            label = f"{plan.name} {plan.schedule.world_size} ranks {seed}.{at}"
-            tally.add(label, verifier(plan), *judged(name, plan))
+    plans, tallies = list(right_plans()), {name: Tally() for name in classes}
+    drawn = ((name, at) for name in tallies for at in range(per_class))
+    for name, at in shown(drawn, "mutants of plans", per_class * len(tallies), itemgetter(0)):
+        plan = mutant(name, Random(f"{name}.{seed}.{at}"), plans)
+        label = f"{plan.name} {plan.schedule.world_size} ranks {seed}.{at}"
+        tallies[name].add(label, verifier(plan), *judged(name, plan))
     return tallies
 
 

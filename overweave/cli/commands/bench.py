@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.bench_file import Report, read_report, report_of, write_report
 from overweave.cli.bench_table import print_runs
 from overweave.cli.destination import check_file
+from overweave.cli.progress import progress
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import OPERATORS, operator_of
@@ -72,19 +71,17 @@ def bench(
 
 def _run_as_rank(request: Request, report: Callable[[Run], Report], file: Path | None) -> Report:
     """This process's part of a whole run; the first rank draws the progress bar and writes the file, case by case."""
-    percentage, first = TextColumn("{task.percentage:>3.0f} %"), os.environ["RANK"] == "0"
-    columns = (TextColumn("{task.description}"), BarColumn(), percentage, TimeElapsedColumn())
+    first = os.environ["RANK"] == "0"
     done = {case.name: index for index, case in enumerate(request.cases)}
     with (
         joined_world(request.device) as group,
-        Progress(*columns, console=Console(stderr=True), transient=True, disable=not first) as progress,
+        progress(request.operator, len(request.cases), is_shown=first) as tell,
     ):
-        task = progress.add_task(request.operator, total=len(request.cases))
 
-        def on_progress(case: str, part: float) -> None:
-            progress.update(task, completed=done[case] + part, description=f"{request.operator} {case}")
+        def on_round(case: str, part: float) -> None:
+            tell(case, done[case] + part)
 
-        for so_far in runs(request, group, operator_for, on_progress):
+        for so_far in runs(request, group, operator_for, on_round):
             told = report(so_far)
             if first and file is not None:
                 write_report(file, told)

@@ -5,16 +5,15 @@ Without torchrun's variables in the environment it starts its own ranks through 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from overweave.cli.destination import check_file, write_file
+from overweave.cli.progress import progress
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.errors import InputError
@@ -54,47 +53,51 @@ def tune(
     if not is_one_of_the_ranks():
         words = ["tune", operator, f"--device={place}", f"--dtype={dtype}"]
         words += [f"--shapes={shapes}"] if shape is None else [f"--shape={shape}", f"--after={after}"]
-        start_ranks(words + ([f"--json={json}"] if json else []), ranks)
+        _tune_on_own_ranks(words + ([f"--json={json}"] if json else []), ranks)
         return
     with joined_world(place) as group:
         own = device_named("cpu" if place == "cpu" else None)
         problems = {bucketed(case.problem(operator, group.world_size, dtype)): case for case in cases}
-        results = _tuned(problems, partial(tune_and_learn, group=group, device=own), group.rank == 0)
-        if group.rank == 0:
-            _tell(results, fingerprint(target_of(own), group.world_size), json)
+        is_first, which = group.rank == 0, fingerprint(target_of(own), group.world_size)
+        for name, tuned in _tuned(problems, partial(tune_and_learn, group=group, device=own), is_first):
+            if is_first:
+                _tell(name, tuned, which, json)
+        if is_first and json is not None:
+            typer.echo(f"added to {json}")
 
 
-def _tuned(problems: dict[Problem, Case], measure: Callable[..., Tuned], is_first: bool) -> dict[str, Tuned]:
-    """What came out, by the name of the case; the first rank draws the progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total}"))
-    results: dict[str, Tuned] = {}
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=not is_first
-    ) as progress:
-        task = progress.add_task("tune", total=len(problems))
+def _tune_on_own_ranks(words: list[str], world_size: int) -> None:
+    """However they end, it is said what is kept. Raises Exit if a rank fails, which has said why."""
+    try:
+        start_ranks(words, world_size)
+    except (KeyboardInterrupt, SystemExit):
+        typer.echo("overweave: tune is unfinished: the cases that are printed above are kept", err=True)
+        raise
+
+
+def _tuned(problems: dict[Problem, Case], measure: Callable[..., Tuned], is_first: bool) -> Iterator[tuple[str, Tuned]]:
+    """The name of each case and what came out, one after the other; the first rank draws the progress bar."""
+    with progress("tune", len(problems), is_shown=is_first) as tell:
         for done, (problem, case) in enumerate(problems.items()):
 
             def on_round(part: float, done: int = done, name: str = case.name) -> None:
-                progress.update(task, completed=done + part, description=f"tune {name}")
+                tell(name, done + part)
 
-            results[case.name] = measure(problem, on_round=on_round)
-    return results
+            yield case.name, measure(problem, on_round=on_round)
 
 
-def _tell(results: dict[str, Tuned], own: Fingerprint, json: Path | None) -> None:
-    for name, tuned in results.items():
-        typer.echo(_line(name, tuned))
-        typer.echo(f"    {code(tuned.entry.problem, str(tuned.winner))}")
-        for text, why in tuned.left_out.items():
-            typer.echo(f"    left out: {text}: {why}")
-    entries = tuple(tuned.entry for tuned in results.values())
+def _tell(name: str, tuned: Tuned, own: Fingerprint, json: Path | None) -> None:
+    """Prints a case that is tuned, and adds it to the table that was asked for, before the next one begins."""
+    typer.echo(_line(name, tuned))
+    typer.echo(f"    {code(tuned.entry.problem, str(tuned.winner))}")
+    for text, why in tuned.left_out.items():
+        typer.echo(f"    left out: {text}: {why}")
     kept = load(path_of(own), own)
-    is_kept = kept is not None and all(entry in kept.entries for entry in entries)
-    typer.echo(f"kept in {path_of(own)}" if is_kept else f"not kept: {path_of(own)} could not be written")
+    is_kept = kept is not None and tuned.entry in kept.entries
+    typer.echo(f"    kept in {path_of(own)}" if is_kept else f"    not kept: {path_of(own)} could not be written")
     if json is not None:
         table = load(json, own) or Table(fingerprint=own)
-        write_file(json, encoded(table.with_entries(entries)))
-        typer.echo(f"added to {json}")
+        write_file(json, encoded(table.with_entries((tuned.entry,))))
 
 
 def code(problem: Problem, plan: str) -> str:

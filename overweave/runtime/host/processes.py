@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -154,13 +155,15 @@ def run_ranks(
     *arguments: Any,
     timeout_s: float = 60.0,
     group_timeout_s: float = 30.0,
+    meanwhile: AbstractContextManager[object] | None = None,
 ) -> list[Any]:
     """`function(*arguments)` on `world_size` forked ranks, each with gloo as its default group; results in rank order.
 
-    Results must fit JSON. timeout_s: after this long every rank is killed, and its threads' stacks are told. Raises
-    RanksFailed.
+    Results must fit JSON. timeout_s: after this long every rank is killed, and its threads' stacks are told.
+    meanwhile: entered while this process waits for them, as by what shows that they are at work. Raises RanksFailed.
     """
-    with Ranks(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks:
+    waiting = nullcontext() if meanwhile is None else meanwhile
+    with Ranks(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks, waiting:
         outcomes = ranks.wait(timeout_s)
     if any(outcome.error or outcome.exit_signal for outcome in outcomes):
         raise RanksFailed(outcomes)

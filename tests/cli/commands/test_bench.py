@@ -116,7 +116,8 @@ def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_
     shapes, out, table = tmp_path / "shapes.json", tmp_path / "mlp.it.json", tmp_path / "table.json"
     large = {"name": "large", "m": 4096, "n": 4096, "k": 4096}  # for which the test does not wait
     shapes.write_text(json.dumps({"cases": [{"name": "even", "m": 64, "n": 64, "k": 64}, large]}))
-    options = ["--shapes", str(shapes), "-w", "2", "--device", "cpu", "--repeat", "3", "--json", str(out)]
+    ranks = 4 if number == signal.SIGINT else 2
+    options = ["--shapes", str(shapes), f"--world={ranks}", "--device", "cpu", "--repeat", "3", "--json", str(out)]
     ended = ended_in_the_middle([*COMMAND, OPERATORS[0], *options], out, number)
     so_far = "1 of 2 cases of run 1 of 3"
     if number != signal.SIGKILL:
@@ -129,10 +130,10 @@ def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_
 
     out.write_text(json.dumps(as_on_gpus(report)))
     assert acceptance.main([str(out)]) == 1
-    assert f"FAIL  all_gather_matmul W=2: all that was asked for: unfinished, {so_far}" in capsys.readouterr().out
+    assert f"FAIL  all_gather_matmul W={ranks}: all that was asked for: unfinished, {so_far}" in capsys.readouterr().out
     sim_accuracy.main([str(out)])
-    assert "all_gather_matmul W=2 unfinished even" in capsys.readouterr().out
-    table.write_bytes((ROOT / "overweave/tuner/tables/h200x2.json").read_bytes())
+    assert f"all_gather_matmul W={ranks} unfinished even" in capsys.readouterr().out
+    table.write_bytes((ROOT / f"overweave/tuner/tables/h200x{ranks}.json").read_bytes())
     teach.main([str(table), str(out)])
     assert f"mlp.it.json (unfinished: {so_far}): 1 problems" in capsys.readouterr().out
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,31 @@ def test_a_shape_is_tuned_printed_as_code_kept_and_added_to_a_table(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_every_rank_and_keeps_what_is_tuned(tmp_path: Path):
+    """On four ranks, behind the first of two cases."""
+    shapes, table = tmp_path / "shapes.json", tmp_path / "table.json"
+    large = {"name": "large", "m": 4096, "n": 4096, "k": 4096}  # for which the test does not wait
+    shapes.write_text(json.dumps({"cases": [{"name": "small", "m": 64, "n": 64, "k": 64}, large]}))
+    line = [sys.executable, "-m", "overweave.cli.main", "tune", "all_gather_matmul", f"--shapes={shapes}", "-w", "4"]
+    started = subprocess.Popen(
+        [*line, "--device=cpu", f"--json={table}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ, start_new_session=True,
+    )  # fmt: skip
+    end_s = time.monotonic() + 120
+    while not table.exists() and started.poll() is None and time.monotonic() < end_s:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)  # every rank holds stderr: that it ends says that they are gone
+    assert started.returncode == 128 + signal.SIGINT, err
+    assert "tune is unfinished: the cases that are printed above are kept" in err
+    assert "Traceback" not in err
+    assert out.startswith("small: ")
+    own = fingerprint(Target("cpu"), 4)
+    assert decode(table.read_bytes()) == decode(path_of(own).read_bytes())
+    assert [entry.problem.m for entry in decode(table.read_bytes()).entries] == [64]
+
+
+@pytest.mark.slow
 def test_a_rank_that_cannot_is_told_by_the_exit_code():
     assert tune("all_gather_matmul", "--shape=8,8,8", "-w", "9", "--device=cuda").returncode != 0
 
@@ -81,7 +109,7 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     problem = Problem(operator="all_gather_matmul", m=64, n=16, k=16, world_size=2, dtype="bfloat16")
     times = (Time("push", {"pieces": 2}, 8.0), Time("sequential", {}, 12.0), Time("per_shard", {}, 16.0))
     tuned = Tuned(Entry(problem, times), Candidate("per_shard"), {"torch.fused": "RuntimeError: no"})
-    command._tell({"a case": tuned}, OWN, tmp_path / "table.json")
+    command._tell("a case", tuned, OWN, tmp_path / "table.json")
     told = capsys.readouterr().out
     assert "8.0 us, library 12.0 us, 1.50 times; the model's choice has 0.50 of its speed" in told
     assert 'ow.all_gather_matmul(x, w, group, plan="push pieces=2")' in told
@@ -89,8 +117,8 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
     assert f"not kept: {path_of(OWN)}" in told
     keep((tuned.entry,), OWN)
-    command._tell({"a case": tuned}, OWN, None)
-    assert f"\nkept in {path_of(OWN)}" in capsys.readouterr().out
+    command._tell("a case", tuned, OWN, None)
+    assert f"\n    kept in {path_of(OWN)}" in capsys.readouterr().out
     assert tuned.winner == candidate("push", {"pieces": 2})
 
 
