@@ -10,7 +10,7 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs docs-serve demo test fast slow nightly nightly-list lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test fast slow nightly nightly-list lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -29,8 +29,8 @@ NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" 
   "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
   "lint_authored"
 
-# What only nightly tests import: a browser's driver (the browser is playwright's or the machine's), and what builds wheels.
-NIGHTLY_PACKAGES := 'playwright>=1.50' 'build>=1.2'
+# What only nightly tests import: a browser's driver. The browser is playwright's or the machine's.
+NIGHTLY_PACKAGES := 'playwright>=1.50'
 
 nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightly-list` names them
 	for campaign in $(NIGHTLY); do $(BIN)/python -m campaigns.$$campaign || exit 1; done
@@ -53,6 +53,9 @@ docs: .venv/stamp        ## the documentation, built strictly into build/site
 
 docs-serve: .venv/stamp  ## the documentation, shown in a browser and built again at each change
 	$(BIN)/mkdocs serve
+
+dist: .venv/stamp        ## a wheel and a source distribution, built into dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs, one or more; nothing else is collected, or asks for its packages
 	$(PYTEST) -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu tests/cli/commands/test_demo.py
