@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from overweave.ops.call.norm import RmsNorm
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
+    from overweave.ops.matmul_all_to_all import matmul_all_to_all
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, memory_report, reset, symmetric_empty
@@ -43,6 +44,7 @@ _HOMES = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
     "all_to_all_matmul": "overweave.ops.all_to_all_matmul",
     "matmul_all_reduce": "overweave.ops.matmul_all_reduce",
+    "matmul_all_to_all": "overweave.ops.matmul_all_to_all",
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
     "compile": "overweave.ops.author.compile",
     "compile_auto": "overweave.ops.author.compile_auto",
@@ -106,6 +108,7 @@ __all__ = [
     "explain",
     "install",
     "matmul_all_reduce",
+    "matmul_all_to_all",
     "matmul_reduce_scatter",
     "memory_report",
     "report",

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.cases import EXCHANGED
 from campaigns.gpu_ranks import Check, arguments, run_campaign
+from overweave.ir.operators.registry import OPERATORS as RECORDS
 from overweave.runtime.host.processes import run_ranks
 
 WORLDS = (2, 3, 4, 8)
@@ -73,9 +74,14 @@ def outcome(case: Routing, device: str) -> str:
     blocks = [[drawn(case.counts[source][target], case.k) for target in ranks] for source in ranks]
     weights = [drawn(case.k, case.n) for _ in ranks]
     x, w = torch.cat(blocks[rank]).to(device), weights[rank].to(device)
-    received = torch.cat([blocks[source][rank] for source in ranks]).to(device)
-    y = getattr(ow, case.operator)(x, w, **case.given())
-    return "" if torch.equal(y, (received.float() @ w.float()).to(case.dtype)) else f"{case} is not bit-equal"
+    gathers = RECORDS[case.operator].gathers
+    received = [blocks[source][rank].float() @ weights[rank if gathers else source].float() for source in ranks]
+    given = case.given()
+    if not gathers:  # x in another order, and where its rows go
+        order = torch.randperm(len(x), generator=chance)
+        x, given["tokens"] = x[order.to(device)], order.argsort()
+    y = getattr(ow, case.operator)(x, w, **given)
+    return "" if torch.equal(y, torch.cat(received).to(case.dtype).to(device)) else f"{case} is not bit-equal"
 
 
 def tried(count: int, seed: int) -> list[str]:

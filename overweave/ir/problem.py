@@ -158,7 +158,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.m // self.world_size
 
     def factor(self, rank: int) -> str:
-        """Name of the tensor that a rank multiplies: of exchanged rows every rank has one of its own."""
+        """Name of the tensor whose rows a rank multiplies or gets the products of: of exchanged rows one of its own."""
         return received(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
 
     def result_rows(self, rank: int) -> int:

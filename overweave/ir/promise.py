@@ -65,10 +65,23 @@ def _blocks_of(problem: Problem, rank: int) -> Iterator[Holding]:
         yield Holding(name, rank, shape, problem.dtype, tensor, at, first=to * block, counted=counted)
 
 
+def _products_of_all(problem: Problem, rank: int) -> Iterator[Holding]:
+    """What a rank gets of each rank: products by that rank's weight of a block of its rows."""
+    record, block = problem.record, problem.block
+    made, counted = product(problem.factor(rank), FACTORS[1]), "received" if problem.counted else None
+    for source in range(problem.world_size):
+        at, shape, first = (source * block, source * problem.n), (block, problem.n), source * block
+        reduced, dtype = (0, problem.k), problem.result_dtype
+        yield Holding(record.y.name, rank, shape, dtype, made, at, reduced, first=first, counted=counted)
+
+
 def owed_by(problem: Problem, rank: int) -> Iterator[Holding]:
     """What a rank's results hold when a call ends, but for what the epilogue and the norm make of sums."""
     record, rows = problem.record, problem.result_rows(rank)
     reduced = (0, problem.k * record.parts(problem.world_size).get("k", 1))
+    if record.exchanges and not record.gathers:
+        yield from _products_of_all(problem, rank)
+        return
     row, col = (0, 0) if record.y.ownership == "gathered" else problem.start(record.y, rank)
     for index, cols in enumerate(problem.widths):
         name, made = numbered(record.y.name, index), product(problem.factor(rank), FACTORS[1])

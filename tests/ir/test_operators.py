@@ -85,7 +85,7 @@ def test_who_asked_would_be_seen(code: str):
 
 
 def test_what_the_records_say():
-    gather, scatter, reduce, exchange = OPERATORS.values()
+    gather, scatter, reduce, exchange, back = OPERATORS.values()
     assert [record.name for record in OPERATORS.values()] == list(OPERATORS)
     assert (gather.gathers, gather.adds, gather.has_row_shards, gather.scatters) == (True, False, True, False)
     assert (scatter.gathers, scatter.adds, scatter.has_row_shards, scatter.scatters) == (False, True, False, True)
@@ -100,8 +100,9 @@ def test_what_the_records_say():
         {"m": 1, "n": 4, "k": 1},
         {"m": 1, "n": 1, "k": 4},
         {"m": 1, "n": 1, "k": 4},
-        {"m": 1, "n": 1, "k": 1},
+        *({"m": 1, "n": 1, "k": 1},) * 2,
     ]
+    assert (back.gathers, back.exchanges, back.adds, back.scatters) == (False, True, False, False)
     assert those_with(lambda forms: forms.norm) == reduce.name
 
 

@@ -146,17 +146,18 @@ class Operator(Struct, frozen=True, kw_only=True):
     def keywords(self) -> tuple[str, ...]:
         """What a call takes beside its operands and the group."""
         rows = ("m",) if self.has_row_shards else ("counts", "most") if self.exchanges else ()
+        rows += ("tokens",) if self.exchanges and not self.gathers else ()
         return (*rows, *self.forms.keywords, "plan")
 
     @property
     def gathers(self) -> bool:
         """Whether the left operand travels, to be multiplied where it arrives; else the product does."""
-        return self.x.ownership == "gathered" or self.exchanges
+        return self.x.ownership in ("gathered", "exchanged")
 
     @property
     def exchanges(self) -> bool:
-        """Whether each rank brings a block of rows for each rank."""
-        return self.x.ownership == "exchanged"
+        """Whether each rank brings a block of rows for each rank: of the left operand, or of the product."""
+        return "exchanged" in (self.x.ownership, self.y.ownership)
 
     @property
     def adds(self) -> bool:

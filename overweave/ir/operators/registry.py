@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overweave.errors import InputError
-from overweave.ir.operators import all_gather_matmul, all_to_all_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
 from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
 
 OPERATORS: dict[str, Operator] = {
@@ -15,6 +21,7 @@ OPERATORS: dict[str, Operator] = {
         matmul_reduce_scatter.OPERATOR,
         matmul_all_reduce.OPERATOR,
         all_to_all_matmul.OPERATOR,
+        matmul_all_to_all.OPERATOR,
     )
 }
 LOCAL = Operator(

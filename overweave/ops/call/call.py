@@ -14,7 +14,7 @@ from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.ir.problem import LONGEST_LIST
 from overweave.memory.group import Group
-from overweave.ops.call.counts import RowCounts, with_counts
+from overweave.ops.call.counts import TOKENS, RowCounts, routed
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.norm import FIELDS, RmsNorm
@@ -56,9 +56,9 @@ def call(operator: Operator, group: GroupLike, given: Given, gradients: str | No
     with resolved.turn:
         try:
             counts = None
-            if given.get(COUNTS) is not None and operator.exchanges:
-                given = with_counts(operator, resolved, given)
-                counts = given[COUNTS]
+            if (given.get(COUNTS) is not None or given.get(TOKENS) is not None) and operator.exchanges:
+                given = routed(operator, resolved, given)
+                counts = given.get(COUNTS)
             if x.__class__ in _LISTS:
                 given = given | side_by_side(operator, x, w)
             key, tensors, prepared = look_up(operator, resolved, given)

@@ -1,4 +1,4 @@
-"""How many rows each rank sends to each other one in a call: what a caller passes as `counts`, checked."""
+"""Which rows each rank sends to each other one in a call: what a caller passes as `counts` and `tokens`, checked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.memory.group import Group
 
@@ -25,9 +26,41 @@ class RowCounts(NamedTuple):
     words: bytes
 
 
-def with_counts(operator: Operator, group: Group, given: dict[str, Any]) -> dict[str, Any]:
-    """What the caller passed, its counts checked. Raises InputError for counts that are none, or do not fit x."""
-    rows = _rows(operator.name, given["counts"], group.world_size)
+TOKENS = "tokens"
+
+
+def routed(operator: Operator, group: Group, given: dict[str, Any]) -> dict[str, Any]:
+    """What the caller passed, the rows of x in the order in which they are sent, and its counts checked.
+
+    Raises InputError for tokens that are no rows of x, or there twice, and counts that are none, or do not fit x.
+    """
+    if given.get(TOKENS) is not None and TOKENS in operator.keywords:
+        given = {**given, "x": _in_order(operator.name, given["x"], given[TOKENS]), TOKENS: None}
+    return given if given.get(COUNTS) is None else _with_counts(operator, group, given)
+
+
+def _in_order(operator: str, x: object, tokens: object) -> object:
+    """The rows of x that are named, in that order."""
+    asked, cure = f"{operator}: tokens, rows of x block by block", "Name each row once: a list, or a 1-D CPU tensor"
+    if not isinstance(x, torch.Tensor) or x.dim() != 2:
+        return x  # refused by what checks x
+    rows = torch.as_tensor(tokens) if isinstance(tokens, Sequence) else tokens
+    if not isinstance(rows, torch.Tensor) or rows.dim() != 1 or rows.device.type != "cpu":
+        raise InputError(asked, f"got {type(tokens).__name__}", cure)
+    if rows.numel() and rows.dtype not in (torch.int32, torch.int64):
+        raise InputError(asked, f"got {rows.dtype}", cure)
+    rows = rows.long()
+    outside = rows[(rows < 0) | (rows >= x.shape[0])]
+    if outside.numel():
+        raise InputError(asked, f"{int(outside[0])} is among them, and x has {x.shape[0]} rows", cure)
+    twice = torch.bincount(rows, minlength=1).argmax()
+    if rows.numel() and int((rows == twice).sum()) > 1:
+        raise InputError(asked, f"{int(twice)} is there twice", cure)
+    return x.index_select(0, rows.to(x.device))
+
+
+def _with_counts(operator: Operator, group: Group, given: dict[str, Any]) -> dict[str, Any]:
+    rows = _rows(operator.name, given[COUNTS], group.world_size)
     largest, most = max(map(max, rows)), given.get("most")
     if most is None:
         most = 1 << max(0, largest - 1).bit_length() if largest else 0
@@ -46,7 +79,7 @@ def with_counts(operator: Operator, group: Group, given: dict[str, Any]) -> dict
     if isinstance(x, torch.Tensor) and x.dim() == 2 and x.shape[0] != counts.sent:
         found = f"x of rank {group.rank} has {x.shape[0]} rows, and its counts are {list(rows[group.rank])}"
         raise InputError(f"{operator.name}: x of {counts.sent} rows", found, "Pass the rows for rank 0 first, then on")
-    return {**given, "counts": counts}
+    return {**given, COUNTS: counts}
 
 
 def _rows(operator: str, counts: object, ranks: int) -> list[list[int]]:

@@ -51,6 +51,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "norm": (RmsNorm, NoneType),
     COUNTS: (RowCounts, NoneType),
     "most": (int, NoneType),
+    "tokens": (NoneType,),  # rows of x stand in their order by now
 }
 
 

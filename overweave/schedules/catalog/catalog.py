@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from itertools import product as product_of
 
 from msgspec.structs import replace
 
@@ -166,7 +167,9 @@ def _builder(record: Operator) -> Builder:
     """What builds the schedules of an operator: by what travels."""
     if record.name in _BUILDERS:
         return _BUILDERS[record.name]
-    return _gather_then_matmul if record.gathers else _matmul_then_sum
+    if record.gathers:
+        return _gather_then_matmul
+    return _matmul_then_exchange if record.exchanges else _matmul_then_sum
 
 
 def _gather_then_matmul(work: Work) -> Schedule:
@@ -211,6 +214,28 @@ def _matmul_then_sum(work: Work) -> Schedule:
         )
     communication = _kept(_written(work), work)
     return with_finished_sums(compose(work.method.full_name, communication, _partials(work)), problem)
+
+
+def _matmul_then_exchange(work: Work) -> Schedule:
+    """Every rank has a block of rows for each rank, whose products by its weight go there."""
+    problem, config = work.problem, work.config
+    block, n, k, ranks = problem.block, problem.n, problem.k, range(problem.world_size if problem.m else 0)
+    sent, received = ("sent", "received") if problem.counted else (None, None)
+    a, b = Buffer(X, problem.m, k, "input", counted=sent), Buffer(W, k, n, "input")
+    given = []
+    for rank, to in product_of(ranks, ranks):
+        rows = region(a, rank, (to * block, (to + 1) * block))
+        given.append(Given(rows, problem.factor(to), rank * block, 0))
+    given += [Given(region(b, rank, (0, k)), B, 0, rank * n) for rank in range(problem.world_size)]
+    y = Buffer(Y, problem.m, n, "output", counted=received)
+    goal = []
+    for rank, source in product_of(ranks, ranks):
+        rows, made = region(y, rank, (source * block, (source + 1) * block)), product(problem.factor(rank), B)
+        goal.append(Goal(rows, made, source * block, source * n, ((0, k),)))
+    kernel = Footprint(
+        queue=_queue(config), a=a, b=b, out=None, config=config, given=tuple(given), sms=work.settings.sms
+    )
+    return compose(work.method.full_name, replace(_written(work), goal=tuple(goal)), kernel)
 
 
 def _written(work: Work) -> Communication:

@@ -1,4 +1,4 @@
-"""The methods of all-to-alls before a matmul."""
+"""The methods of all-to-alls before a matmul, and behind one."""
 
 from __future__ import annotations
 
@@ -8,28 +8,42 @@ from functools import partial
 from msgspec.structs import replace
 
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
+from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
 from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.schedules.catalog import options
-from overweave.schedules.communication import GATHERED, PUSHES, Communication, X, in_parts
+from overweave.schedules.communication import GATHERED, PUSHES, Chunk, Communication, X, Y, in_parts
 from overweave.schedules.methods import asked_for, needs
 from overweave.schedules.methods.record import Method, Work
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.mesh import mesh_of
-from overweave.schedules.moves.transfers import transferred
+from overweave.schedules.moves.transfers import OWN, transferred
 
-_COUNTED = {X: "sent", GATHERED: "received"}
+_COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 
 
 def by_exchange(by_library: bool) -> Callable[[Work], Communication]:
-    """What writes an all-to-all of the rows that are multiplied, for a method's `write`."""
+    """What writes an all-to-all of the rows that are multiplied, or of their products, for a method's `write`."""
     return partial(_moved, by_library)
 
 
 def _moved(by_library: bool, work: Work) -> Communication:
-    split, k = work.split, work.problem.k
-    moves = all_to_all_of(False, by_library, mesh_of(split, k, work.settings))
-    made = in_parts(transferred(moves, split.rows, k, sends=False), {PUSHES: split.tile_rows})
+    split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
+    moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
+    made = in_parts(transferred(moves, split.rows, cols, sends=sends), {PUSHES: split.tile_rows})
+    made = _at_once(made, split.rows) if sends and by_library else made
     return counted(made) if work.problem.counted else made
+
+
+def _at_once(made: Communication, rows: int) -> Communication:
+    """The same, all rows of a rank as one chunk: the library takes nothing before all are multiplied."""
+    first: dict[int, Chunk] = {}
+    for step in made.steps:
+        if isinstance(step, Chunk):
+            whole = replace(step, rows=(0, rows), region=replace(step.region, rows=(0, rows)))
+            first.setdefault(step.rank, whole)
+    named = {chunk.name: chunk for chunk in first.values()}
+    steps = (named.get(step.name) if isinstance(step, Chunk) else step for step in made.steps)
+    return replace(made, steps=tuple(step for step in steps if step is not None))
 
 
 def counted(made: Communication) -> Communication:
@@ -38,7 +52,7 @@ def counted(made: Communication) -> Communication:
     return replace(made, buffers=tuple(buffers))
 
 
-_library = partial(Method, operator=OPERATOR.name)
+_library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)
 METHODS = (
     _library(
         name="sequential",
@@ -58,6 +72,36 @@ METHODS = (
     _library(
         name="push",
         summary="pieces of blocks pushed by copy engine or kernel, tiles of one kernel wait",
+        source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
+        write=by_exchange(by_library=False),
+        multiplies=TILE_KERNEL,
+        moves=(COPY_ENGINE,),
+        options=asked_for.PUSHED,
+        needs=(needs.WHOLE_BLOCKS,),
+        grids=(
+            asked_for.PIECES,
+            {"pieces": (1, 2), "order": ("all_peers",)},
+            {"pieces": (1, 2), **asked_for.BY_KERNEL},
+        ),
+    ),
+    _behind(
+        name="sequential",
+        summary="one library matmul, then library all-to-all",
+        write=by_exchange(by_library=True),
+        grids=(asked_for.AS_IT_IS,),
+    ),
+    _behind(
+        name="per_peer",
+        summary="one library matmul per peer's block, blocks pushed by copy engine as they are multiplied",
+        source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
+        write=by_exchange(by_library=False),
+        moves=(COPY_ENGINE,),
+        options=(options.ORDER,),
+        grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
+    ),
+    _behind(
+        name="push",
+        summary="pieces of blocks pushed by copy engine or kernel as soon as tiles of one kernel have them",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
         write=by_exchange(by_library=False),
         multiplies=TILE_KERNEL,

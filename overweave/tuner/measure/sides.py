@@ -141,13 +141,13 @@ class _Places:
         if record.gathers:
             self.sent, padding = side.xs, (0, 0, 0, height - (hi - lo))
             self.shards = [torch.nn.functional.pad(movable(x), padding) for x in side.xs]
-        elif record.adds:
+        elif record.adds or record.exchanges:
             self.sent, self.product = [self.whole], self.whole[:m]
         else:
             self.sent = self.shards = [zeros(height)]
             self.product = self.shards[0][: hi - lo]
         # Of an all-reduce by itself, of zeros: summed again and again it must not grow.
-        self.sum = zeros(m if record.shares_sums else height)
+        self.sum = zeros(m if record.shares_sums or record.exchanges else height)
         self.copies = None
         if setting.device.type == "cuda" and HAS_COPY_ENGINE:
             pieces, rounds = _pieces(side, height, width * dtype.itemsize), 2 if record.shares_sums else 1
@@ -188,7 +188,7 @@ class _Library(NamedTuple):
 
     def all_to_all(self, blocks: torch.Tensor) -> torch.Tensor:
         """blocks: of equal numbers of rows."""
-        received = self.places.whole
+        received = self.places.sum if self.places.product is not None else self.places.whole
         dist.all_to_all_single(movable(received), movable(blocks), group=self.side.setting.group.process_group)
         return received
 
@@ -210,7 +210,8 @@ def _of(sets: list[torch.Tensor], turn: int) -> torch.Tensor:
 
 def _seeds(operand: Operand, sets: int, setting: Setting, beyond: int = 0) -> range:
     """Of whole matrices that ranks have alike, or shards of rows of; and of each rank's own."""
-    first = beyond if operand.along in (None, "m") else 1000 * (setting.group.rank + 1) + beyond
+    is_own = operand.along not in (None, "m") or (operand.along is None and operand.ownership == "sharded")
+    first = 1000 * (setting.group.rank + 1) + beyond if is_own else beyond
     return range(first, first + sets)
 
 

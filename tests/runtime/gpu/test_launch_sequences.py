@@ -26,7 +26,7 @@ from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, SW
 
 pytestmark = pytest.mark.slow
 
-EXCHANGE = "all_to_all_matmul"
+EXCHANGE, BACK = "all_to_all_matmul", "matmul_all_to_all"
 Golden = Callable[[str, str], None]
 NORM = {"norm": Norm(eps=1e-5, residual=True)}
 BY_ROWS = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
@@ -44,6 +44,8 @@ PLANS = {
     "gather, packed and skinny": Case(GATHER, "gather_packed matmul=skinny", {"m": 64}, rank=1),
     "gather, packed and early": Case(GATHER, "gather_packed matmul=early", {"m": 64}),
     "exchange, counted blocks": Case(EXCHANGE, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
+    "exchange behind, counted blocks": Case(BACK, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
+    "exchange behind, copy engine": Case(BACK, "push kernel=hopper pieces=2", rank=1),
     "exchange, copy engine": Case(EXCHANGE, "push kernel=hopper pieces=2", rank=1),
     "gather, finer by rows": Case(GATHER, "uniform_fused_1d", {"columns": (512, 128, 128)}, rank=1, world_size=3),
     "gather, finer by columns": Case(GATHER, "uniform_fused_2d order=ring", rank=1, world_size=3),

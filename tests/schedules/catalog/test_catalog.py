@@ -164,7 +164,7 @@ def test_one_ranks_tables_are_those_of_the_whole_plan():
 
 def test_names_are_sorted_by_operator():
     assert tuple(OPERATORS) == (
-        "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_to_all_matmul"
+        "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_to_all_matmul", "matmul_all_to_all"
     )  # fmt: skip
     assert names("all_gather_matmul") == tuple(
         f"all_gather_matmul.{m}"

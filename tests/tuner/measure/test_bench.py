@@ -194,8 +194,8 @@ def test_each_operator_has_its_own_rows_of_torch():
     for operator in OPERATORS:
         names = [method.name for method in methods_of(operator)]
         assert names[-1] == OURS
-        of_all_to_all: list[str] = []  # torch has none
-        own = {"matmul_all_reduce": [*TORCH[1:]], "all_to_all_matmul": of_all_to_all}.get(operator, [TORCH_FUSED])
+        own = [*TORCH[1:]] if operator == "matmul_all_reduce" else [TORCH_FUSED]
+        own = [] if OPERATORS[operator].exchanges else own
         assert [name for name in names if name.startswith("torch")] == own
 
 

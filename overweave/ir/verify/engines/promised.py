@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Plan
 from overweave.ir.promise import Holding, given_to, owed_by
@@ -36,15 +38,20 @@ def check_promised(plan: Plan, findings: Findings) -> None:
     given: dict[Key, list[Holding]] = {}
     for one in (one for rank in ranks for one in given_to(problem, rank)):
         given.setdefault((one.buffer, one.rank), []).append(one)
-    owed = {(one.buffer, one.rank): one for rank in ranks for one in owed_by(problem, rank)}
-    _check_buffers(plan, {key: ranges[0] for key, ranges in given.items()}, owed, findings)
+    owed: dict[Key, list[Holding]] = {}
+    for one in (one for rank in ranks for one in owed_by(problem, rank)):
+        owed.setdefault((one.buffer, one.rank), []).append(one)
+    first_given, first_owed = ({key: all_of[0] for key, all_of in side.items()} for side in (given, owed))
+    _check_buffers(plan, first_given, first_owed, findings)
     for each in schedule.given:
         _check_given(each, given.get((each.region.buffer, each.region.rank), ()), findings)
     goals: dict[tuple[str, int], list[Goal]] = {}
     for goal in schedule.goal:
         goals.setdefault((goal.region.buffer, goal.region.rank), []).append(goal)
-    for key, holding in owed.items():
-        _check_owed(holding, goals.get(key, ()), finished(holding.tensor), findings)
+    for key, holdings in owed.items():
+        for holding in holdings:
+            mine = goals.get(key, []) if len(holdings) == 1 else _goals_of(holding, goals.get(key, []))
+            _check_owed(holding, mine, finished(holding.tensor), findings)
 
 
 def _check_buffers(plan: Plan, given: Holdings, owed: Holdings, findings: Findings) -> None:
@@ -78,6 +85,11 @@ def _check_given(given: Given, ranges: Sequence[Holding], findings: Findings) ->
         findings.add("form", None, f"{said}, {shape}, in {holding.buffer}", given.region)
 
 
+def _goals_of(holding: Holding, goals: list[Goal]) -> list[Goal]:
+    """The goals that begin among the rows of one of several holdings of a buffer."""
+    return [goal for goal in goals if holding.first <= goal.region.rows[0] < holding.first + holding.shape[0]]
+
+
 def _check_owed(holding: Holding, goals: Iterable[Goal], ended: str, findings: Findings) -> None:
     """Goals for all of the result, each of them its elements in place, summed over the whole range."""
     regions = []
@@ -94,9 +106,11 @@ def _check_owed(holding: Holding, goals: Iterable[Goal], ended: str, findings: F
             findings.add("form", None, said, goal.region)
         else:
             regions.append(goal.region)
-    missing = _missing(regions, holding.shape)
+    first = holding.first
+    parts = [replace(region, rows=(region.rows[0] - first, region.rows[1] - first)) for region in regions]
+    missing = _missing(parts if first else regions, holding.shape)
     if missing:
-        rows, cols = missing
+        rows, cols = (missing[0][0] + first, missing[0][1] + first), missing[1]
         findings.add(
             "form", None, "no goal says what the problem owes", Region(holding.buffer, holding.rank, rows, cols)
         )

@@ -1,0 +1,18 @@
+"""`all_to_all(x @ w)`: what sends rows back to the ranks that they came from, as experts return tokens."""
+
+from __future__ import annotations
+
+from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+
+OPERATOR = Operator(
+    name="matmul_all_to_all",
+    summary="all_to_all(x @ w)",
+    x=Operand("x", ("m", "k"), "sharded"),
+    w=Operand("w", ("k", "n"), "sharded", "n"),
+    y=Operand("y", ("m", "n"), "exchanged"),
+    split=None,
+    forms=Forms(epilogue=False, scaling=False),
+    reference=lambda tensors, by: by.all_to_all(by.matmul(tensors["x"], tensors["w"])),
+    size_rule=SizeRule("push", "per_peer"),
+    baselines=("per_peer",),
+)
