@@ -32,6 +32,9 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
 def _check(operator: Operator, group: GroupLike, given: Given) -> None:
     """Raises InputError, on every rank, for what no schema can say."""
     try:
+        if op_of(operator) is None:
+            cure = "Call it under torch.no_grad(), without tracers and autocast"
+            raise InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure)
         x, w = given["x"], given["w"]
         if isinstance(x, (list, tuple)):
             check_pairs(operator, x, w)
@@ -39,9 +42,6 @@ def _check(operator: Operator, group: GroupLike, given: Given) -> None:
         listed = dict(zip(WEIGHTS, w, strict=False)) if isinstance(w, (list, tuple)) else {"w": w}
         known = {name: value for name, value in given.items() if name not in OF_GRADIENTS}
         check_kinds(operator, known | {"x": x} | listed)
-        if op_of(operator) is None:
-            cure = "Call it under torch.no_grad(), without tracers and autocast"
-            raise InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure)
     except InputError as error:
         raise refuse(group_of(group), error) from None
 
