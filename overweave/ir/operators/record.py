@@ -146,8 +146,8 @@ class Operator(Struct, frozen=True, kw_only=True):
     def keywords(self) -> tuple[str, ...]:
         """What a call takes beside its operands and the group."""
         rows = ("m",) if self.has_row_shards else ("counts", "most") if self.exchanges else ()
-        rows += ("tokens",) if self.exchanges and not self.gathers else ()
-        return (*rows, *self.forms.keywords, "plan")
+        tokens = ("tokens",) if self.exchanges and not self.gathers else ()
+        return (*rows, *tokens, *self.forms.keywords, "plan")
 
     @property
     def gathers(self) -> bool:

@@ -220,15 +220,13 @@ def _matmul_then_exchange(work: Work) -> Schedule:
     """Every rank has a block of rows for each rank, whose products by its weight go there."""
     problem, config = work.problem, work.config
     block, n, k, ranks = problem.block, problem.n, problem.k, range(problem.world_size if problem.m else 0)
-    sent, received = ("sent", "received") if problem.counted else (None, None)
-    a, b = Buffer(X, problem.m, k, "input", counted=sent), Buffer(W, k, n, "input")
+    a, b = Buffer(X, problem.m, k, "input", counted="sent" if problem.counted else None), Buffer(W, k, n, "input")
     given = []
     for rank, to in product_of(ranks, ranks):
         rows = region(a, rank, (to * block, (to + 1) * block))
         given.append(Given(rows, problem.factor(to), rank * block, 0))
     given += [Given(region(b, rank, (0, k)), B, 0, rank * n) for rank in range(problem.world_size)]
-    y = Buffer(Y, problem.m, n, "output", counted=received)
-    goal = []
+    y, goal = Buffer(Y, problem.m, n, "output"), []
     for rank, source in product_of(ranks, ranks):
         rows, made = region(y, rank, (source * block, (source + 1) * block)), product(problem.factor(rank), B)
         goal.append(Goal(rows, made, source * block, source * n, ((0, k),)))
