@@ -26,7 +26,8 @@ Maybe = torch.Tensor | None
 class Kept(NamedTuple):
     """What a call keeps for its gradients beside tensors.
 
-    m: all rows of the product. save: what a gather keeps of x, `gathered`, `shard` or `columns`. plan: of the dual.
+    m: all rows of the product. save: what a gather keeps of x, `gathered`, `shard` or `columns`. plan: of the call,
+    and of what gathers columns again; dual_plan: of the dual.
     """
 
     operator: Operator
@@ -36,6 +37,7 @@ class Kept(NamedTuple):
     m: Any
     save: str
     plan: str | None
+    dual_plan: str | None
 
 
 class Gradients(NamedTuple):
@@ -76,7 +78,7 @@ def _of_gather(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: li
         (dx,) = _dual(kept, parts, [ws[index].t() for index in used])
     wanted = [index for index in used if asked.ws[index]]
     if wanted and kept.save == "columns":
-        found = _call(kept.operator, kept, xs, [dys[index] for index in wanted], m=ws[0].shape[0])
+        found = _call(kept.operator, kept, xs, [dys[index] for index in wanted], m=ws[0].shape[0], plan=kept.plan)
         dws = [found[wanted.index(index)] if index in wanted else None for index in range(len(dys))]
     elif wanted:
         rows = gathered(kept, xs[0]) if kept.save == "shard" else xs[0]
@@ -115,7 +117,7 @@ def _column_sums(dy: Maybe, w: torch.Tensor) -> torch.Tensor:
 def _dual(kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
     dual = kept.operator.dual
     assert dual
-    return _call(record_of(dual), kept, xs, ws, plan=kept.plan, **options)
+    return _call(record_of(dual), kept, xs, ws, plan=kept.dual_plan, **options)
 
 
 def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
@@ -161,4 +163,6 @@ def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, A
         m = rows * world_size if operator.has_row_shards else rows
     if world_size == 1 or not operator.gathers:
         save = "gathered"  # x is all there is
-    return Kept(operator, group_name, world_size, group.rank(), m, save, options.get("backward_plan"))
+    return Kept(
+        operator, group_name, world_size, group.rank(), m, save, options.get("plan"), options.get("backward_plan")
+    )
