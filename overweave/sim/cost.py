@@ -193,7 +193,10 @@ class Costs:
         add = (FP32_BYTES + item + FP32_BYTES) / passes.add.gb_per_s
         narrow = (FP32_BYTES + item) / passes.narrow.gb_per_s
         programs = min(self._machine.processor.sms, elements)
-        element_ns = (widen, *(add for _ in operation.operands[1:]), narrow)
+        # A sum that is kept in fp32 is the total already (runtime/library/library.py).
+        is_total = len(operation.operands) == 1 and self._buffers[operation.operands[0].buffer].dtype == "float32"
+        first = () if is_total else (widen,)
+        element_ns = (*first, *(add for _ in operation.operands[1:]), narrow)
         return tuple(Work(programs, elements * each / 1e3) for each in element_ns)
 
     def _moved_within(self, operation: Move) -> Work:
@@ -292,9 +295,9 @@ def tile_us(machine: Machine, rate: TileRate, shape: Shape, dtype: Dtype) -> flo
     return 2.0 * block_m * block_n * k / per_sm + rate.overhead_us
 
 
-def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype) -> float:
-    """A library matmul `(m, n, k)` alone, as a call is timed."""
-    work = _library_work(machine, shape, (dtype, dtype), False)
+def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype, is_added: bool = False) -> float:
+    """A library matmul `(m, n, k)` alone, as a call is timed. is_added: to sums that are kept in fp32."""
+    work = _library_work(machine, shape, (dtype, "float32" if is_added else dtype), is_added)
     waves = -(-work.count // machine.processor.sms)
     return machine.latency.call.us + machine.latency.kernel.us + waves * work.tile_us
 

@@ -48,7 +48,7 @@ from overweave.schedules.tiles.order import tile_orders
 from overweave.schedules.tiles.shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
 MAX_WORLD_SIZE = 1024
-_LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
+LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
 
 
 def names(operator: str | None = None) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:
     """Pieces start at tile boundaries of their shard. What moves is `a` to the matmul, or partials of its result."""
-    alignment = config.block_m if config else _LIBRARY_ALIGNMENT
+    alignment = config.block_m if config else LIBRARY_ALIGNMENT
     split = Split(
         rows=problem.m,
         world_size=problem.world_size,
