@@ -8,9 +8,12 @@ import typer
 
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
 from overweave.errors import InputError
+from overweave.hardware.machine import load
 from overweave.ir.operators.registry import operator_of
 from overweave.ops.explain import device_of, target_for
 from overweave.tuner.model.choose import explained
+from overweave.tuner.model.heuristic import advise, serves
+from overweave.tuner.model.rank import machine_of
 from overweave.tuner.space.shapes import DtypeWord
 
 
@@ -26,6 +29,7 @@ def explain(
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda without a GPU at hand means an H200")] = "cuda",
     after: Annotated[str, typer.Option(help=AFTER_HELP)] = "",
+    machine: Annotated[str | None, typer.Option(help="Tell the static heuristic's choice on this machine, too")] = None,
     norm: Annotated[bool, typer.Option("--norm", help="As --after residual+rms_norm")] = False,
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
@@ -33,6 +37,10 @@ def explain(
     if norm and after:
         raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
     case = case_of(shape, "residual+rms_norm" if norm else after)
-    choice = explained(case.problem(operator, world, dtype), target_for(device_of("explain", device)))
+    problem, target = case.problem(operator, world, dtype), target_for(device_of("explain", device))
+    where = load(machine) if machine else machine_of(target, world)
+    choice = explained(problem, target)
     tell_of_rounding(record, case, world)
     typer.echo(str(choice))
+    if where is not None and serves(problem, where):
+        typer.echo(str(advise(problem, where)))

@@ -1,6 +1,6 @@
 """Which library schedule a gather takes, told from its sizes and the machine alone; nothing is simulated.
 
-Each schedule has a signature: how it cuts the matmul and the transfer. From the signature follow what is lost by cutting
+Each schedule has a signature: how it cuts the matmul and the transfer. From the signature follow what cutting loses
 (decomposition), what copies cost matmuls beside them (contention), and when each step's pieces can be there.
 SOURCE: FiCCO, V-C and Figure 12(a), whose own rule is `paper_rule`; the simulator keeps the last word (rank.py).
 """
@@ -79,10 +79,11 @@ class Advice(Struct, frozen=True):
         return "\n".join([f"static heuristic: {self.plan}", *(f"  because {reason}" for reason in self.reasons)])
 
 
-def serves(problem: Problem) -> bool:
-    """Whether the schedules of the signatures are the operator's, and nothing follows the product."""
+def serves(problem: Problem, machine: Machine) -> bool:
+    """Whether the operator has the schedules of the signatures, and the machine so many GPUs and a gather's times."""
     known = all(f"{problem.operator}.{each.plan}" in METHODS for each in SIGNATURES)
-    return known and problem.world_size > 1 and problem.m >= problem.world_size and problem.epilogue.products == 1
+    is_cut = 1 < problem.world_size <= min(problem.m, machine.gpus) and problem.k >= problem.world_size
+    return known and is_cut and problem.epilogue.products == 1
 
 
 def advise(problem: Problem, machine: Machine) -> Advice:
@@ -226,10 +227,9 @@ def _reasons(sizes: _Sizes, plan: str, estimates: dict[str, float]) -> Iterable[
     order = "m < k" if problem.m < problem.k else "m >= k"
     yield f"{order} ({problem.m} and {problem.k}): cutting rows takes {rows:.2f} of the matmul, columns {columns:.2f}"
     balance = max(tile.tflops for tile in machine.tiles_of("library")) * 1e3 / machine.hbm.gb_per_s
-    yield (
-        f"op-to-byte {op_to_byte(problem):.0f} ({op_to_byte(problem) / balance:.1f} times the machine's), memory "
-        f"traffic {memory_traffic(problem) / 1e9:.2f} GB ({memory_traffic(problem) / machine.hbm.gb_per_s / 1e3:.0f} us)"
-    )
+    intensity, moved = op_to_byte(problem), memory_traffic(problem)
+    yield f"op-to-byte {intensity:.0f}, {intensity / balance:.1f} times what keeps memory and SMs of the machine busy"
+    yield f"memory traffic {moved / 1e9:.2f} GB, {moved / machine.hbm.gb_per_s / 1e3:.0f} us of the machine's memory"
     serial = estimates["sequential"]
     others = sorted((us, name) for name, us in estimates.items() if name != plan)
     gain, (next_us, following) = serial / estimates[plan], others[0]
