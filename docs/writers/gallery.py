@@ -83,6 +83,8 @@ def _sentence(words: str) -> str:
 
 def _when(method: Method) -> str:
     won, tried = _wins().get(method.full_name, (0, 0))
+    if method.dropped:
+        return f"The tuner does not try this method, which runs by its name alone. {_sentence(method.dropped)}"
     if not tried:
         return "Nobody has timed this method beside the others: the tuner takes it only by name, or with a margin."
     return (

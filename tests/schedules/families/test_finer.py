@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
 from overweave.errors import InputError
 from overweave.hardware.machine import load
@@ -14,10 +15,14 @@ from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Put, Reduce
+from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.memory.group import resolve
+from overweave.runtime.host.host import run_on_host
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.finer import METHODS, POINTS
 from overweave.sim.simulate import total_us
+from tests.ranks import run_ranks
 
 NAMES = [method.full_name for method in METHODS]
 WAYS = ({}, {"order": "ring"}, {"carrier": "library"})
@@ -128,3 +133,29 @@ def test_a_matmul_runs_beside_what_arrives_later():
     alone = total_us(build("all_gather_matmul.sequential", size, {}), machine)
     for name in ("hetero_fused_1d", "hetero_unfused_1d"):
         assert total_us(build(f"all_gather_matmul.{name}", size, {}), machine) < alone
+
+
+def calls(names: list[str]) -> list[str]:
+    """What is wrong with results on a rank: bits on integers, and of floats the error beside one plain matmul."""
+    group, wrong = resolve(None), []
+    world_size = group.world_size
+    for name, way, (m, k) in itertools.product(names, WAYS, ((world_size * world_size * 16 + 5, 256), (37, 100))):
+        for exact in (True, False):
+            plan = planned(name, m, world_size, k=k, options=way)
+            rng = torch.Generator().manual_seed(m)
+            x, w = torch.randn(m, k, generator=rng), torch.randn(k, 48, generator=rng)
+            x, w = (each.clamp(-1, 1).round() if exact else each for each in (x, w))
+            x, w, rows = x.bfloat16(), w.bfloat16(), slice(*shard_rows(m, world_size, group.rank))
+            y = torch.full((m, 48), torch.nan, dtype=torch.bfloat16)
+            run_on_host(plan, group, {"x": x[rows].contiguous(), "w": w}, {"y": y})
+            wanted = x.double() @ w.double()
+            error, plain = ((each.double() - wanted).norm() for each in (y, x @ w))
+            if error > (0.0 if exact else 1.05 * plain) and not torch.equal(y, wanted.bfloat16()):
+                wrong.append(f"{name} {way} m={m} k={k} exact={exact}: {error / plain:.3f}")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_all_are_exact_and_as_near_to_the_truth_as_one_matmul(world_size: int):
+    assert run_ranks(calls, world_size, [method.name for method in METHODS]) == [[]] * world_size
