@@ -119,9 +119,11 @@ def shaped(of: Named) -> Iterator[Named]:
     if method.is_fused and "mover" not in options:
         adds = (method.adds is not None and method.adds.by == TILE_KERNEL) or options.get("sums") == "epilogue"
         free = of._replace(plan=of.plan.removesuffix(" sms=1"))
-        yield free.with_words(f"pieces=1 {PORTABLE}")
+        yield free.with_words(f"{'pieces=1 ' * method.takes('pieces')}{PORTABLE}")
         for index, tiles in enumerate(TILES if adds else TILES[:2]):
-            yield free.with_words(tiles if index else f"pieces=4 {tiles}")
+            yield free.with_words(tiles if index or not method.takes("pieces") else f"pieces=4 {tiles}")
+        if method.takes("library_sms"):  # of few SMs tiles have several waves
+            yield from (free.with_words(f"library_sms=120 {kernel}") for kernel in (HOPPER, PORTABLE))
 
 
 def every_plan(operator: str) -> tuple[str, ...]:

@@ -20,13 +20,16 @@ from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.compiler.ptx_lint.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
+from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, ReduceConfig
 from overweave.kernels.arguments import AfterSums
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
-from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
+from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape, within_blocks
 
 NORMED_COLS = (1024, 4096, 16384)
+
+BLOCK_COLS = (256, 192, 160)  # of tiles that store block by block
+OUT, PLACES = torch.empty(16, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)
 
 
 def cases() -> Iterator[Case]:
@@ -53,6 +56,7 @@ def cases() -> Iterator[Case]:
         yield norm_case("bfloat16", 4, row_shape(1 << 20, cols, 132), True)
     yield norm_case("float32", 8, row_shape(1 << 20, 4096, 132), True)
     yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
+    yield from mapped_cases()
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
     yield from packed_cases()
@@ -96,6 +100,35 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     call = reduction_call(config, tiles_of(False), Sums(ADDRESSES, (operands, 0, 1), out, SOME, after, 1e-5))
     return _sums_case(call, label)
+
+
+def mapped_cases() -> Iterator[Case]:
+    """What moves sums out of permuted blocks: as they are, finished, and normed; of tiles of every width."""
+    for block_n in BLOCK_COLS:
+        matmul = MatmulConfig(block_n=block_n)
+        for config, epilogue in ((SUMS[0], NO_EPILOGUE), (SUMS_FINISHED, FINISHED)):
+            sums = Sums(
+                ADDRESSES,
+                (1, 0, 1),
+                OUT,
+                SOME,
+                AfterSums(**dict.fromkeys(epilogue.inputs, OUT)),
+                0.0,
+                False,
+                epilogue.bits,
+            )
+            sums = sums._replace(cells=PLACES, cell=(128, block_n))
+            yield _mapped(within_blocks(config, matmul, False), sums, str(epilogue))
+        for cols in NORMED_COLS:
+            config = within_blocks(row_shape(1 << 20, cols, 132), matmul, True)
+            after = AfterSums(residual=OUT, norm_weight=OUT, z=OUT)
+            sums = Sums(ADDRESSES, (1, 0, 1), OUT, SOME, after, 1e-5, False, 0, PLACES, (128, block_n))
+            yield _mapped(config, sums, "norm")
+
+
+def _mapped(config: ReduceConfig, sums: Sums, what: str) -> Case:
+    label = f"bfloat16 by a map of {sums.cell[0]}x{sums.cell[1]} {config.block_m}x{config.block_n} {what}"
+    return _sums_case(reduction_call(config, tiles_of(False), sums), label)
 
 
 def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:

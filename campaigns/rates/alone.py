@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +16,15 @@ from overweave.schedules.catalog.catalog import build
 RAGGED = ((1000, 264, 136), (700, 1304, 520), (129, 2744, 72), (4096, 2696, 1032))
 SAMPLES = 9
 SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
+
+
+@runtime_checkable
+class Rewound(Protocol):
+    """A kernel whose tiles can be claimed again."""
+
+    def __call__(self) -> object: ...
+    def rewind(self) -> None: ...
+    def run(self) -> None: ...
 
 
 def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +80,7 @@ def check_ragged(configs: Iterable[MatmulConfig]) -> None:
 def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
     """The median of each call's device times, each behind a sleep that hides the host, all calls by turns.
 
-    The table of a Matmul is rewound before its time begins: in a plan the head of the call does that.
+    A table of tiles is rewound before its time begins: in a plan the head of the call does that.
     """
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(-2, samples):
@@ -79,10 +89,12 @@ def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> lis
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             call = calls[place]
             torch.cuda._sleep(200_000)
-            if isinstance(call, Matmul):
+            run = call
+            if isinstance(call, Rewound):
                 call.rewind()
+                run = call.run
             begin.record()
-            call.run() if isinstance(call, Matmul) else call()
+            run()
             end.record()
             torch.cuda.synchronize()
             if turn >= 0:

@@ -34,7 +34,8 @@ _COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
 
 def simulated(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
     """The same schedule on a described machine of Hopper GPUs, tile by tile. Raises InputError."""
-    best = tile_options(Target("cuda")) if method_of(name).is_fused else {}
+    method = method_of(name)
+    best = tile_options(Target("cuda"), method) if method.is_fused else {}
     plan = build(name, problem, best | options)
     timeline = simulate(plan, load(machine), with_tiles=True)
     return with_contents(timeline, plan.schedule, plan.realization.dtype)

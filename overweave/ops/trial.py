@@ -72,13 +72,14 @@ def case_of(schedule: str, problem: Problem, device: Literal["cpu", "cuda"], opt
     if not method.is_fused:
         return Case(schedule, problem, options, device)
     if device == "cuda":
-        best = tile_options(target_of(_device(device)))
+        best = tile_options(target_of(_device(device)), method)
         return Case(schedule, problem, best | options, device)
     block_m, block_n, block_k = EMULATED_TILES.values()
     steps = -(-problem.m // block_m) * -(-problem.n // block_n) * -(-problem.k // block_k)
     if steps > INTERPRETED_STEPS or obstacle(Asked(problem, options, Target("cpu")), method, "device"):
         return Case(schedule, problem, options, device)
-    return Case(schedule, problem, {**EMULATED_TILES, "pieces": 2, **options}, device, "interpreter")
+    few: dict[str, str | int] = {"pieces": 2} if method.takes("pieces") else {}
+    return Case(schedule, problem, {**EMULATED_TILES, **few, **options}, device, "interpreter")
 
 
 def try_case(case: Case, group: Group) -> Trial | None:

@@ -34,8 +34,11 @@ class Matmul:
         epilogue: Epilogue = NO_EPILOGUE,
         extras: Mapping[str, torch.Tensor] = MappingProxyType({}),
         traced: bool = False,
+        sms_beside: int = 0,
     ) -> None:
-        """extras: what the epilogue reads, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`."""
+        """extras: what the epilogue reads, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`.
+        sms_beside: SMs that it leaves free.
+        """
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
         words = torch.zeros(64, dtype=torch.int32, device=device)
         limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
@@ -48,7 +51,7 @@ class Matmul:
         known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
         operands = Operands(a, None, ((b, out),), is_transposed, **known)
         tiles = Tiles(queue, SignalWords(words, words, limits, 1), traced)
-        self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, 0))
+        self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, sms_beside))
 
     def __call__(self) -> None:
         """Runs on the current stream, with the tensors it was made for."""

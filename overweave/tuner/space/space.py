@@ -187,7 +187,8 @@ def is_replaced(operator: str, what: Candidate) -> bool:
 
 def full_options(problem: Problem, target: Target, what: Candidate) -> Options:
     """What the catalog is asked for: the candidate's options over those that every plan takes on a target."""
-    return (tile_options(target) if what.is_fused(problem.operator) else {}) | dict(what.options)
+    method = what.method(problem.operator)
+    return (tile_options(target, method) if method and method.is_fused else {}) | dict(what.options)
 
 
 def fitted(problem: Problem, what: Candidate) -> Candidate:

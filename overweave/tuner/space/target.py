@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from msgspec import Struct
 
+from overweave.schedules.methods.record import Method
+
 
 class Target(Struct, frozen=True):
     """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU."""
@@ -28,8 +30,9 @@ def target_of(device: torch.device) -> Target:
     return Target("cuda", properties.multi_processor_count, properties.major == 9, properties.name)
 
 
-def tile_options(target: Target) -> dict[str, str | int]:
-    """Options that every plan with a tile kernel takes on a target."""
+def tile_options(target: Target, method: Method) -> dict[str, str | int]:
+    """Options that every plan of a method with a tile kernel takes on a target."""
     if target.kind == "cpu":
         return {}
-    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, "pieces": 1}
+    own: dict[str, str | int] = {"pieces": 1} if method.takes("pieces") else {}
+    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, **own}
