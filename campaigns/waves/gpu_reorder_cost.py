@@ -17,7 +17,7 @@ import torch
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.alone import make_normal, medians_us, operands, product, rows_of
-from campaigns.rates.in_blocks import Shape, in_place, plain_move, plan_of, restored, stored
+from campaigns.waves.in_blocks import Shape, in_place, plain_move, plan_of, restored, stored
 from overweave.runtime.gpu.matmul import Matmul
 
 SHAPES: tuple[Shape, ...] = (

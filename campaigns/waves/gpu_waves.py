@@ -19,7 +19,7 @@ import torch
 
 from campaigns.gpu_ranks import need_gpus, spread_over
 from campaigns.rates.alone import make_normal, medians_us, operands
-from campaigns.rates.in_blocks import Shape, plan_of, stored
+from campaigns.waves.in_blocks import Shape, plan_of, stored
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED

@@ -1,0 +1,1 @@
+"""What groups of waves cost and when they fill, on one GPU."""
