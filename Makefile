@@ -10,7 +10,7 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test fast slow nightly nightly-list lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test fast slow nightly nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -39,6 +39,10 @@ nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightl
 
 nightly-list:            ## what `make nightly` runs
 	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'
+
+adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
+	.ci/adapter transformers 'transformers>=5.24,<6' peft
+	.venv-transformers/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_transformers.py
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \
