@@ -87,6 +87,12 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
 
+def matmul_config(name: str, problem: Problem, options: Mapping[str, str | int]) -> MatmulConfig:
+    """The tile shape of a method with a tile kernel, without its schedule. Raises InputError."""
+    method = method_of(name)
+    return _config(problem, method, settle(name, method.options, options))
+
+
 def check_problem(asked: str, problem: Problem) -> None:
     """Raises InputError for a problem of which no schedule at all is built."""
     if problem.dtype not in ITEMSIZE_BYTES:

@@ -98,6 +98,7 @@ METHODS = (
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,
         options=asked_for.WAVES,
+        margins=(Case(margin=asked_for.OF_STORES),),
         needs=(UNSCALED,),
     ),
 )

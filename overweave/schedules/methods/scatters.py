@@ -143,6 +143,7 @@ METHODS = (
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
         options=(options.ROWS, *asked_for.WAVES),
+        margins=(Case(margin=asked_for.OF_STORES),),
         needs=(UNSCALED,),
     ),
 )

@@ -17,6 +17,7 @@ from overweave.tuner.model.size_rule import by_size
 from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, fitted, library_path, obstacle
 from overweave.tuner.space.target import Target
+from overweave.tuner.space.waves import regrouped
 from overweave.tuner.store.cache import knowledge
 from overweave.tuner.store.table import Found, Knowledge, ranked
 
@@ -68,7 +69,8 @@ def _together(those: list[Candidate]) -> str:
 def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | None:
     """The first candidate of an entry, as `ranked`, that can compute this very problem; in fewer pieces if need be."""
     entry = found.entry
-    times = [replace(time, options=dict(fitted(problem, time.candidate).options)) for time in entry.times]
+    fit = ((time, regrouped(problem, target, fitted(problem, time.candidate))) for time in entry.times)
+    times = [replace(time, options=dict(what.options)) for time, what in fit]
     why = {str(time.candidate): obstacle(problem, target, time.candidate) for time in times}
     able = ranked(problem.operator, (time for time in times if not why[str(time.candidate)]))
     if not able:
@@ -86,7 +88,8 @@ def _by_model(problem: Problem, target: Target) -> Choice:
     weighed = weigh(problem, target, is_thorough=False)
     taken = cold_choice(weighed, problem)
     rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
-    return chosen(problem, target, taken.candidate, ("model", _reason(problem, taken, weighed)), rejected)
+    what = regrouped(problem, target, taken.candidate)
+    return chosen(problem, target, what, ("model", _reason(problem, taken, weighed)), rejected)
 
 
 def _reason(problem: Problem, taken: Weighed[Candidate], weighed: tuple[Weighed[Candidate], ...]) -> str:

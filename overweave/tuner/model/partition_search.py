@@ -125,6 +125,16 @@ def stretched(partition: Partition, waves: int) -> Partition:
     return tuple(hi - lo for lo, hi in zip([0, *ends], ends, strict=False) if lo < hi)
 
 
+def words_of(partition: Partition) -> str:
+    """As the option `groups` takes it: `1+2+2`."""
+    return "+".join(map(str, partition))
+
+
+def partition_of(words: str) -> Partition:
+    """What `words_of` wrote."""
+    return tuple(map(int, words.split("+")))
+
+
 class Grouped(Struct, frozen=True, kw_only=True):
     """A matmul whose tiles run wave by wave, as Algorithm 1 asks for it.
 

@@ -30,6 +30,7 @@ from overweave.tuner.space.space import (
     obstacle,
 )
 from overweave.tuner.space.target import Target
+from overweave.tuner.space.waves import regrouped, wave_families
 from overweave.tuner.store.table import bucketed
 
 MACHINES = {"NVIDIA H200": "h200x4"}
@@ -90,10 +91,12 @@ def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed
         return _ahead_us(what, problem, model(library_path(problem.operator)).predicted_us or 0.0)
 
     model: Model[Candidate] = Model(_predictor(problem, target), lambda what: obstacle(problem, target, what), ahead_us)
-    known = candidates(problem.operator)
+    machine = machine_of(target, problem.world_size)
+    waves = () if machine is None else tuple(wave_families(problem, target, machine, is_thorough))
+    known = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
     if is_thorough:
         return tuple(map(model, known))
-    model.explore(families(problem.operator))
+    model.explore((*families(problem.operator), *waves))
     return tuple(map(model.unasked, known))
 
 
@@ -109,6 +112,7 @@ def _predictor(problem: Problem, target: Target) -> Callable[[Candidate], float 
             return None
         if what.is_by_torch and not machine.has_measured(OUTSIDE[what.plan].curve, problem.world_size):
             return None
+        what = regrouped(simulated, target, what)
         return predict_us(simulated, target, what, machine) * problem.m / max(simulated.m, 1)
 
     return predict

@@ -171,6 +171,9 @@ def is_member(operator: str, what: Candidate) -> bool:
     if "kernel" in options and options.get("split_k") == BEST:  # pinned with it
         del options["split_k"]
     pins = {name: options.pop(name) for name in _PINNED if name in options}
+    if "groups" in options:  # of any problem's waves (tuner/space/waves.py)
+        method = METHODS.get(f"{operator}.{what.plan}")
+        return method is not None and method.takes("groups") and options.keys() == {"groups", "library_sms"}
     if options.get("mover") == IN_BULK and not pins:  # where loads and stores could be
         options["mover"] = "copy_kernel"
     return (
