@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from overweave.compiler.emit.emit import Weaving
 from overweave.compiler.emit.kernel import Kernel, read_kernel
-from overweave.compiler.frontend.author import read_source
+from overweave.compiler.frontend.author import read_file, read_source
 from overweave.compiler.frontend.soundness import check_kernel
 from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.footprint import TileSpace
@@ -19,7 +20,12 @@ from overweave.ir.tensors import exchanged
 def kernel_of(path: Path, name: str, line: int | None = None) -> Kernel:
     """The annotated kernel of a file, in which Python saw it at a line. Raises InputError for the file, DirectiveError
     for what stands in it."""
-    kernel = read_kernel(read_source(path, name, line))
+    return _read(path, read_file(path, name), name, line)
+
+
+@lru_cache(maxsize=32)  # a tuner, or an author, tries one kernel with many schedules
+def _read(path: Path, data: bytes, name: str, line: int | None) -> Kernel:
+    kernel = read_kernel(read_source(path, data, name, line))
     check_kernel(kernel)
     return kernel
 

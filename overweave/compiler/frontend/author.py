@@ -40,9 +40,14 @@ class Marked(Struct, Generic[Kind], frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`."""
+    """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`.
+
+    text: the file. tree: as Python reads it; module: as LibCST does, with comments.
+    """
 
     path: Path
+    text: str
+    tree: ast.Module
     module: cst.Module
     function: cst.FunctionDef
     marks: tuple[Marked[Directive], ...]
@@ -101,36 +106,51 @@ def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
     return tuple(one.name.value for one in listed(function))
 
 
-def _parsed(data: bytes) -> cst.Module:
-    """The module of a file. Raises ValueError for what is no sensible one, and whatever Python's parser raises.
+def _parsed(data: bytes) -> tuple[str, ast.Module]:
+    """The text of a file, and what Python reads. Raises ValueError for what is no sensible one, and whatever Python's parser raises.
 
     The concrete parser has no limits: nested text takes its stack, minutes or all memory. Python's own has some.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
     text = data.decode()
-    level: list[ast.AST] = [ast.parse(text)]
+    tree = ast.parse(text)
+    level: list[ast.AST] = [tree]
     depth = 0
     while level:
         depth += 1
         if depth > MOST_DEPTH:
             raise ValueError(f"it nests more than {MOST_DEPTH} deep")
         level = [child for node in level for child in ast.iter_child_nodes(node)]
-    return cst.parse_module(text)
+    return text, tree
 
 
-def read_source(path: Path, name: str, line: int | None = None) -> Source:
-    """The kernel `name` of a file, with its directives. line: where Python saw the function that is meant begin.
+def read_file(path: Path, name: str) -> bytes:
+    """The file of a kernel. Raises InputError."""
+    try:
+        return read_bytes(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, name, error) from None
 
-    Raises InputError for a file that cannot be read or parsed or has no such function, DirectiveError for a directive
-    that cannot be read or stands where it speaks of nothing.
+
+def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
+    found = shown(str(error).split("\n", maxsplit=1)[0]) or "it nests too deep"  # of the parser
+    return InputError(f"read kernel {name[:80]} of {path.name}", found, "Give a Python file that can be parsed")
+
+
+def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> Source:
+    """The kernel `name` of a file that holds `data`, with its directives. line: where Python saw the function that is
+    meant begin.
+
+    Raises InputError for a file that cannot be parsed or has no such function, DirectiveError for a directive that
+    cannot be read or stands where it speaks of nothing.
     """
     asked = f"read kernel {name[:80]} of {path.name}"
     try:
-        wrapper = MetadataWrapper(_parsed(read_bytes(path, MOST_BYTES)), unsafe_skip_copy=True)
-    except (OSError, SyntaxError, cst.ParserSyntaxError, ValueError, RecursionError, MemoryError) as error:
-        found = shown(str(error).split("\n", maxsplit=1)[0]) or "it nests too deep"  # of the parser
-        raise InputError(asked, found, "Give a Python file that can be parsed") from None
+        text, tree = _parsed(data)
+        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+    except (SyntaxError, cst.ParserSyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _unreadable(path, name, error) from None
     functions = [node for node in wrapper.module.body if isinstance(node, cst.FunctionDef) and node.name.value == name]
     if len(functions) != 1:
         found = f"it has {len(functions)} functions of that name at its top level"
@@ -146,7 +166,9 @@ def read_source(path: Path, name: str, line: int | None = None) -> Source:
     reader = _Reader(path.name, lines)
     marks = (*reader.block(body, ()), *reader.called(function, wrapper.module))
     reader.refuse_strays(function)
-    return Source(path, wrapper.module, function, marks, lines[function].start.line, language_of(wrapper.module))
+    return Source(
+        path, text, tree, wrapper.module, function, marks, lines[function].start.line, language_of(wrapper.module)
+    )
 
 
 class _Reader:

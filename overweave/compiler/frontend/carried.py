@@ -33,7 +33,7 @@ GREATER = ("maximum", "minimum", "max", "min")
 
 def check_carried(kernel: Kernel, stream: Stream) -> None:
     """Raises DirectiveError for a loop whose result depends on the order of its turns."""
-    module = ast.parse(kernel.source.module.code)
+    module = kernel.source.tree
     function = next(one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == kernel.source.name)
     loops = [one for one in ast.walk(function) if isinstance(one, ast.For) and one.lineno > stream.directive.place.line]
     loop = min(loops, key=lambda one: one.lineno)

@@ -90,7 +90,7 @@ class _Walk:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        module = ast.parse(kernel.source.module.code)
+        module = kernel.source.tree
         functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
         self.helpers = {one.name: one for one in functions}
         self.function = self.helpers[kernel.source.name]

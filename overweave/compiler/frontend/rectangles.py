@@ -58,7 +58,7 @@ class _Check:
         self.kernel, self.numbers, self.is_call = kernel, numbers, is_call
         walked = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
         self.variables = dict(kernel.blocks) | walked
-        self.lines = kernel.source.module.code.splitlines()
+        self.lines = kernel.source.text.splitlines()
 
     def all(self, followed: Followed) -> None:
         for line in followed.other_blocks:

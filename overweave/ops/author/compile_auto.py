@@ -253,7 +253,7 @@ class _Call:
         the place of a rank's queries, the tiles are the same."""
         auto = self._auto
         return content_key(
-            auto.kernel.source.module.code,
+            auto.kernel.source.text,
             auto.kernel.source.name,
             sorted((tensor, repr(how)) for tensor, how in auto.asked.items()),
             [(constants, auto.kernel.space({**self._numbers, **dict(constants)})) for constants in auto.configs],

@@ -87,7 +87,7 @@ def _blamed(kernel: Kernel, verdict: _Verdict) -> DirectiveError:
 
 def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
-    data, text = msgspec.json.encode(trial), (kernel.source.module.code, kernel.source.name, sys.version)
+    data, text = msgspec.json.encode(trial), (kernel.source.text, kernel.source.name, sys.version)
     digest = blake2b("".join(text).encode(), digest_size=12).hexdigest()
     folder = cache_folders()["overweave"] / "footprints"
     path = folder / f"{digest}.json"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from overweave.compiler.emit import fuse as fuse_module
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.compiler.emit.generated import generated_path, write_generated
 from overweave.errors import DirectiveError, InputError
@@ -137,6 +138,7 @@ def test_a_kernel_is_fused_in_much_less_than_a_second(name: str):
     """Read, understood, woven, proven and written; what Triton does then is its own. CPU time: others may be busy."""
 
     def fuse() -> None:
+        fuse_module._read.cache_clear()
         made = fused(name)
         made.source()
         if name.startswith("matmul"):
