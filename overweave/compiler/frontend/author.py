@@ -107,7 +107,9 @@ def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
 
 
 def _parsed(data: bytes) -> tuple[str, ast.Module]:
-    """The text of a file, and what Python reads. Raises ValueError for what is no sensible one, and whatever Python's parser raises.
+    """The text of a file, and what Python reads in it.
+
+    Raises ValueError for what is no sensible one, and whatever Python's parser raises.
 
     The concrete parser has no limits: nested text takes its stack, minutes or all memory. Python's own has some.
     """
