@@ -10,12 +10,15 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test fast slow nightly nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test tiers fast slow nightly nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
 
-test: .venv/stamp lint   ## everything that needs no GPU: lint, types, and both tiers at once, which collects them once
+test: .venv/stamp        ## everything that needs no GPU: lint and types beside both tiers, which are collected once
+	$(MAKE) --jobs 2 lint tiers
+
+tiers: .venv/stamp
 	$(PYTEST) -n 3 --dist worksteal -m "not gpu and not nightly"
 
 fast: .venv/stamp        ## the fast tier alone

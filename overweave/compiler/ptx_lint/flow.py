@@ -262,9 +262,9 @@ def _needed_on_entry(graph: Graph) -> dict[int, frozenset[str]]:
 def _join(into: State, state: State, names: Iterable[str]) -> bool:
     has_grown = False
     for name in names:
-        origins = state.get(name, 0)
-        old = into.get(name, 0)
-        if origins & ~old:
-            into[name] = origins | old
-            has_grown = True
+        if origins := state.get(name):
+            old = into.get(name, 0)
+            if origins & ~old:
+                into[name] = origins | old
+                has_grown = True
     return has_grown

@@ -60,6 +60,7 @@ class Subject:
         self.contract = contract
         self.function = next(function for function in parse(compiled.ptx) if function.name == compiled.name)
         self.graph = Graph(self.function)
+        self._threads_of: dict[frozenset[int], int] = {}
         self.flow = Flow(self.graph, compiled.pointers)
         self.shared = tuple(access for access in self.flow.accesses if not self.is_private(access))
         self.claims = frozenset(
@@ -110,8 +111,11 @@ class Subject:
         """How many threads run a partition: as many as its widest barrier names, else one warp."""
         if partition is None:
             return self.function.threads
-        inside = (item for block in partition for item in self.graph.blocks[block].instructions)
-        return max((_barrier_threads(item) for item in inside if item.root in ("bar", "barrier")), default=0) or WARP
+        if partition not in self._threads_of:
+            inside = (item for block in partition for item in self.graph.blocks[block].instructions)
+            named = (_barrier_threads(item) for item in inside if item.root in ("bar", "barrier"))
+            self._threads_of[partition] = max(named, default=0) or WARP
+        return self._threads_of[partition]
 
     def _waits(self) -> Iterator[Wait]:
         """Loops that are left depending on what an acquire inside them saw."""

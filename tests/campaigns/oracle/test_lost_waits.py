@@ -14,6 +14,17 @@ ONE = ["--world", "2", "--only", "matmul_kernel A=all_gather.push pieces=2"]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("file", AUTHORS)
+def test_without_any_one_wait_a_compiled_plan_is_refuted(file: str):
+    author = AUTHORS[file]
+    row = lost_waits.Tally(author.name, "")
+    for way in author.exchanges[::3]:
+        lost_waits.delete_all(lost_waits.small_plan(file, author, way, 2), row)
+    assert row.waits
+    assert row.missed == 0
+
+
+@pytest.mark.nightly
 def test_without_any_one_wait_every_compiled_plan_is_refuted(capsys: pytest.CaptureFixture[str]):
     assert lost_waits.main(["--no-ptx", "--world", "2"]) == 0
     printed = capsys.readouterr().out
