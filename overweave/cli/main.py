@@ -6,6 +6,7 @@ that only read and think: show, verify and simulate start in a fraction of a sec
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -41,6 +42,7 @@ OF_KERNELS = {"explain": "explain_kernel"}  # where it is asked of FILE.py:KERNE
 _KERNEL = re.compile(r".+\.py:\w+", re.DOTALL)
 # Of what ends a command; the first kind that fits.
 EXIT_CODES = {ScheduleUndecided: 3, InputError: 2, ScheduleError: 2, OverweaveError: 1}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SIGNALLED = 128  # and the signal's number, as shells say it
 
 
@@ -82,7 +84,7 @@ def _nothing() -> None:
     """Stands in for a command's function until its file is loaded."""
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -119,7 +121,16 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # and not ignored, as behind nohup
                 signal.signal(number, _leave)
-    sys.exit(app(prog_name="overweave"))
+    try:
+        app(prog_name="overweave")
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        # What is left of the output is dropped: the interpreter would try to write it once more, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        cure = "Free room there, or send the output elsewhere"
+        print(f"overweave: write the output: {error.strerror}. {cure}.", file=sys.stderr)
+        sys.exit(EXIT_CODES[InputError])
 
 
 if __name__ == "__main__":

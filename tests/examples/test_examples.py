@@ -75,7 +75,8 @@ def test_first_call():
 def test_all_reduce():
     printed = printed_by("04_all_reduce.py")
     assert "5 plans and our choice: all equal plain torch" in printed
-    assert "source: " in printed  # what explains our choice
+    assert ", because " in printed  # what explains our choice
+    assert "Candidates: " in printed
 
 
 @pytest.mark.slow

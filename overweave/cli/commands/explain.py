@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
 from overweave.errors import InputError
@@ -14,7 +16,11 @@ from overweave.ops.explain import device_of, target_for
 from overweave.tuner.model.choose import explained
 from overweave.tuner.model.heuristic import advise, serves
 from overweave.tuner.model.rank import machine_of
+from overweave.tuner.model.weigh import State
 from overweave.tuner.space.shapes import DtypeWord
+
+# Of a row, by what is known of its candidate: the words say it, too.
+STYLES: dict[State, str] = {"measured": "green", "simulated": "yellow", "impossible": "dim", "unknown": "dim italic"}
 
 
 def explain(
@@ -41,6 +47,10 @@ def explain(
     where = load(machine) if machine else machine_of(target, world)
     choice = explained(problem, target)
     tell_of_rounding(record, case, world)
-    typer.echo(str(choice))
+    console = Console(highlight=False, emoji=False)
+    for sentence in choice.sentences():
+        console.print(sentence, markup=False, soft_wrap=True)
+    for state, line in choice.rows():
+        console.print(Text(line, style=STYLES[state]), soft_wrap=True)
     if where is not None and serves(problem, where):
         typer.echo(str(advise(problem, where)))

@@ -51,7 +51,7 @@ from overweave.tuner.measure.compiled import (
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import Trial
-from overweave.tuner.model.choice import SOURCES
+from overweave.tuner.model.choice import SOURCES, counted
 from overweave.tuner.space.compiled import Constants, Way, asked_as, directed, is_auto, side_of
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import fingerprint
@@ -185,9 +185,10 @@ class AutoFused:
         lines = (f"  {'->' if one.candidate == taken else '  '} {one.line(width)}" for one in told)
         return "\n".join(
             [
-                str(taken),
-                f"  source: {SOURCES['model']}; the library's way unless another is well ahead",
-                f"  directives: read and proven of every place; {self.fused(taken).checked}",
+                f"{taken} runs. The library's way runs unless another is predicted to be well ahead.",
+                SOURCES["model"],
+                f"Its directives were read and proven of every place; {self.fused(taken).checked}.",
+                *counted(judged),
                 *lines,
             ]
         )

@@ -55,7 +55,8 @@ def explained(problem: Problem, target: Target) -> Choice:
     others = [Weighed(text, measured_us=us) for text, us in times.items()]
     choice = choose(problem, target, known)
     rejected = choice.rejected if choice.source == "rule" else ()  # the weights tell
-    return replace(choice, rejected=rejected, weights=(*weights.values(), *others))
+    library = str(library_path(problem.operator))
+    return replace(choice, rejected=rejected, weights=(*weights.values(), *others), library=library)
 
 
 def _together(those: list[Candidate]) -> str:

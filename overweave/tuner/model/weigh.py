@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ from overweave.errors import OverweaveError
 from overweave.memory.pause_gc import without_collection
 
 REACH = 1.2  # how far behind the quickest the first of a family may be for the others to be looked at
+State = Literal["measured", "simulated", "impossible", "unknown"]
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 
@@ -35,6 +36,15 @@ class Weighed(Struct, Generic[C], frozen=True):
     def us(self) -> float:
         """The predicted time; infinite where there is none."""
         return inf if self.predicted_us is None else self.predicted_us
+
+    @property
+    def state(self) -> State:
+        """What is known of it."""
+        if self.obstacle:
+            return "impossible"
+        if self.measured_us is not None:
+            return "measured"
+        return "unknown" if self.predicted_us is None else "simulated"
 
     def line(self, width: int) -> str:
         """The candidate, padded to a width, and what is known."""

@@ -92,7 +92,7 @@ def test_the_schedules_of_a_kernel_and_why_others_cannot_be():
     assert taken.startswith("A=all_gather.")
     assert "simulated" in source
     (marked,) = (way for way in ways if "->" in way)
-    assert taken in marked
+    assert taken.partition(" runs.")[0] in marked
     assert any("mover=tiles" in way and "not: " in way for way in ways)  # of what a ring passes on
 
 
