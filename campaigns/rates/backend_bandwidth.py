@@ -27,14 +27,13 @@ from campaigns.rates.bandwidth_kernels import carry_kernel
 from overweave.ir.plan import CopyConfig, DataPath
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import APPLY, COPY, WORKSPACE, TileRow
-from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group, resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.call import KernelCall, Moving, Tiles, table_tensor
-from overweave.runtime.kernel_calls.sums_and_copies import Pushes, copy_call
+from overweave.runtime.kernel_calls.call import KernelCall, Moving, table_tensor
 from overweave.tuner.measure.peer_copies import PeerCopies
+from overweave.tuner.measure.sm_copies import SmCopies
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
 
@@ -86,23 +85,8 @@ class Transfers:
 
     def call(self, config: CopyConfig, tile_kib: int) -> Call:
         """By the kernel of plans (kernels/copy.py), with a claim counter of its own that is zero."""
-        world_size, table = self.group.world_size, self.slices(tile_kib)
-        zones = [[self.zone(peer), self.heap.addresses[peer]] for peer in self.peers]
-        counters = torch.zeros(CALLS * WORD_BYTES, dtype=torch.uint8, device=self.device)
-        words = torch.zeros(64, dtype=torch.int32, device=self.device)
-        limits = torch.zeros(2 + world_size, dtype=torch.int64, device=self.device)
-        targets = torch.tensor(zones, dtype=torch.int64, device=self.device)
-        claims = Moving(counters.data_ptr(), torch.int32)
-        queue = TileQueue(table_tensor(table, self.device), claims, limits, len(table))
-        tiles = Tiles(queue, SignalWords(words, words, limits, world_size))
-        launch = Launch(copy_call(config, tiles, Pushes(targets, self.source, ROW_BYTES // WORD_BYTES)))
-
-        def call(turn: int) -> torch.Tensor:
-            claims.address = counters.data_ptr() + turn * WORD_BYTES
-            launch.start(torch.cuda.current_stream().cuda_stream)
-            return counters
-
-        return call
+        zones = [(self.zone(peer), self.heap.addresses[peer]) for peer in self.peers]
+        return SmCopies(config, self.source, ROW_BYTES, self.slices(tile_kib), zones, CALLS)
 
     def tile_kib(self, programs: int) -> int:
         """So that every program has a few tiles of a transfer, none longer than is good."""

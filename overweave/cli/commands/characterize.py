@@ -1,0 +1,137 @@
+"""`overweave characterize`: what is lost by cutting matmuls and transfers, and by running them together."""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from overweave.cli.destination import make_folder, write_file
+from overweave.cli.pictures.gantt import print_table
+from overweave.cli.progress import progress
+from overweave.errors import InputError
+from overweave.hardware.machine import load
+from overweave.ir.problem import Problem
+from overweave.tuner.measure.losses import fitted, free_bytes, gpu_here, losses_here, measured_names
+from overweave.tuner.model.losses import (
+    BESIDE,
+    MATMULS,
+    TRANSFER,
+    Losses,
+    correlation,
+    described,
+    geomean,
+    losses_on_paper,
+)
+from overweave.tuner.space.shapes import read_shapes
+
+try:
+    from overweave.cli.pictures.losses import save_losses
+except ImportError:  # matplotlib is an extra
+    HAS_PICTURES = False
+else:
+    HAS_PICTURES = True
+
+OPERATOR, RANKS = "all_gather_matmul", 8
+Kinds = Literal["dil", "comm", "cil"]
+ON_PAPER: dict[Kinds, tuple[str, ...]] = {"dil": MATMULS, "comm": (TRANSFER,), "cil": BESIDE}
+
+
+def characterize(
+    simulate: Annotated[str | None, typer.Option(help="Predict on this machine, or a file of one")] = None,
+    only: Annotated[Kinds | None, typer.Option(help="dil: cut matmuls; comm: cut transfers; cil: together")] = None,
+    shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as ficco")] = "ficco",
+    world: Annotated[int, typer.Option("--world", "-w", min=2, max=64, help="Into how many a cut is made")] = RANKS,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for a CSV file and pictures (FiCCO, Figures 7 to 10)")
+    ] = None,
+) -> None:
+    """Tell what cutting and overlapping lose, on this GPU or on a described machine."""
+    kinds: tuple[Kinds, ...] = (only,) if only else ("dil", "comm", "cil")
+    cases = {case.name: case.problem(OPERATOR, world, "bf16") for case in read_shapes(shapes, OPERATOR).cases}
+    if out is not None:
+        make_folder(out)
+    found = _predicted(cases, simulate, kinds) if simulate else _measured(cases, kinds)
+    console = Console()
+    where = f"predicted on {load(simulate).title}" if simulate else f"measured on {gpu_here()}"
+    print_table(console, _table(found, where))
+    _print_trends(console, found)
+    if out is not None:
+        write_file(out / "losses.csv", _csv(found))
+        if HAS_PICTURES:
+            write_file(out / "losses.png", save_losses(found, where))
+        told = "and losses.png" if HAS_PICTURES else "; pictures need matplotlib: pip install 'overweave[viz]'"
+        console.print(f"{out}: losses.csv {told}", soft_wrap=True)
+
+
+def _predicted(cases: dict[str, Problem], name: str, kinds: tuple[Kinds, ...]) -> list[Losses]:
+    machine = load(name)
+    ranks = max(problem.world_size for problem in cases.values())
+    if ranks > machine.gpus:
+        found = f"{ranks} ranks on {machine.gpus} GPUs"
+        raise InputError(f"characterize --simulate {name}", found, "Give --world, or a machine with more GPUs")
+    wanted = tuple(each for kind in kinds for each in ON_PAPER[kind])
+    return [losses_on_paper(case, problem, machine, wanted) for case, problem in cases.items()]
+
+
+def _measured(cases: dict[str, Problem], kinds: tuple[Kinds, ...]) -> list[Losses]:
+    """On one GPU: cut matmuls, and matmuls beside copies that need no peer."""
+    gpu_here()
+    names = measured_names(kinds)
+    if not names:
+        raise InputError(
+            "characterize --only comm", "links between GPUs", "Add --simulate MACHINE; one GPU has no link"
+        )
+    found = []
+    with progress("characterize", len(cases), is_shown=True) as tell:
+        for done, (case, whole) in enumerate(cases.items()):
+            tell(case, done)
+            problem, scaled = fitted(whole, free_bytes())
+            found.append(described(case, problem, losses_here(problem, names), scaled))
+    return found
+
+
+def _columns(found: list[Losses]) -> tuple[str, ...]:
+    return tuple(found[0].factors) if found else ()
+
+
+def _table(found: list[Losses], where: str) -> Table:
+    table = Table(title=f"time over the whole's, or over itself alone; {where}", title_justify="left")
+    for column in ("case", "m", "n", "k", "scale", "op/byte", "GB", *_columns(found)):
+        table.add_column(column, justify="right")
+    for each in found:
+        sizes = each.case, str(each.m), str(each.n), str(each.k), f"1/{each.scaled}" if each.scaled > 1 else "1"
+        static = f"{each.op_to_byte:.0f}", f"{each.traffic_bytes / 1e9:.2f}"
+        table.add_row(*sizes, *static, *(f"{each.factors[name]:.3f}" for name in _columns(found)))
+    return table
+
+
+def _print_trends(console: Console, found: list[Losses]) -> None:
+    """The means, how factors go with the static sizes, and where cuts of rows and columns are not as m and k say."""
+    for name in _columns(found):
+        by_intensity, by_traffic = (correlation(found, name, of) for of in ("op_to_byte", "traffic_bytes"))
+        console.print(
+            f"{name:28s} geometric mean {geomean(found, name):6.3f}, correlation with op-to-byte {by_intensity:+.2f}, "
+            f"with memory traffic {by_traffic:+.2f}",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+    if set(MATMULS) <= set(_columns(found)):
+        rows, columns = MATMULS[2:]
+        other = [one.case for one in found if (one.factors[rows] > one.factors[columns]) != (one.m < one.k)]
+        told = ", ".join(other) or "nowhere"
+        console.print(f"rows are not the worse cut where m < k, or columns where m >= k: {told}", soft_wrap=True)
+
+
+def _csv(found: list[Losses]) -> bytes:
+    text = StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["case", "m", "n", "k", "scaled", "op_to_byte", "traffic_bytes", *_columns(found)])
+    for one in found:
+        static = [one.case, one.m, one.n, one.k, one.scaled, f"{one.op_to_byte:.1f}", f"{one.traffic_bytes:.0f}"]
+        writer.writerow([*static, *(f"{value:.4f}" for value in one.factors.values())])
+    return text.getvalue().encode()

@@ -1,0 +1,223 @@
+"""What cutting a matmul or a transfer loses, and what running them together loses, on a described machine.
+
+Decomposition: the time of all the parts, one after the other, over that of the whole. Contention: the time of one thing
+beside the other over its time alone, of W matmuls of W-th rows beside an all-gather in W pieces of a shard.
+SOURCE: FiCCO, IV-C and IV-D, Figures 7 to 10.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from statistics import geometric_mean
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.hardware.machine import Machine
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, Assignment, Plan, Realization
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Buffer, Collective, Compute, Operation, Put, Queue, Region, Schedule
+from overweave.ir.shards import piece_rows
+from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, Kind, Timeline
+from overweave.schedules.catalog.catalog import LIBRARY_ALIGNMENT
+from overweave.sim.cost import library_matmul_us
+from overweave.sim.simulate import simulate
+from overweave.tuner.model.heuristic import memory_traffic, op_to_byte
+
+ROWS, COLUMNS = "rows", "columns"
+MATMULS = ("rows / W", "columns / W", "rows / W W", "columns / W W")  # Figure 7
+TRANSFER = "transfer / W"  # Figure 8
+BESIDE = (
+    *("matmul beside copies", "matmul beside the library"),
+    *("copies beside matmul", "the library beside matmul"),
+)  # Figure 9
+
+
+class Losses(Struct, frozen=True):
+    """Of one matmul: factors on time by what is lost. scaled: by what m or k was divided to fit."""
+
+    case: str
+    m: int
+    n: int
+    k: int
+    op_to_byte: float
+    traffic_bytes: float
+    factors: dict[str, float]
+    scaled: int = 1
+
+
+def losses_on_paper(case: str, problem: Problem, machine: Machine, wanted: tuple[str, ...]) -> Losses:
+    """Those of the wanted names, predicted."""
+    found: dict[str, float] = {}
+    if set(MATMULS) & set(wanted):
+        found |= _of_matmuls(problem, machine)
+    if TRANSFER in wanted:
+        found[TRANSFER] = _of_transfer(problem, machine)
+    if set(BESIDE) & set(wanted):
+        found |= _of_contention(problem, machine)
+    return described(case, problem, {name: found[name] for name in wanted})
+
+
+def described(case: str, problem: Problem, factors: dict[str, float], scaled: int = 1) -> Losses:
+    """The losses of a problem beside its static sizes."""
+    return Losses(case, problem.m, problem.n, problem.k, op_to_byte(problem), memory_traffic(problem), factors, scaled)
+
+
+def cut_shape(problem: Problem, by: str, parts: int) -> tuple[int, int, int]:
+    """(m, n, k) of one of so many equal parts."""
+    if by == ROWS:
+        return -(-problem.m // parts), problem.n, problem.k
+    return problem.m, problem.n, -(-problem.k // parts)
+
+
+def correlation(found: list[Losses], name: str, of: str) -> float:
+    """Of a factor with `op_to_byte` or `traffic_bytes` by their ranks (Spearman); 0 where nothing varies."""
+    pairs = [(getattr(each, of), each.factors[name]) for each in found if name in each.factors]
+    one, other = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))
+    middle = (len(pairs) - 1) / 2
+    spread = [sum((value - middle) ** 2 for value in side) for side in (one, other)]
+    if not all(spread):
+        return 0.0
+    shared = sum((a - middle) * (b - middle) for a, b in zip(one, other, strict=True))
+    return shared / sqrt(spread[0] * spread[1])
+
+
+def geomean(found: list[Losses], name: str) -> float:
+    """Of a factor over the cases that have it."""
+    return geometric_mean(each.factors[name] for each in found if name in each.factors)
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """The place of each value in order; equal values share the mean of their places."""
+    order = sorted(values)
+    return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
+
+
+def _of_matmuls(problem: Problem, machine: Machine) -> dict[str, float]:
+    """Each part is a kernel behind the one before; parts of columns are added to sums in fp32."""
+    call_us = machine.latency.call.us
+
+    def alone_us(shape: tuple[int, int, int], is_added: bool = False) -> float:
+        return library_matmul_us(machine, shape, problem.dtype, is_added) - call_us
+
+    whole_us, size = alone_us((problem.m, problem.n, problem.k)), problem.world_size
+    return {
+        name: parts * alone_us(cut_shape(problem, by, parts), by == COLUMNS) / whole_us
+        for name, by, parts in zip(MATMULS, (ROWS, COLUMNS) * 2, (size, size, size**2, size**2), strict=True)
+    }
+
+
+def _of_transfer(problem: Problem, machine: Machine) -> float:
+    """A shard in W pieces, each with its flag, over a shard as one copy."""
+    size, shard = problem.world_size, problem.m * problem.k * ITEMSIZE_BYTES[problem.dtype] / problem.world_size
+
+    def copy_us(size_bytes: float) -> float:
+        alone_us = max(machine.links.push.time_us(size_bytes), machine.routes.time_us(0, 1, size_bytes))
+        return alone_us + machine.latency.flag.us
+
+    return size * copy_us(shard / size) / copy_us(shard)
+
+
+def _of_contention(problem: Problem, machine: Machine) -> dict[str, float]:
+    """From runs of matmuls and transfers that do not depend on each other, together and each alone."""
+    found: dict[str, float] = {}
+    movers: tuple[tuple[str, Kind], ...] = (("copies", COPY), ("library", COLLECTIVE))
+    for (mover, kind), names in zip(movers, (BESIDE[::2], BESIDE[1::2]), strict=True):
+        both, matmuls, moves = (
+            simulate(_independent(problem, mover, *which), machine)
+            for which in ((True, True), (True, False), (False, True))
+        )
+        found[names[0]] = _length_us(both, COMPUTE) / _length_us(matmuls, COMPUTE)
+        found[names[1]] = _length_us(both, kind) / _length_us(moves, kind)
+    return found
+
+
+def _length_us(timeline: Timeline, kind: Kind) -> float:
+    """From the first to the last span of a kind on rank 0, waits for SMs included."""
+    spans = [span for span in timeline.of_rank(0) if span.kind == kind]
+    begun = min(span.begin_us for span in spans) if kind != COLLECTIVE else 0.0
+    return max(span.end_us for span in spans) - begun
+
+
+def _independent(problem: Problem, mover: str, has_matmuls: bool, has_moves: bool) -> Plan:
+    """W matmuls of a W-th of the rows on each rank, and each shard in W pieces to every peer."""
+    ranks, m, n, k = range(problem.world_size), problem.m, problem.n, problem.k
+    shard = -(-m // problem.world_size)
+    pieces = [rows for rows in piece_rows((0, shard), problem.world_size, LIBRARY_ALIGNMENT) if rows[0] < rows[1]]
+    operations: list[Operation] = []
+    for rank in ranks:
+        if has_matmuls:
+            operations += _matmuls(rank, (shard, n, k), problem.world_size)
+        if has_moves and mover == "copies":
+            operations += _pushes(rank, (shard, k), pieces, problem.world_size)
+        elif has_moves:
+            operations += _gathers(rank, (shard, k), pieces, problem.world_size)
+    names = dict.fromkeys(operation.queue for operation in operations)
+    schedule = Schedule(
+        name=f"matmuls beside {mover}",
+        world_size=problem.world_size,
+        buffers=(
+            Buffer("a", shard, k, "local"), Buffer("w", k, n, "input"), Buffer("y", shard, n, "output"),
+            Buffer("x", shard, k, "input"), Buffer("landed", shard * problem.world_size, k, "symmetric"),
+        ),
+        pads=(),
+        queues=tuple(Queue(name, "complete") for name in names),
+        given=(),
+        goal=(),
+        operations=tuple(operations),
+    )  # fmt: skip
+    engines = tuple(Assignment(name, COPY_ENGINE if name.startswith("copies") else LIBRARY) for name in names)
+    return Plan(
+        name=schedule.name,
+        problem=replace(problem, operator="all_gather_matmul"),
+        schedule=schedule,
+        realization=Realization(dtype=problem.dtype, engines=engines),
+    )
+
+
+def _matmuls(rank: int, shape: tuple[int, int, int], count: int) -> list[Operation]:
+    rows, n, k = shape
+    a, b = Region("a", rank, (0, rows), (0, k)), Region("w", rank, (0, k), (0, n))
+    out = Region("y", rank, (0, rows), (0, n))
+    return [
+        Compute(name=f"multiply.{rank}.{step}", rank=rank, queue="main", a=(a,), b=b, out=(out,))
+        for step in range(count)
+    ]
+
+
+def _pushes(rank: int, shape: tuple[int, int], pieces: list[tuple[int, int]], size: int) -> list[Operation]:
+    shard, k = shape
+    return [
+        Put(
+            name=f"push.{rank}-{(rank + away) % size}.{step}",
+            rank=rank,
+            queue=f"copies.{away}",
+            sources=(Region("x", rank, rows, (0, k)),),
+            destinations=(
+                Region("landed", (rank + away) % size, (rank * shard + rows[0], rank * shard + rows[1]), (0, k)),
+            ),
+        )
+        for away in range(1, size)
+        for step, rows in enumerate(pieces)
+    ]
+
+
+def _gathers(rank: int, shape: tuple[int, int], pieces: list[tuple[int, int]], size: int) -> list[Operation]:
+    shard, k = shape
+    return [
+        Collective(
+            name=f"gather.{rank}.{step}",
+            rank=rank,
+            queue="gathers",
+            function="all_gather",
+            label=f"gather.{step}",
+            ranks=tuple(range(size)),
+            sources=(Region("x", rank, rows, (0, k)),),
+            destinations=tuple(
+                Region("landed", rank, (owner * shard + rows[0], owner * shard + rows[1]), (0, k))
+                for owner in range(size)
+            ),
+        )
+        for step, rows in enumerate(pieces)
+    ]
