@@ -182,7 +182,8 @@ def main() -> int:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.ranks:
-        mp.spawn(_rank, args=(asked.ranks, asked.folder, asked.only), nprocs=asked.ranks)
+        how = "spawn" if torch.cuda.is_available() else "fork"  # no CUDA context survives a fork
+        mp.start_processes(_rank, (asked.ranks, asked.folder, asked.only), asked.ranks, start_method=how)
         return 0
     if asked.old is None or not (asked.old / "overweave").is_dir():
         parser.error("give the root of another checkout of this repository")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 CARRIED = "tiles or bulk or both"  # cases whose tiles carry something, or that exchange two tensors
 # A short version: the ordinary matmul on any number of ranks, all others on three. The files themselves run every case.
-SHORT = "-3] or (matmul and not copy_kernel and not scattered_persistent)"
+SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not copy_kernel)"
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_what_a_first_call_in_inference_mode_makes_serves_later_calls(plan: str)
         call()
 
 
+@pytest.mark.slow
 def test_new_tensors_name_their_dtype():
     found = []
     for name, path in modules().items():

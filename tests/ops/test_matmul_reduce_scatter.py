@@ -58,7 +58,8 @@ def test_every_plan():
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_every_plan_and_dtype_with_any_number_of_rows(world_size: int):
-    calls = [call for m in (0, 1, world_size - 1, 67) for call in calls_by_plan(OPERATOR, PLANS, m, DTYPES)]
+    dtypes = DTYPES if world_size < 8 else DTYPES[:1]  # eight ranks take as long as all others
+    calls = [call for m in (0, 1, world_size - 1, 67) for call in calls_by_plan(OPERATOR, PLANS, m, dtypes)]
     calls += [call for seed in range(4) for call in calls_of_any_size(OPERATOR, world_size, seed)]
     assert run_ranks(wrong_calls, world_size, calls, timeout_s=200) == [[]] * world_size
 

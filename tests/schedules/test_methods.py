@@ -32,6 +32,7 @@ EXCHANGES, ROWS = {"scatter", "two_shot"}, {"sequential", "per_shard"}
 OTHER_WORDS = {
     **{f"overweave.compiler.frontend.{name}": {"scatter"} for name in FOLLOWERS},
     "overweave.kernels.packed.exchange": EXCHANGES,
+    "overweave.hardware.topology": {"mesh", "ring"},  # how GPUs are linked
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.packed_layout": EXCHANGES,

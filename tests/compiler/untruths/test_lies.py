@@ -24,6 +24,7 @@ def read(folder: Path, text: str, call: object = None) -> None:
         check_places(kernel, call)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", ALL, ids=range(len(ALL)))
 def test_an_untruth_is_refused_with_its_line(tmp_path: Path, lie: Lie):
     text = changed(lie.text, *lie.changes)

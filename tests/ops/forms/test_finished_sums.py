@@ -87,6 +87,7 @@ def wrong_sums(cases: tuple[Case, ...]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_three_ranks_finish_their_sums():
     assert run_ranks(wrong_sums, 3, ((7, torch.bfloat16, ENDINGS[0]), (7, torch.float32, ENDINGS[3]))) == [[]] * 3
 

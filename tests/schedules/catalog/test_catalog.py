@@ -303,7 +303,8 @@ def test_rotation_changes_the_order_of_the_peers_and_nothing_else():
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2))])
+@pytest.mark.parametrize("world_size", [3, 1, 2])
+@pytest.mark.slow
 def test_whatever_choice_builds_a_plan_is_proven(name: str, world_size: int):
     """All of the plan, engines and tables too; what cannot be is refused when it is built."""
     chosen = [{option.name: choice} for option in METHODS[name].options for choice in option.choices]
