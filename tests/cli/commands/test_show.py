@@ -35,6 +35,8 @@ def test_a_schedule_is_printed_in_the_form_that_can_be_read():
 
 def test_what_is_printed_is_documented_by_a_golden_file(golden):
     golden("show/all_gather_matmul.push.txt", show("all_gather_matmul.push", "--world", "2").output)
+    for name in ("matmul_all_reduce.waves", "matmul_reduce_scatter.waves"):
+        golden(f"show/{name}.txt", show(name, "--world", "4", "-o", "sms=12", "-o", "library_sms=4").output)
 
 
 def test_a_plan_is_written(tmp_path: Path):
