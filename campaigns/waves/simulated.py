@@ -1,0 +1,126 @@
+"""Sums by groups of waves on described machines: problems in FlashOverlap's ranges, and what their plans take."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from overweave.hardware.machine import Machine
+from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.problem import Problem
+from overweave.schedules.catalog.catalog import build
+from overweave.sim.simulate import total_us
+from overweave.tuner.model.partition_search import Partition, WaveCosts, best_partitions, costs_on, words_of
+from overweave.tuner.space.shapes import SETS
+from overweave.tuner.space.space import Candidate, candidate, full_options, library_path
+from overweave.tuner.space.target import Target
+from overweave.tuner.space.waves import GROUPS, LIBRARY_SMS, tiles_of
+
+SUMS = tuple(name for name, record in OPERATORS.items() if record.adds)
+RANGES = SETS / "flashoverlap.ranges.json"
+MEBI, KIBI, ROWS = 1 << 20, 1 << 10, 1 << 10
+SLOW = 40.0  # GB/s of a link: below it a machine is held against the paper's with PCIe
+
+
+class Range(NamedTuple):
+    """Elements of the product, and the reduced extent, of one rank's matmul."""
+
+    elements: tuple[int, int]
+    k: tuple[int, int]
+
+
+def range_of(machine: Machine, operator: str, path: Path = RANGES) -> Range:
+    """The paper's for such a machine (Table 3)."""
+    name = "RTX4090" if machine.links.push.peak_gb_per_s < SLOW else "A800"
+    kind = "all_reduce" if OPERATORS[operator].shares_sums else "reduce_scatter"
+    told = {case["name"]: case for case in msgspec.json.decode(path.read_bytes())["cases"]}[f"{name}.{kind}"]
+    (low, high), (least, most) = told["mn_mebi"], told["k_kibi"]
+    return Range((low * MEBI, high * MEBI), (least * KIBI, most * KIBI))
+
+
+class Sized(NamedTuple):
+    """A problem on a machine."""
+
+    machine: Machine
+    problem: Problem
+
+    def __str__(self) -> str:
+        problem = self.problem
+        return f"{problem.operator} {problem.m}x{problem.n}x{problem.k} W={problem.world_size}"
+
+    @property
+    def target(self) -> Target:
+        """A GPU of the machine, as the tuner knows it."""
+        has_hopper = any(tile.kernel == "hopper" for tile in self.machine.tiles)
+        return Target("cuda", name=self.machine.title, is_hopper=has_hopper, sms=self.machine.processor.sms)
+
+    def costs(self) -> WaveCosts:
+        """What Algorithm 1 is told."""
+        grouped = tiles_of(self.problem, self.target, self._candidate())
+        assert grouped is not None, "equal shards of several ranks"
+        return costs_on(self.machine, grouped)
+
+    def simulated_us(self, partition: Partition) -> float:
+        """A call whose tiles are summed by these groups."""
+        options = full_options(self.problem, self.target, self._candidate(partition))
+        return total_us(build(f"{self.problem.operator}.waves", self.problem, options), self.machine)
+
+    def sequential_us(self) -> float:
+        """The library's matmul and its collective, one after the other."""
+        plain = library_path(self.problem.operator)
+        return total_us(build(plain.schedule(self.problem.operator), self.problem, {}), self.machine)
+
+    def _candidate(self, partition: Partition = ()) -> Candidate:
+        groups = {GROUPS: words_of(partition)} if partition else {}
+        return candidate("waves", {**groups, LIBRARY_SMS: self.machine.sharing.collective.sms})
+
+
+class Search:
+    """All partitions of one problem that somebody asked for, each simulated once."""
+
+    def __init__(self, sized: Sized) -> None:
+        self.sized, self._known = sized, dict[Partition, float]()
+
+    @cached_property
+    def costs(self) -> WaveCosts:
+        return self.sized.costs()
+
+    def us(self, partition: Partition) -> float:
+        if partition not in self._known:
+            self._known[partition] = self.sized.simulated_us(partition)
+        return self._known[partition]
+
+    def best(self, partitions: Iterable[Partition]) -> Partition:
+        return min(partitions, key=self.us)
+
+
+def named_us(search: Search) -> float:
+    """The best of the partitions that Algorithm 1 names, by simulation: what the tuner would take."""
+    return min(search.us(partition) for _, partition in best_partitions(search.costs))
+
+
+def drawn(machine: Machine, chance: random.Random, ranks: Sequence[int], largest: int) -> Sized:
+    """A problem in the paper's range for the machine, of at most `largest` elements: rows are whole tiles of shards."""
+    operator, world_size = chance.choice(SUMS), chance.choice(ranks)
+    (low, high), (least, most) = range_of(machine, operator)
+    low = min(low, largest)
+    n = KIBI * chance.choice((2, 4, 8))
+    elements = chance.uniform(min(low, largest // 4), min(high, largest))
+    m = max(1, round(elements / n / ROWS)) * ROWS
+    k = KIBI * chance.randint(least // KIBI, most // KIBI)
+    return Sized(machine, Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype="bfloat16"))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """A CSV of rows that have the same columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

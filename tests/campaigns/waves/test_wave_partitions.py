@@ -1,0 +1,72 @@
+"""The studies of wave groups, cut short: what they draw from, what they find, and what they write."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from campaigns.waves import overlap_map, wave_partitions
+from campaigns.waves.simulated import MEBI, SUMS, Search, Sized, drawn, named_us, range_of, write_rows
+from campaigns.waves.wave_partitions import choice_row, equal_groups, error_row, every_partition, random_partition
+from overweave.hardware.machine import load
+from overweave.ir.problem import Problem
+from overweave.tuner.model.partition_search import all_partitions, best_partitions
+
+SLOW = load("rtx4090x4")
+
+
+def small(operator: str = SUMS[0]) -> Sized:
+    problem = Problem(operator=operator, m=2048, n=4096, k=8192, world_size=2, dtype="bfloat16")
+    return Sized(SLOW, problem)
+
+
+def test_all_partitions_are_all():
+    for waves in range(1, 8):
+        every = list(every_partition(waves))
+        assert len(set(every)) == len(every) == 2 ** (waves - 1)
+        assert set(all_partitions(waves)) <= set(every)
+        assert random_partition(waves, random.Random(waves)) in every
+        assert equal_groups(waves, 2) in every
+
+
+def test_sizes_are_those_of_the_paper():
+    chance, machine = random.Random(0), load("h200x4")
+    assert range_of(SLOW, SUMS[0]) == ((16 * MEBI, 64 * MEBI), (8192, 16384))
+    assert range_of(machine, SUMS[0]) == ((64 * MEBI, 256 * MEBI), (2048, 8192))
+    for _ in range(50):
+        problem = drawn(SLOW, chance, (2, 4), 32 * MEBI).problem
+        assert 4 * MEBI <= problem.m * problem.n <= 33 * MEBI
+        assert 8192 <= problem.k <= 16384
+
+
+def test_what_is_taken_is_never_better_than_the_best_and_named_by_algorithm_1():
+    row = choice_row(small())
+    assert row["waves"] == Search(small()).costs.waves
+    assert 0.9 < float(str(row["reached"])) <= 1.0
+    assert float(str(row["first"])) <= float(str(row["reached"]))
+    assert named_us(Search(small())) == pytest.approx(
+        min(small().simulated_us(groups) for _, groups in best_partitions(small().costs()))
+    )
+
+
+def test_errors_are_shares_of_the_simulated_time():
+    row = error_row(small(SUMS[1]), random.Random(1))
+    told, simulated = float(str(row["algorithm_1_us"])), float(str(row["simulated_us"]))
+    assert float(str(row["error"])) == pytest.approx(abs(told / simulated - 1), abs=1e-3)
+
+
+def test_promises_that_are_broken_are_said(tmp_path: Path):
+    good, bad = {"reached": 1.0, "first": 1.0}, {"reached": 0.9, "first": 0.9}
+    alike = {f"equal_{size}": 1.0 for size in wave_partitions.EQUAL}
+    told = list(wave_partitions.verdicts([{"error": 0.1}], [good | alike, bad | alike]))
+    assert [verdict.holds for verdict in told[:3]] == [None, False, False]
+    rows = [overlap_map.row(small(operator)) for operator in SUMS]
+    *_, share = overlap_map.verdicts(SLOW, [row | {"of_bound": 0.9} for row in rows])
+    assert share.holds is True
+    assert all(0.5 < float(str(row["of_bound"])) <= 1.0 for row in rows)
+    *_, share = overlap_map.verdicts(SLOW, [row | {"of_bound": 0.7} for row in rows])
+    assert share.holds is False
+    write_rows(tmp_path / "a" / "rows.csv", rows)
+    assert (tmp_path / "a" / "rows.csv").read_text().count("\n") == len(rows) + 1
