@@ -58,9 +58,9 @@ def test_errors_are_shares_of_the_simulated_time():
 
 
 def test_promises_that_are_broken_are_said(tmp_path: Path):
-    good, bad = {"reached": 1.0, "first": 1.0}, {"reached": 0.9, "first": 0.9}
-    alike = {f"equal_{size}": 1.0 for size in wave_partitions.EQUAL}
-    told = list(wave_partitions.verdicts([{"error": 0.1}], [good | alike, bad | alike]))
+    alike: wave_partitions.Row = {f"equal_{size}": 1.0 for size in wave_partitions.EQUAL}
+    choices = [alike | {"reached": share, "first": share} for share in (1.0, 0.9)]
+    told = list(wave_partitions.verdicts([{"error": 0.1}], choices))
     assert [verdict.holds for verdict in told[:3]] == [None, False, False]
     rows = [overlap_map.row(small(operator)) for operator in SUMS]
     *_, share = overlap_map.verdicts(SLOW, [row | {"of_bound": 0.9} for row in rows])
