@@ -87,9 +87,13 @@ class Costs:
                 # what it ends by.
                 behind_us = self._author_tile_us / len(operation.late_waits) if operation.late_waits else 0.0
                 return Work(count, self._author_tile_us - behind_us, behind_us)
-        found = "no matmul config" if isinstance(step.operation, Compute) else f"a {type(step.operation).__name__}"
-        cure = "Give the realization a config, the queue an engine, or an author's tile a time"
-        raise ScheduleError(f"kernel of {step.operation.name}", found, cure)
+        found, cure = "its queue has an engine that cannot run it", "Name another engine in the realization"
+        if isinstance(step.operation, Compute):
+            found, cure = "the realization has no matmul config", "Give it one, or take a plan of the catalog"
+        if isinstance(step.operation, Apply):
+            found = "nobody knows how long a tile of a compiled kernel takes"
+            cure = "Give the time, as `overweave simulate --tile-us 10` does"
+        raise ScheduleError(f"time of {step.operation.name}", found, cure)
 
     def alone(self, operation: Operation) -> tuple[Work, ...]:
         """What a stream runs: kernels of the operation's own, one after the other."""

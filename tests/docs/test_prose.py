@@ -16,7 +16,7 @@ CODE = re.compile(r"^```.*?^```$|^    .*?$|<!--.*?-->", re.DOTALL | re.MULTILINE
 LINK, ROW = re.compile(r"!?\[([^\]]*)\]\([^)]*\)"), re.compile(r"^\|.*$", re.MULTILINE)
 # A heading of a how-to page begins with a verb, or with what a reader asks.
 VERBS = re.compile(
-    r"^(Act|Add|Ask|Capture|Choose|Compare|Decode|Find|Go|Let|Load|Look|Measure|Name|Query|Read|Record|Run|See|Sequence|Set|"
+    r"^(Act|Add|Ask|Capture|Choose|Compare|Decode|Find|Go|Let|Load|Look|Measure|Name|Prove|Query|Read|Record|Run|See|Send|Sequence|Set|"
     r"Tune|Use|What|Write|All-reduce|fp8)\b"
 )
 

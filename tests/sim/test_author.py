@@ -68,7 +68,7 @@ def test_a_streamed_tile_ends_behind_its_last_part():
 
 def test_an_authors_tile_without_a_time_is_refused():
     plan = author_plan(matmul(512, 256, 64), {"A": "all_gather.push"}, 4, "bfloat16")
-    with pytest.raises(ScheduleError, match="an author's tile a time"):
+    with pytest.raises(ScheduleError, match="Give the time, as `overweave simulate --tile-us 10` does"):
         simulate(plan, MACHINE)
 
 

@@ -9,10 +9,14 @@ import typer
 from msgspec.structs import replace
 
 from overweave.cli.destination import write_file
+from overweave.cli.limits import limited
 from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
-from overweave.ir.text.files import to_json
+from overweave.ir.dtype import Dtype
+from overweave.ir.plan import Plan
+from overweave.ir.schedule import Schedule
+from overweave.ir.text.files import read_file, shown, to_json
 from overweave.ir.text.printed import to_text
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.steps import timeline_of_steps
@@ -22,11 +26,15 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.weave.transports import TRANSPORTS
 
 WIDTH = 36  # of a name
+SOME_DTYPE: Dtype = "bfloat16"  # of which bytes are told where a schedule alone does not say
 
 
 def show(
-    name: Annotated[str | None, typer.Argument(help="A schedule; without one, all are listed.")] = None,
-    world: Annotated[int, typer.Option("--world", "-w", help="How many ranks.")] = 4,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME|FILE", help="A schedule, or a file of one; without it, all are listed."),
+    ] = None,
+    world: Annotated[int | None, typer.Option("--world", "-w", help="How many ranks; 4 unless a file says.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help=f"key=value, also {', '.join(PROBLEM_OPTIONS)}.")
     ] = None,
@@ -40,23 +48,41 @@ def show(
         typer.echo(listing())
         return
     write_page = page_writer(html)
-    problem, options = problem_of(name, world, options_of(option or []))
-    plan = build(name, problem, options, rank=0)
+    value = (
+        _of_file(Path(name), world, option) if _is_file(name) else _named(name, 4 if world is None else world, option)
+    )
+    schedule, dtype = (value, SOME_DTYPE) if isinstance(value, Schedule) else (value.schedule, value.realization.dtype)
     if html is not None:
-        steps = with_contents(timeline_of_steps(plan.schedule), plan.schedule, plan.realization.dtype)
-        write_page(f"{name} on {world} ranks", steps)
-        if json is None:
-            return
+        steps = with_contents(timeline_of_steps(schedule), schedule, dtype)
+        write_page(f"{shown(name)} on {schedule.world_size} ranks", steps)
     if json is None:
-        typer.echo(to_text(plan.schedule), nl=False)
+        if html is None:
+            typer.echo(to_text(schedule), nl=False)
         return
-    # Tile tables follow from the rest; whoever loads the file makes them anew.
-    data = to_json(replace(plan, tile_orders=()))
+    data = to_json(value)
     if str(json) == "-":
         typer.echo(data.decode(), nl=False)
         return
     write_file(json, data)
-    typer.echo(f"{name}: {len(plan.schedule.operations)} operations on {world} ranks -> {json}")
+    typer.echo(f"{shown(name)}: {len(schedule.operations)} operations on {schedule.world_size} ranks -> {json}")
+
+
+def _is_file(name: str) -> bool:
+    return name not in METHODS and Path(name).is_file()
+
+
+def _named(name: str, world: int, option: list[str] | None) -> Plan:
+    """The catalog's plan. Tile tables follow from the rest; whoever loads the file makes them anew."""
+    problem, options = problem_of(name, world, options_of(option or []))
+    return replace(build(name, problem, options, rank=0), tile_orders=())
+
+
+def _of_file(file: Path, world: int | None, option: list[str] | None) -> Schedule | Plan:
+    """What a file holds, as it is: `overweave verify` proves it. Raises InputError and ScheduleError."""
+    if world is not None or option:
+        raise InputError(f"show {shown(file)}", "--world or -o for a file", "A file says all of that itself")
+    with limited(file):
+        return read_file(file)
 
 
 def listing() -> str:

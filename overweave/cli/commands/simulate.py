@@ -71,6 +71,9 @@ def simulate(
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace of every tile for ui.perfetto.dev there")] = None,
     html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
+    tile_us: Annotated[
+        float | None, typer.Option(min=0.0, help="Of a compiled kernel's plan: what a tile takes, every SM busy")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
@@ -82,9 +85,9 @@ def simulate(
             plan = named_plan(schedule, shape, ranks, options_of(option or []))
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
-        timeline = run(plan, where)
+        timeline = run(plan, where, author_tile_us=tile_us)
         if trace or html:
-            tiles = with_contents(run(plan, where, with_tiles=True), plan.schedule, plan.realization.dtype)
+            tiles = with_contents(run(plan, where, True, tile_us), plan.schedule, plan.realization.dtype)
             write_page(f"{plan.name} on {where.title}", tiles)
         if trace is not None:
             write_file(trace, to_chrome(tiles))

@@ -49,6 +49,18 @@ def test_a_plan_is_written(tmp_path: Path):
     assert plan == from_json(show(*asked, "-").output.encode())
 
 
+def test_a_file_is_shown_as_it_is(tmp_path: Path):
+    """A schedule that somebody broke, too: `verify` judges, `show` shows."""
+    text, plan, page = tmp_path / "mine.txt", tmp_path / "mine.json", tmp_path / "mine.html"
+    printed = show("all_gather_matmul.push", "--world", "2").output
+    text.write_text(printed.replace(" wait arrived[0:1]>=1", "", 1))
+    assert show(str(text)).output == text.read_text()
+    assert show(str(text), "--json", str(plan), "--html", str(page)).exit_code == 0
+    assert from_json(plan.read_bytes()) == from_text(text.read_text())
+    assert "steps, each operation one step" in page.read_text()
+    assert "A file says all of that itself" in show(str(text), "--world", "2").output
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [

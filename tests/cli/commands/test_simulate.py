@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import overweave as ow
 from overweave.cli.main import app
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
 from overweave.ir.timeline.trace import from_chrome
 from overweave.schedules.catalog.catalog import build, names
+from tests.source_tree import ROOT
 
 SMALL = ("--shape", "1024,512,256", "--world", "2")
 
@@ -88,6 +90,17 @@ def test_files_hold_plans_and_schedules(tmp_path: Path):
         path = tmp_path / "file.json"
         path.write_bytes(to_json(value))
         assert json.loads(run(str(path), "--json"))["total_us"] == pytest.approx(named["total_us"], rel=0.2)
+
+
+def test_a_plan_of_a_compiled_kernel_needs_the_time_of_a_tile(tmp_path: Path):
+    pytest.importorskip("libcst")
+    fused = ow.compile(str(ROOT / "examples" / "kernels" / "matmul.py") + ":matmul_kernel", {"A": "all_gather.push"})
+    numbers = {"M": 256, "N": 64, "K": 64, "BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 4}
+    path = tmp_path / "plan.json"
+    path.write_bytes(to_json(fused.plan(numbers, 2, "bfloat16")))
+    assert "nobody knows how long a tile of a compiled kernel takes" in run(str(path), exit_code=2)
+    quick, slow = (json.loads(run(str(path), "--json", "--tile-us", us))["total_us"] for us in ("10", "1000"))
+    assert quick + 500 < slow
 
 
 def test_a_file_is_verified_first(tmp_path: Path):
