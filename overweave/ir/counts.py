@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Operation, Put, Range, Region, Schedule
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Operation, Put, Range, Reduce, Region, Schedule
 
 COUNTS = "counts"  # the input of a call that brings them
 COUNTS_DTYPE = "int64"
@@ -52,6 +52,9 @@ class Filled:
         if isinstance(operation, Compute):
             a, out = self._paired(operation.a, operation.out)
             return replace(operation, a=a, out=out)
+        if isinstance(operation, Reduce):
+            operands, (out,) = self._paired(operation.operands, (operation.out,))
+            return replace(operation, operands=operands, out=out)
         if isinstance(operation, Collective):
             sides = [tuple(map(self._region, side)) for side in (operation.sources, operation.destinations)]
             return replace(operation, sources=sides[0], destinations=sides[1])

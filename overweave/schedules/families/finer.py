@@ -1,8 +1,8 @@
 """Finer-grain overlap: each shard is cut once more, all peers send a piece at a time, and the library multiplies them.
 
-Eight schedules (`Point`) of one gather: pieces are pushed to all peers, gathered, multiplied and scattered on streams
-beside each other. Products of rows that do not follow each other in the result are scattered there; products of columns
-are added in fp32 and rounded once.
+Eight schedules (`Point`) of one gather, or of an all-to-all, where a rank has another shard for each target. Pieces are
+pushed to all peers, gathered, multiplied and scattered on streams beside each other. Products of rows that do not
+follow each other in the result are scattered there; products of columns are added in fp32 and rounded once.
 SOURCE: FiCCO (Design Space Exploration of DMA based Finer-Grain Compute Communication Overlap) V-A, V-B, Figure 11.
 """
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.plan import numbered
+from overweave.ir.problem import Problem
 from overweave.ir.promise import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Collective, Copy, Given, Goal, Operation, Put, Range, Reduce, Region
 from overweave.schedules.communication import (
@@ -29,6 +30,7 @@ from overweave.schedules.communication import (
     Part,
     X,
     Y,
+    common,
     communicated,
     is_empty,
     region,
@@ -52,15 +54,17 @@ def _written(point: Point, work: Work) -> Communication:
     split = replace(work.split, pieces=size)
     pieces = Pieces(point, split, k, work.settings.carrier == "library" and size > 1)
     landed = pieces.landed()
-    each = [_Rank(pieces, landed, rank, problem.widths) for rank in range(size if m else 0)]
-    x, gathered = Buffer(X, split.shard_size, k, "input"), Buffer(GATHERED_OUT, m, k, "output")
+    each = [_Rank(pieces, landed, rank, problem) for rank in range(size if m else 0)]
+    is_exchange = problem.record.exchanges
+    x = Buffer(X, m if is_exchange else split.shard_size, k, "input", counted="sent" if problem.counted else None)
+    gathered = Buffer(GATHERED_OUT, m, k, "output")
     returned = (gathered,) if problem.returns_gathered else ()
     results = [Buffer(numbered(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
     made = communicated(
         size,
         [step for one in each for step in chain(one.steps(), one.returned() if returned else ())],
         (x, *returned, *results),
-        given=(Given(region(x, one.rank, (0, one.height)), A, one.own[0], 0) for one in each if one.height),
+        given=(given for one in each for given in one.given(x)),
         goal=(Goal(region(gathered, one.rank, (0, m)), A, 0, 0) for one in each if returned),
         tiles_read=True,
     )
@@ -73,17 +77,26 @@ def _written(point: Point, work: Work) -> Communication:
 class _Rank:
     """What one rank does, in the order of its launches."""
 
-    def __init__(self, all_pieces: Pieces, landed: list[list[list[Piece]]], rank: int, widths: tuple[int, ...]) -> None:
-        self.all, self.landed, self.rank, self.widths = all_pieces, landed, rank, widths
-        self.split, self.own = all_pieces.split, all_pieces.split.shard(rank)
+    def __init__(self, all_pieces: Pieces, landed: list[list[list[Piece]]], rank: int, problem: Problem) -> None:
+        self.all, self.landed, self.rank, self.problem = all_pieces, landed, rank, problem
+        self.split, self.own, self.widths = all_pieces.split, all_pieces.split.shard(rank), problem.widths
         self.height, self.cuts = self.own[1] - self.own[0], all_pieces.cuts()
         self.is_uniform, self.is_fused = all_pieces.point.steps == "uniform", all_pieces.point.matmul == "fused"
         self.adds = len(self.cuts) > 1  # one cut is the whole reduced axis
+        # Of rows that are exchanged a rank has a shard for each rank, of those that are gathered one for all.
+        self.targets = range(len(landed)) if problem.record.exchanges else range(rank, rank + 1)
+
+    def given(self, x: Buffer) -> Iterator[Given]:
+        """What the rank begins with."""
+        for target in self.targets if self.height else ():
+            yield Given(
+                region(x, self.rank, self._x_rows(self.own, target)), self.problem.factor(target), self.own[0], 0
+            )
 
     def steps(self) -> Steps:
         yield from () if self.all.is_by_library else self._pushed()
         if not self.is_uniform and self.height:
-            own = Region(X, self.rank, (0, self.height), (0, self.all.k))
+            own = Region(X, self.rank, self._x_rows(self.own, self.rank), (0, self.all.k))
             yield Chunk(name=f"multiply.{self.rank}.own", rank=self.rank, rows=self.own, region=own)
         for at, pieces in enumerate(self.landed[self.rank]):
             yield from self._exchanged(pieces) if self.all.is_by_library else self._gathered(pieces)
@@ -109,7 +122,7 @@ class _Rank:
                     name=f"push.{self.rank}-{peer}.{step}",
                     rank=self.rank,
                     queue=self.split.copy_queue(away),
-                    sources=(self._in_x(piece),),
+                    sources=(self._in_x(piece, peer),),
                     destinations=(_lies(piece, peer),),
                 )
 
@@ -122,24 +135,25 @@ class _Rank:
     def _exchanged(self, pieces: Sequence[Piece]) -> Steps:
         """One collective for the pieces of all ranks. It sends whole rows: own columns are gathered in such first."""
         step, cols, top = pieces[0].step, pieces[0].cols, (pieces[0].place or (0, 0))[0]
-        landing, own = {piece.owner: self._lies(piece) for piece in pieces}, Region(X, self.rank, (0, 0), cols)
+        landing, sources = {piece.owner: self._lies(piece) for piece in pieces}, [Region(X, self.rank, (0, 0), cols)]
         for piece in pieces:
             if piece.owner == self.rank:
-                own = self._in_x(piece)
-                if self.cuts:
-                    rows = step * self.height, (step + 1) * self.height
-                    packed = Region(OWN_COLUMNS, self.rank, rows, (0, piece.shape[1]))
-                    yield self._copy(f"gather.{self.rank}.{step}", GATHERS, [own], [packed])
-                    own = packed
+                sources = [self._in_x(piece, target) for target in self.targets]
+        if self.cuts and self.rank in landing:
+            first = step * len(sources) * self.height
+            tops = range(first, first + len(sources) * self.height, self.height)
+            packed = [Region(OWN_COLUMNS, self.rank, (lo, lo + self.height), (0, cols[1] - cols[0])) for lo in tops]
+            yield self._copy(f"gather.{self.rank}.{step}", GATHERS, sources, packed)
+            sources = packed
         nothing, ranks = Region(LANDED, self.rank, (top, top), (0, cols[1] - cols[0])), tuple(range(len(self.landed)))
         yield Collective(
             name=f"exchange.{self.rank}.{step}",
             rank=self.rank,
             queue=EXCHANGES,
-            function="all_gather",
+            function="all_to_all" if self.problem.record.exchanges else "all_gather",
             label=f"exchange.{step}",
             ranks=ranks,
-            sources=(own,),
+            sources=tuple(sources),
             destinations=tuple(landing.get(owner, nothing) for owner in ranks),
         )
 
@@ -166,7 +180,7 @@ class _Rank:
         if self.adds:
             rows = _span(self._sum_rows(first.owner), self._sum_rows(last.owner))
             yield replace(chunk, cols=first.cols, into=tuple(self._each(ADDED, rows)), adds=not is_first)
-        elif place is None or all(one.rows[1] == other.rows[0] for one, other in zip(group, group[1:], strict=False)):
+        elif place is None or self._follow(group):
             yield chunk
         else:
             yield replace(chunk, rows=place, into=tuple(self._each(PRODUCTS, place)))
@@ -175,9 +189,18 @@ class _Rank:
                 sources = [self._of(PRODUCTS, at, rows) for rows in places]
                 yield self._copy(f"scatter.{name}.{at}", SCATTERS, sources, [self._of(Y, at, rows) for rows in rows_of])
 
+    def _follow(self, group: list[Piece]) -> bool:
+        """Whether rows of pieces that lie side by side do so in the result, where filled rows of blocks do not."""
+        if self.problem.counted:
+            return len(group) == 1
+        return all(one.rows[1] == other.rows[0] for one, other in zip(group, group[1:], strict=False))
+
     def _rounded(self) -> Steps:
-        """The sums to the result."""
-        for index, rows in enumerate(self._added_rows()):
+        """The sums to the result: blocks that are filled in part one by one."""
+        shards = [rows for rows in map(self.split.shard, range(len(self.landed))) if not is_empty(rows)]
+        blocks = shards if self.problem.counted else [(0, self.split.rows)]
+        cut = (common(rows, block) for rows in self._added_rows() for block in blocks)
+        for index, rows in enumerate(rows for rows in cut if not is_empty(rows)):
             owners = [owner for owner in range(len(self.landed)) if _is_within(self.split.shard(owner), rows)]
             held = _span(self._sum_rows(owners[0]), self._sum_rows(owners[-1]))
             for at in range(len(self.widths)):
@@ -217,8 +240,13 @@ class _Rank:
         behind = self.split.rows - self.own[1]
         return shifted(rows, -self.own[1] if owner > self.rank else behind)
 
-    def _in_x(self, piece: Piece) -> Region:
-        return Region(X, self.rank, shifted(piece.rows, -self.own[0]), piece.cols)
+    def _in_x(self, piece: Piece, target: int | None = None) -> Region:
+        """Where the rank has a piece of its own; of rows that are exchanged, the one for a target, or itself."""
+        return Region(X, self.rank, self._x_rows(piece.rows, self.rank if target is None else target), piece.cols)
+
+    def _x_rows(self, rows: Range, target: int) -> Range:
+        first = self.split.shard(target)[0] if self.problem.record.exchanges else 0
+        return shifted(rows, first - self.own[0])
 
     def _lies(self, piece: Piece) -> Region:
         return _lies(piece, self.rank)

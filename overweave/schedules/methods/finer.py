@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.all_gather_matmul import OPERATOR
+from overweave.ir.operators import all_gather_matmul, all_to_all_matmul
+from overweave.ir.operators.record import Operator
 from overweave.ir.plan import COPY_ENGINE
 from overweave.schedules.catalog import options
 from overweave.schedules.families.finer import finer
@@ -43,9 +44,9 @@ def _needs(point: Point) -> tuple[Need, ...]:
     return (needs.NO_RESIDUAL, needs.NO_ROW_SCALES) if point.matmul == "fused" else ()
 
 
-def _method(point: Point) -> Method:
+def _method(operator: Operator, point: Point) -> Method:
     return Method(
-        operator=OPERATOR.name,
+        operator=operator.name,
         name=point.name,
         summary=", ".join(_SUMMARIES[word] for word in (point.cut, point.steps, point.matmul)),
         source="FiCCO V-B, Figure 11",
@@ -59,4 +60,5 @@ def _method(point: Point) -> Method:
     )
 
 
-METHODS = tuple(map(_method, POINTS))
+OPERATORS = (all_gather_matmul.OPERATOR, all_to_all_matmul.OPERATOR)
+METHODS = tuple(_method(operator, point) for operator in OPERATORS for point in POINTS)

@@ -101,6 +101,11 @@ def _whole_blocks(asked: Asked) -> str:
     return "a tile kernel multiplies whole blocks, and counts fill them in part" if asked.problem.counted else ""
 
 
+def _known_sizes(asked: Asked) -> str:
+    found = "a collective lands pieces whose sizes are known when the plan is built, and counts change them"
+    return found if asked.problem.counted else ""
+
+
 def _starts_early(asked: Asked) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
@@ -191,6 +196,7 @@ _SKINNY = (Need("choice", _few_rows), Need("schedule", _bare_halves))
 OF_VALUES: dict[tuple[str, str | int], tuple[Need, ...]] = {
     ("kernel", "hopper"): (_hopper("the hopper kernel needs", ("cpu", "cuda")),),
     ("mover", "bulk_kernel"): (_hopper("copies in bulk need", ("cuda",)),),
+    ("carrier", "library"): (Need("schedule", _known_sizes),),
     ("sums", "epilogue"): (Need("schedule", _sums_beside_pushes),),
     ("matmul", "skinny"): _SKINNY,
     ("matmul", "early"): (_SKINNY[0], Need("choice", _starts_early), _SKINNY[1]),

@@ -133,6 +133,12 @@ def test_buffers_of_other_sizes_and_sums_are_refused():
     assert any("does not know which rows are filled" in each for each in told)
 
 
+def test_a_collective_between_filled_rows_and_whole_blocks_is_refused():
+    schedule = planned("sequential").schedule
+    buffers = tuple(replace(each, counted=None) if each.name == "gathered" else each for each in schedule.buffers)
+    assert "whole blocks at the other" in refusals(replace(schedule, buffers=buffers))[0]
+
+
 def test_a_kernel_of_whole_blocks_is_refused():
     plan = planned("push", counted=False)
     kinds = {"x": "sent", "gathered": "received", "y": "received"}

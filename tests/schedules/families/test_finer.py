@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
 import torch
 
+import overweave as ow
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.epilogue import Epilogue
@@ -24,13 +26,14 @@ from overweave.schedules.methods.finer import METHODS, POINTS
 from overweave.sim.simulate import total_us
 from tests.ranks import run_ranks
 
-NAMES = [method.full_name for method in METHODS]
+NAMES = [point.name for point in POINTS]
+GATHERS = METHODS[: len(POINTS)]
 WAYS = ({}, {"order": "ring"}, {"carrier": "library"})
 
 
 def planned(name: str, m: int = 1024, world_size: int = 4, *, k: int = 256, options=None, **more) -> Plan:
     fields = {"operator": "all_gather_matmul", "n": 48, "dtype": "bfloat16", **more}
-    return build(f"all_gather_matmul.{name}", Problem(m=m, k=k, world_size=world_size, **fields), options or {})
+    return build(f"{fields['operator']}.{name}", Problem(m=m, k=k, world_size=world_size, **fields), options or {})
 
 
 def of_rank(plan: Plan, rank: int, kind: type[Operation]) -> list[Any]:
@@ -39,11 +42,10 @@ def of_rank(plan: Plan, rank: int, kind: type[Operation]) -> list[Any]:
 
 def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
     assert len(set(POINTS)) == 8
-    kept = [method.name for method in METHODS if method.grids]
+    kept = [method.name for method in GATHERS if method.grids]
     assert kept == ["uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"]
-    assert [method.name for method in METHODS if method.dropped] == [
-        method.name for method in METHODS if not method.grids
-    ]
+    assert all(bool(method.dropped) != bool(method.grids) for method in METHODS)
+    assert [method.name for method in METHODS] == NAMES * 2
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
@@ -51,7 +53,7 @@ def test_all_are_proven_whatever_m_and_k_are(world_size: int):
     """Pieces of unequal rows or columns, empty ones, ranks without rows, k below one piece; one weight and two."""
     square = 16 * world_size * world_size
     for name, m, (k, columns), way in itertools.product(
-        [method.name for method in METHODS], (0, 1, 37, square + 5), ((8, ()), (100, (16, 32))), WAYS
+        NAMES, (0, 1, 37, square + 5), ((8, ()), (100, (16, 32))), WAYS
     ):
         plan = planned(name, m, world_size, k=k, options=way, columns=columns, returns_gathered=bool(columns))
         assert verify_plan(plan, MachineLimits()).refusals == (), (name, m, k, columns, way)
@@ -155,7 +157,45 @@ def calls(names: list[str]) -> list[str]:
     return wrong
 
 
+def exchanges(names: list[str]) -> list[str]:
+    """What is wrong with products of exchanged rows on a rank: of equal blocks, and of blocks that counts fill."""
+    group, wrong, k, chance = resolve(None), [], 96, random.Random(0)
+    ranks = range(group.world_size)
+    for name, way, most in itertools.product(names, WAYS, (16, 61)):
+        counts = [[chance.choice((0, 1, most // 2, most)) for _ in ranks] for _ in ranks]
+        for is_counted in (False, True)[: 1 if way.get("carrier") else 2]:
+            sent = counts if is_counted else [[most] * len(ranks)] * len(ranks)
+            rng = torch.Generator().manual_seed(most)
+            blocks = [[torch.randint(-2, 3, (sent[a][b], k), generator=rng).float() for b in ranks] for a in ranks]
+            w = torch.randint(-2, 3, (k, 24), generator=rng).float()
+            given = {"counts": counts, "most": most} if is_counted else {}
+            plan = " ".join([name, *(f"{option}={value}" for option, value in way.items())])
+            y = ow.all_to_all_matmul(torch.cat(blocks[group.rank]), w, plan=plan, **given)
+            if not torch.equal(y, torch.cat([blocks[source][group.rank] for source in ranks]) @ w):
+                wrong.append(f"{plan} {sent}")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_exchanged_rows_are_exact_whatever_the_counts(world_size: int):
+    assert run_ranks(exchanges, world_size, NAMES) == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
+def test_exchanges_of_upper_bounds_are_proven(world_size: int):
+    exchange = {"operator": "all_to_all_matmul"}
+    for name, block, way, counted in itertools.product(NAMES, (1, 37, 16 * world_size), WAYS, (False, True)):
+        if not (counted and "carrier" in way):
+            plan = planned(name, block * world_size, world_size, k=100, options=way, counted=counted, **exchange)
+            assert verify_plan(plan, MachineLimits()).refusals == (), (name, block, way, counted)
+
+
+def test_a_collective_does_not_land_pieces_whose_sizes_counts_change():
+    with pytest.raises(InputError, match="whose sizes are known"):
+        planned("uniform_fused_1d", operator="all_to_all_matmul", counted=True, options={"carrier": "library"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_all_are_exact_and_as_near_to_the_truth_as_one_matmul(world_size: int):
-    assert run_ranks(calls, world_size, [method.name for method in METHODS]) == [[]] * world_size
+    assert run_ranks(calls, world_size, NAMES) == [[]] * world_size

@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
-from overweave.ir.schedule import Buffer, Collective, Compute, Copy, Get, Operation, Put, ReducePut, Region, Schedule
+from overweave.ir.schedule import (
+    Buffer,
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Operation,
+    Put,
+    Reduce,
+    ReducePut,
+    Region,
+    Schedule,
+)
 from overweave.ir.verify.verdict import Findings
 
 Pair = tuple[Region, Region]
@@ -35,7 +47,11 @@ def check_counted(schedule: Schedule, findings: Findings) -> None:
             return
     for operation in schedule.operations if counted else ():
         for one, other in _pairs(operation, sent):
-            if said := _mixes(one, other, buffers, size):
+            if isinstance(operation, Collective) and (one.buffer in counted) != (other.buffer in counted):
+                findings.add(
+                    "form", operation, "a collective has filled rows at one end, and whole blocks at the other"
+                )
+            elif said := _mixes(one, other, buffers, size):
                 findings.add("form", operation, said, other)
 
 
@@ -46,6 +62,8 @@ def _unpaired(operation: Operation) -> str:
         return "" if plain else "a matmul with addends, copies or scales does not know which rows are filled"
     if isinstance(operation, Collective) and operation.function == "all_to_all":
         return ""
+    if isinstance(operation, Reduce) and len(operation.operands) == 1:  # it moves, and rounds
+        return ""
     is_move = isinstance(operation, Put | Get | Copy) and not isinstance(operation, ReducePut)
     return "" if is_move else f"a {type(operation).__name__} does not know which rows are filled"
 
@@ -55,6 +73,8 @@ def _pairs(operation: Operation, sent: dict[tuple[str, int, int], Region]) -> It
         yield from zip(operation.a, operation.out, strict=True)
     elif isinstance(operation, Put | Get | Copy):
         yield from zip(operation.sources, operation.destinations, strict=True)
+    elif isinstance(operation, Reduce):
+        yield from zip(operation.operands, (operation.out,), strict=True)
     elif isinstance(operation, Collective):
         for source, region in zip(operation.ranks, operation.destinations, strict=False):
             if (operation.label, source, operation.rank) in sent:
