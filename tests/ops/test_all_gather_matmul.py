@@ -8,6 +8,7 @@ import torch
 import overweave as ow
 from overweave.ir.operators.all_gather_matmul import OPERATOR as RECORD
 from overweave.schedules.catalog.catalog import names
+from overweave.schedules.methods.finer import POINTS
 from tests.ops import reference
 from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
 from tests.ranks import run_ranks
@@ -15,6 +16,7 @@ from tests.ranks import run_ranks
 OPERATOR = RECORD.name
 PLANS = ("sequential", "per_shard", "push", "gather_packed", "pull")
 PLANS += ("mesh", "ring", "double_ring", "islands")
+FINER = tuple(point.name for point in POINTS)
 WITH_OPTIONS = (
     "per_shard order=all_peers",
     "push pieces=1",
@@ -28,7 +30,7 @@ WITH_OPTIONS = (
 
 
 def test_every_plan_of_the_catalog_is_tried():
-    assert names(OPERATOR) == tuple(f"{OPERATOR}.{plan}" for plan in PLANS)
+    assert names(OPERATOR) == tuple(f"{OPERATOR}.{plan}" for plan in (*PLANS, *FINER))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -39,8 +41,8 @@ def test_any_number_of_rows(world_size: int):
 
 @pytest.mark.slow
 def test_every_plan():
-    calls = calls_by_plan(OPERATOR, PLANS + WITH_OPTIONS, m=37, dtypes=("bfloat16",))
-    gathered = [Call(OPERATOR, 37, plan=plan, returns_gathered=True) for plan in PLANS]
+    calls = calls_by_plan(OPERATOR, PLANS + FINER + WITH_OPTIONS, m=37, dtypes=("bfloat16",))
+    gathered = [Call(OPERATOR, 37, plan=plan, returns_gathered=True) for plan in PLANS + FINER]
     assert run_ranks(wrong_calls, 3, calls + gathered) == [[]] * 3
 
 

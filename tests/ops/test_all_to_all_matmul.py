@@ -16,11 +16,13 @@ from overweave.ir.verify.plan import verify_plan
 from overweave.memory.group import Group, resolve
 from overweave.ops.call.prepared import calls_of
 from overweave.schedules.catalog import catalog
+from overweave.schedules.methods.finer import POINTS
 from tests.ranks import run_ranks
 
 K, N, MOST = 16, 24, 9
 OPERATOR = "all_to_all_matmul"
 PLANS = ("sequential", "per_peer", "per_peer order=all_peers")
+FINER = tuple(point.name for point in POINTS)
 Rows = list[list[int]]
 
 
@@ -173,4 +175,4 @@ def short_of_rows() -> str:
 
 
 def test_the_catalog_has_its_schedules():
-    assert catalog.names(OPERATOR) == tuple(f"{OPERATOR}.{name}" for name in ("sequential", "per_peer", "push"))
+    assert catalog.names(OPERATOR) == tuple(f"{OPERATOR}.{name}" for name in ("sequential", "per_peer", "push", *FINER))

@@ -221,6 +221,8 @@ class _Table:
                 )
             if announced != signal:
                 self.findings.add("lowering", operation, f"a tile notifies signal {announced}, not {signal}")
+        if not isinstance(operation, Compute) and any(row.shift for row in rows):
+            self.findings.add("lowering", operation, "a tile has columns of a weight, and multiplies by none")
         if signals and len(rows) != operation.instances:
             said = f"its {len(rows)} tiles add as much to a signal that counts {operation.instances}"
             self.findings.add("lowering", operation, said)

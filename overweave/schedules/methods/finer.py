@@ -60,5 +60,6 @@ def _method(operator: Operator, point: Point) -> Method:
     )
 
 
-OPERATORS = (all_gather_matmul.OPERATOR, all_to_all_matmul.OPERATOR)
-METHODS = tuple(_method(operator, point) for operator in OPERATORS for point in POINTS)
+GATHERS = tuple(_method(all_gather_matmul.OPERATOR, point) for point in POINTS)
+EXCHANGES = tuple(_method(all_to_all_matmul.OPERATOR, point) for point in POINTS)
+METHODS = (*GATHERS, *EXCHANGES)

@@ -9,7 +9,10 @@ from overweave.schedules.methods.replaced import REPLACED
 
 METHODS: dict[str, Method] = {
     method.full_name: method
-    for method in (*gathers.METHODS, *finer.METHODS, *scatters.METHODS, *reductions.METHODS, *exchanges.METHODS)
+    for method in (
+        *(*gathers.METHODS, *finer.GATHERS, *scatters.METHODS, *reductions.METHODS),
+        *(*exchanges.METHODS, *finer.EXCHANGES),
+    )
 }
 
 

@@ -43,7 +43,9 @@ def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=N
     rows = operator.whole_rows(m, world_size)
     size = {"m": rows, "n": n, "k": 16, "world_size": world_size, "dtype": "bfloat16"}
     problem = Problem(operator=operator.name, **size | changes)
-    return build(name, problem, options or (SMALL if method_of(name).is_fused else {}))
+    method = method_of(name)
+    small = {option: value for option, value in SMALL.items() if method.is_fused and method.takes(option)}
+    return build(name, problem, options or small)
 
 
 def refused(plan: Plan, rule: str, *words: str, limits: MachineLimits = H200) -> None:

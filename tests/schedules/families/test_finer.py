@@ -22,12 +22,11 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.finer import METHODS, POINTS
+from overweave.schedules.methods.finer import GATHERS, METHODS, POINTS
 from overweave.sim.simulate import total_us
 from tests.ranks import run_ranks
 
 NAMES = [point.name for point in POINTS]
-GATHERS = METHODS[: len(POINTS)]
 WAYS = ({}, {"order": "ring"}, {"carrier": "library"})
 
 
