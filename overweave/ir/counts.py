@@ -53,8 +53,8 @@ class Filled:
             a, out = self._paired(operation.a, operation.out)
             return replace(operation, a=a, out=out)
         if isinstance(operation, Reduce):
-            operands, (out,) = self._paired(operation.operands, (operation.out,))
-            return replace(operation, operands=operands, out=out)
+            summed, made = self._paired(operation.operands, (operation.out,))
+            return replace(operation, operands=summed, out=made[0])
         if isinstance(operation, Collective):
             sides = [tuple(map(self._region, side)) for side in (operation.sources, operation.destinations)]
             return replace(operation, sources=sides[0], destinations=sides[1])
