@@ -10,7 +10,7 @@ export NVSHMEM_DISABLE_NVLS := 1
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test tiers fast slow nightly nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -34,6 +34,9 @@ NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" 
 
 # What only nightly tests import: a browser's driver. The browser is playwright's or the machine's.
 NIGHTLY_PACKAGES := 'playwright>=1.50'
+
+torch-test: .venv/stamp  ## all that torch asks of operators, layers, styles and replaced ops; no GPU
+	$(PYTEST) tests/torch
 
 nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightly-list` names them
 	for campaign in $(NIGHTLY); do $(BIN)/python -m campaigns.$$campaign || exit 1; done

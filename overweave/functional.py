@@ -20,14 +20,17 @@ from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
-from overweave.memory.group import GroupLike, process_group_of
+from overweave.memory.group import GroupLike
+from overweave.ops.call.call import call
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
-from overweave.ops.dispatch.route import by_dispatcher, name_of, refused
+from overweave.ops.dispatch.route import Place, by_dispatcher, place_of, refused
+from overweave.ops.dispatch.schema import results_named
 
 for _record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR):
     define(_record)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GATHER, _SCATTER, _REDUCE = all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR
 Factors = torch.Tensor | Sequence[torch.Tensor]
 Save = Literal["gathered", "shard", "columns"]
@@ -118,10 +121,10 @@ def all_gather_linear(
     fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
     given = {
         "x": rows.matrix, "w": layer.weights, "bias": _bias(layer, bias, 0), "activation": activation, "gate": gates,
-        "residual": fused, "m": rows.m, "return_gathered": return_gathered, "save": save, "plan": plan,
-        "backward_plan": backward_plan,
+        "residual": fused, "m": rows.m, "return_gathered": return_gathered, "plan": plan,
     }  # fmt: skip
-    results = [rows.restored(each) for each in by_dispatcher(_GATHER, layer.group, given).values()]
+    found = _computed(layer, given, {"save": save, "backward_plan": backward_plan})
+    results = [rows.restored(each) for each in found]
     if residual is not None and fused is None:
         results[0] = results[0] + residual
     gathered = results.pop() if return_gathered else None
@@ -161,14 +164,13 @@ def linear_reduce_scatter(
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
     layer = _layer(_SCATTER, xs, weight, group, (1, main_grad))
     parts = [_scattered_rows(layer, each, dim) for each in xs]
-    weights = layer.weights if isinstance(layer.weights, list) else [layer.weights]
     rows = parts[0]
     fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
     given = {
-        "x": [part.matrix for part in parts], "w": weights, "bias": _bias(layer, bias, None), "activation": activation,
-        "residual": fused, "plan": plan, "backward_plan": backward_plan,
+        "x": [part.matrix for part in parts] if len(parts) > 1 else rows.matrix, "w": layer.weights,
+        "bias": _bias(layer, bias, None), "activation": activation, "residual": fused, "plan": plan,
     }  # fmt: skip
-    y = rows.restored(by_dispatcher(_SCATTER, layer.group, given)["y"])
+    y = rows.restored(_computed(layer, given, {"backward_plan": backward_plan})[0])
     return y if residual is None or fused is not None else y + residual
 
 
@@ -201,25 +203,27 @@ def linear_all_reduce(
     layer = _layer(_REDUCE, x, weight, group, (1, main_grad))
     shape = (*x.shape[:-1], layer.columns)
     beside = None if residual is None else residual.reshape(-1, residual.shape[-1]).contiguous()
+    if norm is not None:
+        norm = norm._replace(weight=norm.weight.contiguous())
     if norm is not None and norm.residual is not None:
         norm = norm._replace(residual=norm.residual.reshape(-1, norm.residual.shape[-1]).contiguous())
     given = {
         "x": _matrix(x), "w": layer.weights, "bias": _bias(layer, bias, None), "activation": activation,
         "residual": beside, "norm": norm, "plan": plan,
     }  # fmt: skip
-    results = [each.view(shape) for each in by_dispatcher(_REDUCE, layer.group, given).values()]
+    results = [each.view(shape) for each in _computed(layer, given, {})]
     return results[0] if norm is None else tuple(results)
 
 
 class _Layer(NamedTuple):
-    """A layer's operator, the name of its group, and its weights as the operator takes them: `[k, n]`, or a list."""
+    """A layer's operator, this rank's place in its group, and its weights as the operator takes them: `[k, n]`, or a
+    list."""
 
     operator: Operator
-    group: str
-    world_size: int
-    rank: int
-    weights: Any
-    columns: int
+    place: Place
+    group: GroupLike
+    weights: Any = None
+    columns: int = 0
 
 
 class _Rows(NamedTuple):
@@ -255,16 +259,24 @@ class _Rows(NamedTuple):
         return result.view(*self.shape, columns)
 
 
+def _computed(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]) -> list[torch.Tensor]:
+    """The results in order: products, rows before a norm, what was gathered. of_gradients: keywords of these."""
+    if torch.is_grad_enabled():
+        return list(by_dispatcher(layer.operator, layer.place.name, given | of_gradients).values())
+    found = call(layer.operator, layer.group, given)
+    return [found[name] for name in results_named(given)]
+
+
 def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: tuple[int, bool]) -> _Layer:
     """x: one for all weights, or a list of one for each. how: along which dimension DTensor weights are sharded, and
     whether their gradients go to `main_grad`."""
     listed = [weight] if isinstance(weight, torch.Tensor) else list(weight)
     xs = list(x) if isinstance(x, (list, tuple)) else [x] * len(listed)
-    name = name_of(_group(operator, listed, group))
-    process_group = process_group_of(name)
-    layer = _Layer(operator, name, process_group.size(), process_group.rank(), None, 0)
+    if any(each.__class__ not in _PLAIN for each in listed):
+        group = _group(operator, listed, group)
+    layer = _Layer(operator, place_of(group), group)
     for each in xs:
-        if not isinstance(each, torch.Tensor) or each.dim() < 1 or hasattr(each, "device_mesh"):
+        if not isinstance(each, torch.Tensor) or each.dim() < 1 or _is_dtensor(each):
             found = f"got {list(each.shape)}" if isinstance(each, torch.Tensor) else f"got {type(each).__name__}"
             raise _refusal(layer, "x [.., k]", found, "Pass a local torch.Tensor: `.to_local()` of a DTensor")
     factors = [_factor(layer, each, "weight", how) for each in listed]
@@ -281,11 +293,11 @@ def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: t
 
 def _group(operator: Operator, weights: list[Any], group: GroupLike) -> GroupLike:
     """The group that was passed, or that of the weights' mesh."""
-    meshes = [each.device_mesh for each in weights if hasattr(each, "device_mesh")]
+    meshes = [each.device_mesh for each in weights if _is_dtensor(each)]
     if not meshes:
         return group
-    if group is not None and name_of(group) != name_of(meshes[0]):
-        found = f"the group is {name_of(group)!r}, the weight lies on {name_of(meshes[0])!r}"
+    if group is not None and place_of(group).name != place_of(meshes[0]).name:
+        found = f"the group is {place_of(group).name!r}, the weight lies on {place_of(meshes[0]).name!r}"
         error = GroupError(f"{operator.name}: one group for a layer", found, "Leave out group=, or pass the weight's")
         raise refused(group, error)
     mesh: GroupLike = meshes[0]
@@ -303,17 +315,17 @@ def _factor(layer: _Layer, weight: Any, called: str, how: tuple[int, bool]) -> A
         try:
             local = added_to_main_grad(layer.operator.name, local)
         except InputError as error:
-            raise refused(layer.group, error) from None
+            raise refused(layer.place.name, error) from None
     return (local if local.is_contiguous() or local.t().is_contiguous() else local.contiguous()).t()
 
 
 def _bias(layer: _Layer, bias: Any, along: int | None) -> torch.Tensor | None:
-    return None if bias is None else _local(layer, bias, "bias", along)
+    return None if bias is None else _local(layer, bias, "bias", along).contiguous()
 
 
 def _local(layer: _Layer, tensor: Any, called: str, along: int | None) -> Any:
     """The local part of a DTensor that is sharded `along` a dimension, or replicated; any other tensor as it is."""
-    if not hasattr(tensor, "device_mesh"):
+    if not _is_dtensor(tensor):
         return tensor
     (placement,) = tensor.placements
     if not (placement.is_shard(along) if along is not None else placement.is_replicate()):
@@ -322,8 +334,12 @@ def _local(layer: _Layer, tensor: Any, called: str, along: int | None) -> Any:
     return tensor.to_local()
 
 
+def _is_dtensor(tensor: Any) -> bool:
+    return tensor.__class__ not in _PLAIN and hasattr(tensor, "device_mesh")
+
+
 def _refusal(layer: _Layer, asked: str, found: str, cure: str) -> Exception:
-    return refused(layer.group, InputError(f"{layer.operator.name}: {asked}", found, cure))
+    return refused(layer.place.name, InputError(f"{layer.operator.name}: {asked}", found, cure))
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
@@ -338,13 +354,13 @@ def _dimension(layer: _Layer, x: torch.Tensor, dim: int) -> int:
 
 
 def _gathered_rows(layer: _Layer, x: torch.Tensor, dim: int, size: int | None) -> _Rows:
-    dim, ranks = _dimension(layer, x, dim), layer.world_size
+    dim, ranks = _dimension(layer, x, dim), layer.place.world_size
     own, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
     whole = own * ranks if size is None else size
     if size is not None:
-        lo, hi = shard_rows(whole, ranks, layer.rank)
+        lo, hi = shard_rows(whole, ranks, layer.place.rank)
         if hi - lo != own:
-            found = f"rank {layer.rank} of {ranks} holds {own} of {whole}, not {hi - lo}"
+            found = f"rank {layer.place.rank} of {ranks} holds {own} of {whole}, not {hi - lo}"
             raise _refusal(layer, f"size={size} along dim {dim}", found, "Deal x as torch.chunk does, or pass size")
     shape, lead, inner = (*before, whole, *behind), prod(before), prod(behind)
     is_even = size is None or whole % ranks == 0
@@ -355,13 +371,13 @@ def _gathered_rows(layer: _Layer, x: torch.Tensor, dim: int, size: int | None) -
 
 
 def _scattered_rows(layer: _Layer, x: torch.Tensor, dim: int) -> _Rows:
-    dim, ranks = _dimension(layer, x, dim), layer.world_size
+    dim, ranks = _dimension(layer, x, dim), layer.place.world_size
     whole, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
     lead, inner, is_even = prod(before), prod(behind), whole % ranks == 0
     if is_even:
         own = most = whole // ranks
     else:
-        lo, hi = shard_rows(whole, ranks, layer.rank)
+        lo, hi = shard_rows(whole, ranks, layer.place.rank)
         own, most = hi - lo, -(-whole // ranks)
     shape = (*before, own, *behind)
     if lead == 1 and (is_even or inner == 1):

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
-from campaigns.torch.layers import Layer, Tensors, errors, is_too_large, operands, ours, upstream
+from campaigns.torch.layers import Layer, Tensors, errors, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
 wide = partial(Layer, widths=(512,), k=256)
@@ -60,16 +60,17 @@ def too_large(layer: Layer) -> Iterator[str]:
 
 def in_bf16(layer: Layer, turn: int) -> tuple[Tensors, Tensors]:
     """A rank's tensors, and gradients of its results, by name."""
-    given = {name: each.bfloat16().contiguous().requires_grad_() for name, each in operands(layer, turn).items()}
+    given = in_dtype(layer, torch.bfloat16, turn)
     with torch.no_grad():
         results = ours(layer, given)
     return given, {str(index): each.bfloat16() for index, each in enumerate(upstream(layer, results, turn))}
 
 
 def step(layer: Layer, given: Tensors, wanted: Tensors) -> tuple[torch.Tensor, ...]:
-    """Results and gradients of a layer."""
+    """Results and gradients of a layer, each at a place of its own: that of a residual is the one of the result."""
     results = ours(layer, given)
-    return (*(each.detach() for each in results), *torch.autograd.grad(results, [*given.values()], [*wanted.values()]))
+    gradients = torch.autograd.grad(results, [*given.values()], [*wanted.values()])
+    return (*(each.detach() for each in results), *(each.clone() for each in gradients))
 
 
 def replayed(layer: Layer, replays: int) -> Iterator[str]:

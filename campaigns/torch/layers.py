@@ -83,10 +83,15 @@ def upstream(layer: Layer, results: list[torch.Tensor], turn: int = 0) -> list[t
     return [drawn(tuple(each.shape), seed) for each, seed in zip(results, seeds, strict=True)]
 
 
-def with_gradients(layer: Layer, compute: Compute, dtype: torch.dtype, turn: int = 0) -> Tensors:
-    """Results and gradients of a layer, by name. Data are numbers of bf16, whatever the dtype."""
+def in_dtype(layer: Layer, dtype: torch.dtype, turn: int = 0) -> Tensors:
+    """What a rank brings, as leaves of a graph. Data are numbers of bf16, whatever the dtype."""
     given = operands(layer, turn)
-    tensors = {name: _strided(each.bfloat16().to(dtype), layer).requires_grad_() for name, each in given.items()}
+    return {name: _strided(each.bfloat16().to(dtype), layer).requires_grad_() for name, each in given.items()}
+
+
+def with_gradients(layer: Layer, compute: Compute, dtype: torch.dtype, turn: int = 0) -> Tensors:
+    """Results and gradients of a layer, by name."""
+    tensors = in_dtype(layer, dtype, turn)
     results = compute(layer, tensors)
     wanted = upstream(layer, results, turn)
     torch.autograd.backward(results, [each.bfloat16().to(dtype) for each in wanted])

@@ -30,6 +30,7 @@ CAMPAIGNS = {
     "drop_in": ["gpu_drop_in", "--replays", "20"],
     "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
+    "layers": ["gpu_torch", "--replays", "10", "--only", "all_reduce"],
     "fp8": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1"],
 }
 NEEDS_NCCL = {"beside"}  # which has no two ranks on a GPU

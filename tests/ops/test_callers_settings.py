@@ -34,8 +34,6 @@ def default_dtype() -> Iterator[None]:
 
 
 def setting(name: str) -> AbstractContextManager[object]:
-    if name == "autocast":
-        return torch.autocast("cpu", dtype=torch.bfloat16)
     if name == "default device":
         return torch.device("meta")
     return default_dtype() if name == "default dtype" else torch.inference_mode()
@@ -57,7 +55,7 @@ def differing(operator: str, name: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["autocast", "default dtype", "default device", "inference mode"])
+@pytest.mark.parametrize("name", ["default dtype", "default device", "inference mode"])
 @pytest.mark.parametrize("operator", PLANS)
 def test_bits_are_those_without_it(operator: str, name: str):
     assert run_ranks(differing, 2, operator, name) == [[], []]

@@ -17,17 +17,21 @@ from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.call.prepared import CALLS
 
 Refusal = TypeVar("Refusal", bound=Exception)
+_NAMED: dict[object, dist.ProcessGroup] = {}  # what ops of torch, whose groups are names, were called with
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
 atexit.register(lambda: _GROUPS.clear())  # a process group must not outlive the interpreter
+atexit.register(_NAMED.clear)
 _MEETING = threading.Lock()  # threads may be new to groups at once
 _INHERITED: list[object] = []  # groups of a process that this one was forked from, and what was kept for them
 
 
 def group_of(group: GroupLike) -> Group:
     """What the caller means by `group`, remembered. Raises GroupError."""
-    key = dist.group.WORLD if group is None else group
-    if not isinstance(key, dist.ProcessGroup):
+    key = dist.group.WORLD if group is None else _NAMED.get(group) if group.__class__ is str else group
+    if not isinstance(key, dist.ProcessGroup) or key not in LIVING:
         key = process_group_of(group)
+        if isinstance(group, str):
+            _NAMED[group] = key
     known = _GROUPS.get(key)
     if known is None or key not in LIVING:
         known = _met(key)
@@ -42,6 +46,8 @@ def _met(process_group: dist.ProcessGroup) -> Group:
     with _MEETING:
         for known in [known for known in _GROUPS if known not in LIVING]:
             del _GROUPS[known]
+            for name in [name for name, named in _NAMED.items() if named is known]:
+                del _NAMED[name]
             if known in CALLS and CALLS[known].close():
                 del CALLS[known]
         if process_group not in _GROUPS:
@@ -53,6 +59,7 @@ def _leave_to_parent() -> None:
     """In a forked process: a call there would speak in its parent's name. Kept, as threads of theirs end with them."""
     global _GROUPS, _MEETING
     _INHERITED.extend([*LIVING, *_GROUPS, _GROUPS])
+    _NAMED.clear()
     _GROUPS, _MEETING = {}, threading.Lock()  # another thread may have held that, and is not here
 
 

@@ -71,7 +71,7 @@ def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dic
     columns = tuple(w.shape[1] for w in weights)
     epilogue = Epilogue(
         bias=given.get(BIAS) is not None,
-        activation=_activation(name, given.get("activation")),
+        activation=activation_of(name, given.get("activation")),
         residual=given.get(RESIDUAL) is not None and norm is None,
         scaling=_scaling(name, x, weights, given),
         gate=given.get(GATE) is not None,
@@ -229,7 +229,8 @@ def _shards(operator: Operator, x: torch.Tensor, group: Group, m: int | None) ->
     return rows
 
 
-def _activation(operator: str, activation: str | None) -> Activation | None:
+def activation_of(operator: str, activation: str | None) -> Activation | None:
+    """The activation that was asked for. Raises InputError for one that is not known."""
     known = get_args(Activation)
     if activation is not None and activation not in known:
         cure = f"Use one of {', '.join(known)}, or None"

@@ -19,6 +19,15 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
+def is_watched() -> bool:
+    """Whether a tracer or a mode stands between ops and their kernels, and must see each op."""
+    return (
+        _C._len_torch_dispatch_stack() > 0
+        or _C._get_tracing_state() is not None
+        or _C._dispatch_tls_is_dispatch_key_included(PRE_DISPATCH)
+    )
+
+
 def check_untraced(name: str) -> None:
     """Raises InputError where a tracer records what this thread calls."""
     if _is_traced():
@@ -28,6 +37,5 @@ def check_untraced(name: str) -> None:
 
 
 def _is_traced() -> bool:
-    if _C._get_tracing_state() is not None or _C._dispatch_tls_is_dispatch_key_included(PRE_DISPATCH):
-        return True
-    return _C._len_torch_dispatch_stack() > 0 and _C._get_dispatch_mode(_PROXY) is not None
+    is_in_mode = _C._len_torch_dispatch_stack() > 0
+    return is_watched() and (not is_in_mode or _C._get_dispatch_mode(_PROXY) is not None)

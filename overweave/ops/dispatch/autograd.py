@@ -15,7 +15,8 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
-from overweave.ops.call.operands import FP8
+from overweave.ops.call.operands import FP8, activation_of
+from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.backward import (
     Asked,
     Gradients,
@@ -29,14 +30,15 @@ from overweave.ops.dispatch.route import refused
 from overweave.ops.dispatch.schema import Request, beside
 from overweave.runtime.library.epilogue import ACTIVATIONS
 
+Kernel = Callable[..., Any]
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 class _Call(NamedTuple):
-    """A differentiated call. names: of the tensors beside its xs and its ws."""
+    """A differentiated call. below: computes it undifferentiated. names: of the tensors beside its xs and its ws."""
 
-    operator: Operator
-    op: torch._ops.OpOverload
+    kept: Kept
+    below: Kernel
     names: tuple[str, ...]
     xs: int
     ws: int
@@ -48,23 +50,28 @@ class _Call(NamedTuple):
         return list(flat[: self.xs]), list(flat[self.xs : factors]), dict(zip(self.names, flat[factors:], strict=True))
 
 
-def autograd_kernel(operator: Operator, op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The kernel of an operator's op for tensors that may be differentiated."""
+def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Kernel) -> Kernel:
+    """The kernel of an operator's op for tensors that may be differentiated. plain: that of all others."""
     names = beside(operator)
+
+    def below(*tensors: Any, **options: Any) -> Any:
+        with _below_autograd():
+            return op(*tensors, **options) if is_watched() else plain(*tensors, **options)
 
     def kernel(*tensors: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)):
-            with _below_autograd():
-                return op(*tensors, **options)
+            return below(*tensors, **options)
         xs, ws, *rest = tensors
         others = dict.fromkeys(names) | dict(zip(names, rest, strict=False))
         try:
             _check_differentiable(operator, xs, ws, others)
+            activation = activation_of(operator.name, options.get("activation"))
+            kept = kept_of(operator, options["group_name"], xs[0].shape[0], options)
         except InputError as error:
             raise refused(options["group_name"], error) from None
-        if options.get("activation") is not None or others.get(GATE) is not None:
-            return _composed(op, Request((xs, ws), options), others)
-        call = _Call(operator, op, names, len(xs), len(ws), options)
+        if activation is not None or others.get(GATE) is not None:
+            return _composed(kernel, Request((xs, ws), options), others)
+        call = _Call(kept, below, names, len(xs), len(ws), options)
         differentiated: Any = _Differentiated
         return list(differentiated.apply(call, *xs, *ws, *others.values()))
 
@@ -85,7 +92,7 @@ def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], othe
         raise InputError(f"differentiate {operator.name} of fp8 operands", "a gate beside them", cure)
 
 
-def _composed(op: torch._ops.OpOverload, request: Request, others: dict[str, Any]) -> list[Any]:
+def _composed(op: Kernel, request: Request, others: dict[str, Any]) -> list[Any]:
     """An activation, a gate, and the residual behind them, by torch; the product by the op."""
     (xs, ws), options = request.tensors, dict(request.options)
     name = options.pop("activation", None)
@@ -109,29 +116,28 @@ class _Differentiated(torch.autograd.Function):
         asked_xs, asked_ws, asked_others = call.told_apart(ctx.needs_input_grad[1:])
         names = ["x"] * any(asked_xs) + [f"w.{index}" for index, is_asked in enumerate(asked_ws) if is_asked]
         names += [name for name, is_asked in asked_others.items() if is_asked]
-        kept = kept_of(call.operator, call.options["group_name"], xs[0].shape[0], call.options)
+        kept = call.kept
         wants_gathered = call.options.get("return_gathered", False)
-        keeps_gathered = any(asked_ws) and call.operator.gathers and kept.save != "shard" and kept.world_size > 1
+        keeps_gathered = any(asked_ws) and kept.operator.gathers and kept.save != "shard" and kept.world_size > 1
         options = call.options | {"gradients": " ".join(names)}
         if keeps_gathered:
             options["return_gathered"] = True
-        with _below_autograd():
-            results = list(call.op(xs, ws, *others.values(), **options))
+        results = list(call.below(xs, ws, *others.values(), **options))
         saved_xs = list(xs) if any(asked_ws) else []
         if keeps_gathered:
             rows = results[-1] if wants_gathered else results.pop()
             saved_xs = [_own_columns(kept, rows) if kept.save == "columns" else rows]
         weight = others.get(NORM_WEIGHT)
-        # Of x only the shape of w matters where x has no gradient; of the bias, its columns.
         ctx.save_for_backward(*saved_xs, *ws, *([results[1], weight] if weight is not None else []))
-        ctx.call, ctx.kept, ctx.asked = call, kept, (asked_xs, asked_ws, asked_others)
+        ctx.call, ctx.asked = call, (asked_xs, asked_ws, asked_others)
         ctx.saved_xs, ctx.has_norm, ctx.has_gathered = len(saved_xs), weight is not None, wants_gathered
         ctx.set_materialize_grads(False)
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        call, kept, (asked_xs, asked_ws, asked_others) = ctx.call, ctx.kept, ctx.asked
+        call, (asked_xs, asked_ws, asked_others) = ctx.call, ctx.asked
+        kept = call.kept
         saved = _saved(ctx)
         dys = [None if each is None else each.contiguous() for each in gradients]
         d_gathered = dys.pop() if ctx.has_gathered else None
@@ -170,12 +176,13 @@ def _of_norm(
 
 def _saved(ctx: Any) -> list[torch.Tensor]:
     """The tensors that the forward kept. Raises InputError, on every rank, where there is nothing to differentiate."""
-    name = f"differentiate {ctx.call.operator.name}"
+    kept = ctx.call.kept
+    name = f"differentiate {kept.operator.name}"
     if torch.is_grad_enabled():
         cure = "Leave out create_graph=True; gradients of gradients are not computed"
-        raise refused(ctx.kept.group_name, InputError(f"{name} twice", "backward is asked for a graph", cure))
+        raise refused(kept.group_name, InputError(f"{name} twice", "backward is asked for a graph", cure))
     try:
         return list(ctx.saved_tensors)
     except RuntimeError as error:
         cure = "Pass retain_graph=True to the first backward, or compute the result again"
-        raise refused(ctx.kept.group_name, InputError(name, f"its graph is gone: {error}"[:200], cure)) from None
+        raise refused(kept.group_name, InputError(name, f"its graph is gone: {error}"[:200], cure)) from None

@@ -18,7 +18,8 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
-from overweave.ops.dispatch.schema import op_of
+from overweave.ops.call.surroundings import is_watched
+from overweave.ops.dispatch.schema import DEFINED
 
 Maybe = torch.Tensor | None
 
@@ -121,9 +122,9 @@ def _dual(kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torc
 
 
 def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
-    op = op_of(operator)
-    assert op is not None
-    return list(op(xs, ws, group_name=kept.group_name, **options))
+    defined = DEFINED[operator.name]
+    run = defined.op if is_watched() else defined.eager
+    return list(run(xs, ws, group_name=kept.group_name, **options))
 
 
 def gathered(kept: Kept, rows: torch.Tensor) -> Any:

@@ -16,26 +16,24 @@ from overweave.ops.call.call import call
 from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
 from overweave.ops.dispatch.autograd import autograd_kernel
 from overweave.ops.dispatch.fake import results_for
-from overweave.ops.dispatch.schema import NAMESPACE, Request, beside, given_by, in_order, op_of, schema_of
+from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, Request, beside, given_by, in_order, schema_of
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def define(operator: Operator) -> torch._ops.OpOverload:
     """The op of an operator, defined if it was not."""
-    op = op_of(operator)
-    if op is None:
+    if operator.name not in DEFINED:
         _LIBRARY.define(schema_of(operator))
-        op = op_of(operator)
-        assert op is not None
-        _implement(operator, op)
+        DEFINED[operator.name] = _implemented(operator)
         if operator.dual:  # its gradients call that one
             define(record_of(operator.dual))
-    return op
+    return DEFINED[operator.name].op
 
 
-def _implement(operator: Operator, op: torch._ops.OpOverload) -> None:
+def _implemented(operator: Operator) -> Defined:
     names, name = beside(operator), operator.name
+    op = getattr(getattr(torch.ops, NAMESPACE), name).default
 
     def kernel(*tensors: Any, **options: Any) -> list[torch.Tensor]:
         given = given_by(names, Request(tensors, options))
@@ -46,7 +44,9 @@ def _implement(operator: Operator, op: torch._ops.OpOverload) -> None:
 
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    _LIBRARY.impl(name, autograd_kernel(operator, op), "Autograd")
+    differentiated = autograd_kernel(operator, op, kernel)
+    _LIBRARY.impl(name, differentiated, "Autograd")
     scales = frozenset(2 + index for index, each in enumerate(names) if each in (SCALE_X, SCALE_W))
     for device, key in KEYS.items():
         _LIBRARY.impl(name, autocast_kernel(op, device, scales), key)
+    return Defined(op, names, differentiated)

@@ -4,6 +4,8 @@ of tensors that are differentiated. All other calls go past it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from overweave.errors import InputError, OverweaveError
@@ -12,29 +14,36 @@ from overweave.memory.group import GroupLike, process_group_of
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
 from overweave.ops.call.side_by_side import check_pairs
-from overweave.ops.call.surroundings import is_read_by_compiler
-from overweave.ops.dispatch.schema import OF_GRADIENTS, Given, beside, op_of, request_of, results_of
+from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
+from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Given, request_of, results_of
 
 
 def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[str, torch.Tensor]:
     """A call of an operator as one op `torch.ops.overweave.*`: its results by name.
 
-    Raises InputError for an operator that torch's dispatcher does not know.
+    Raises InputError for what the operator's schema cannot say, and for an operator without an op.
     """
-    op = op_of(operator)
-    if not _is_imagined():
-        _check(operator, group, given)
-    assert op is not None
-    request = request_of(beside(operator), name_of(group), given)
-    return results_of(given, op(*request.tensors, **request.options))
+    defined = DEFINED.get(operator.name)
+    if defined is None:
+        cure = "Call it under torch.no_grad(), without tracers and autocast"
+        raise refused(group, InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure))
+    request = request_of(defined.names, place_of(group).name, given)
+    if is_read_by_compiler():
+        return results_of(given, defined.op(*request.tensors, **request.options))
+    run = defined.op if is_watched() or torch._C._is_any_autocast_enabled() else defined.eager
+    try:
+        return results_of(given, run(*request.tensors, **request.options))
+    except OverweaveError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        if not _is_imagined():  # torch's words say nothing of the operator, and leave its peers waiting
+            _check(operator, group, given)
+        raise
 
 
 def _check(operator: Operator, group: GroupLike, given: Given) -> None:
-    """Raises InputError, on every rank, for what no schema can say."""
+    """Raises InputError, on every rank, for arguments that do not fit the schema."""
     try:
-        if op_of(operator) is None:
-            cure = "Call it under torch.no_grad(), without tracers and autocast"
-            raise InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure)
         x, w = given["x"], given["w"]
         if isinstance(x, (list, tuple)):
             check_pairs(operator, x, w)
@@ -52,15 +61,24 @@ def refused(group: GroupLike, error: OverweaveError) -> OverweaveError:
 
 
 def _is_imagined() -> bool:
-    """Whether nothing runs: a compiler reads, or a mode stands between ops and their kernels."""
-    return is_read_by_compiler() or torch._C._len_torch_dispatch_stack() > 0
+    """Whether nothing may run: a compiler or a tracer looks on."""
+    return is_read_by_compiler() or is_watched()
 
 
-def name_of(group: GroupLike) -> str:
-    """What torch calls a group: the one name that graphs can hold. Raises GroupError."""
-    return str(process_group_of(group).group_name)
+class Place(NamedTuple):
+    """A rank in a group. name: what torch calls the group, the one thing of it that graphs can hold."""
+
+    name: str
+    world_size: int
+    rank: int
 
 
-# A compiler takes the name as a constant of the graph. torch.compiler.assume_constant_result says so by this mark, too,
-# and would load the compiler.
-name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def place_of(group: GroupLike) -> Place:
+    """Where this rank stands in a group. Raises GroupError."""
+    process_group = process_group_of(group)
+    return Place(str(process_group.group_name), process_group.size(), process_group.rank())
+
+
+# A compiler takes the place as a constant of the graph. torch.compiler.assume_constant_result says so by this mark,
+# too, and would load the compiler.
+place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

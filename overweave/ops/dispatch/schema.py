@@ -8,7 +8,7 @@ the rows before a norm, then what was gathered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,15 +93,19 @@ def given_by(names: tuple[str, ...], request: Request) -> Given:
 
 def results_of(given: Given, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The list that an op returned, by the names under which plans know its tensors."""
+    return dict(zip(results_named(given), results, strict=True))
+
+
+def results_named(given: Given) -> list[str]:
+    """The names of a call's results, in the order in which an op returns them."""
     names = list(PRODUCTS[: _products(given)])
     names += [Z] if given.get("norm") is not None else []
-    names += [GATHERED_OUT] if given.get("return_gathered") else []
-    return dict(zip(names, results, strict=True))
+    return names + ([GATHERED_OUT] if given.get("return_gathered") else [])
 
 
 def in_order(given: Given, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """The results among the tensors of a call, as an op returns them."""
-    return [tensors[name] for name in (*PRODUCTS[: _products(given)], Z, GATHERED_OUT) if name in tensors]
+    return [tensors[name] for name in results_named(given)]
 
 
 def _products(given: Given) -> int:
@@ -109,7 +113,13 @@ def _products(given: Given) -> int:
     return len(given["w"]) if isinstance(given["w"], (list, tuple)) and isinstance(given["x"], torch.Tensor) else 1
 
 
-def op_of(operator: Operator) -> torch._ops.OpOverload | None:
-    """The op of an operator, if it has been defined."""
-    packet = getattr(getattr(torch.ops, NAMESPACE), operator.name, None)
-    return None if packet is None else packet.default
+class Defined(NamedTuple):
+    """An op. names: of the tensors beside its factors. eager: what the op comes to where nothing stands between it and
+    its kernels; two ways through torch's dispatcher are most of the host time of a small call."""
+
+    op: torch._ops.OpOverload
+    names: tuple[str, ...]
+    eager: Callable[..., list[torch.Tensor]]
+
+
+DEFINED: dict[str, Defined] = {}  # by the names of their operators

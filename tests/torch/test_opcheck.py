@@ -1,0 +1,133 @@
+"""The ops of torch's dispatcher: schemas, fake kernels, gradients under a compiler, and graphs that hold one node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import overweave as ow
+from campaigns.torch.layers import Layer, in_dtype, ours, upstream
+from overweave.ops.dispatch.schema import DEFINED
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+GATHER, SCATTER, REDUCE = (ow.all_gather_matmul, ow.matmul_reduce_scatter, ow.matmul_all_reduce)
+K, N = 8, 16
+# Each form of an op: how many x and w, which tensors beside them, and options.
+FORMS: dict[str, tuple[str, int, int, dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "gather": ("all_gather_matmul", 1, 1, {"bias": (N,)}, {}),
+    "gather columns": ("all_gather_matmul", 1, 2, {}, {"save": "columns", "return_gathered": True}),
+    "gather shard": ("all_gather_matmul", 1, 1, {}, {"save": "shard", "activation": "silu"}),
+    "gather gate": ("all_gather_matmul", 1, 1, {"gate": (K, N)}, {"activation": "silu"}),
+    "scatter": ("matmul_reduce_scatter", 1, 1, {"bias": (N,)}, {}),
+    "scatter sum": ("matmul_reduce_scatter", 3, 3, {}, {"activation": "gelu"}),
+    "reduce": ("matmul_all_reduce", 1, 1, {"bias": (N,)}, {}),
+    "reduce norm": ("matmul_all_reduce", 1, 1, {"norm_weight": (N,)}, {}),
+}
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def checked(form: str, needs_gradient: bool) -> list[str]:
+    """torch.library.opcheck of a form; what it says."""
+    name, xs, ws, beside, options = FORMS[form]
+    torch.manual_seed(dist.get_rank())
+    tensors = [[torch.randn(4, K) for _ in range(xs)], [torch.randn(K, N) for _ in range(ws)]]
+    for each in (one for factors in tensors for one in factors):
+        each.requires_grad_(needs_gradient)
+    named = {key: torch.randn(shape).requires_grad_(needs_gradient) for key, shape in beside.items()}
+    options = {"group_name": dist.group.WORLD.group_name, **options}
+    given = [*tensors, *(named.get(key) for key in DEFINED[name].names)]
+    return [f"{test} {said}" for test, said in torch.library.opcheck(DEFINED[name].op, given, options).items()]
+
+
+def test_ops_pass_torchs_own_checks():
+    for form, needs_gradient in (("gather columns", True), ("scatter sum", False)):
+        assert run_ranks(checked, 2, form, needs_gradient) == [[f"{test} SUCCESS" for test in CHECKS]] * 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_passes_torchs_own_checks(form: str, needs_gradient: bool):
+    assert run_ranks(checked, 2, form, needs_gradient) == [[f"{test} SUCCESS" for test in CHECKS]] * 2
+
+
+LAYERS = (
+    Layer("all_gather_linear", (2, 8), 1, extras=("bias",), options=(("activation", "silu"),)),
+    Layer("all_gather_linear", (8, 2), 0, (16, 8), options=(("save", "columns"), ("return_gathered", True))),
+    Layer("all_gather_linear", (7,), 0, extras=("gate", "residual"), options=(("save", "shard"),)),
+    Layer("linear_reduce_scatter", (2, 8), 1, products=2, extras=("bias", "residual")),
+    Layer("linear_all_reduce", (2, 3), extras=("norm", "residual")),
+)
+Answers = list[torch.Tensor]
+
+
+def compiled(layer: Layer, dynamic: bool, backend: str) -> dict[str, Any]:
+    """A layer under torch.compile, forward and backward, of two batches, beside the same without."""
+    torch._dynamo.reset()
+    function = torch.compile(lambda tensors: ours(layer, tensors), fullgraph=True, dynamic=dynamic, backend=backend)
+    told: dict[str, Any] = {}
+    for turn in range(3):
+        size = layer._replace(shape=(layer.shape[0] + (turn * 2 * dist.get_world_size()), *layer.shape[1:]))
+        both = [_answers(size, compute, turn) for compute in (function, lambda tensors, size=size: ours(size, tensors))]
+        told[f"equal {turn}"] = [torch.equal(one, other) for one, other in zip(*both, strict=True)]
+    told["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    explained = torch._dynamo.explain(lambda tensors: ours(layer, tensors))(in_dtype(layer, torch.float32))
+    told["breaks"] = explained.graph_break_count
+    return told
+
+
+def _answers(layer: Layer, compute: Any, turn: int) -> Answers:
+    given = in_dtype(layer, torch.float32, turn)
+    results = compute(given)
+    wanted = [each.float() for each in upstream(layer, results, turn)]
+    return [*results, *torch.autograd.grad(results, [*given.values()], wanted)]
+
+
+def is_whole(told: dict[str, Any], graphs: int) -> bool:
+    equal = all(all(each) for name, each in told.items() if name.startswith("equal"))
+    return equal and told["breaks"] == 0 and told["graphs"] <= graphs
+
+
+def test_a_layer_compiles_whole():
+    for told in run_ranks(compiled, 2, LAYERS[1], True, "aot_eager", timeout_s=120):
+        assert is_whole(told, 2), told
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.name}-{'-'.join(layer.extras)}")
+def test_every_layer_compiles_whole(layer: Layer, dynamic: bool, backend: str):
+    for told in run_ranks(compiled, 2, layer, dynamic, backend, timeout_s=240):
+        assert is_whole(told, 3), told
+
+
+def recorded() -> list[str]:
+    """make_fx and torch.export of each operator: nodes, and whether the graph is right on other data."""
+    told = []
+    x, w = torch.ones(4, K), torch.ones(K, N)
+
+    class Module(torch.nn.Module):
+        def __init__(self, operator: Any) -> None:
+            super().__init__()
+            self.operator = operator
+
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return self.operator(x, w)
+
+    for operator in (GATHER, SCATTER, REDUCE):
+        traced = make_fx(Module(operator))(x, w)
+        exported = torch.export.export(Module(operator), (x, w)).module()
+        for graph in (traced, exported):
+            nodes = [node for node in graph.graph.nodes if "overweave" in str(node.target)]
+            told.append(f"{len(nodes)} {torch.equal(graph(x + 1, w * 2), operator(x + 1, w * 2))}")
+    return told
+
+
+def test_graphs_hold_one_node_and_no_memory():
+    assert run_ranks(recorded, 2, timeout_s=120) == [["1 True"] * 6] * 2
