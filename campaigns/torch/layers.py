@@ -30,12 +30,12 @@ class Layer(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dim: int = 0
-    widths: tuple[int, ...] = (24,)
+    widths: tuple[int, ...] = (96,)
     products: int = 1
     extras: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     strided: bool = False
-    k: int = 24
+    k: int = 40
 
     @property
     def gathers(self) -> bool:

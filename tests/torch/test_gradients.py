@@ -13,7 +13,7 @@ SAVES = ("gathered", "shard", "columns")
 
 
 def gathers(shape: tuple[int, ...], dim: int = 0, save: str = "gathered", **options) -> Layer:
-    extras, widths = options.pop("extras", ()), options.pop("widths", (24,))
+    extras, widths = options.pop("extras", ()), options.pop("widths", (96,))
     return Layer("all_gather_linear", shape, dim, widths, 1, extras, (("save", save), *options.items()))
 
 
@@ -29,14 +29,14 @@ EVERY_SHAPE = (
 )
 SHORT = (
     gathers((12,), extras=("bias",)),
-    gathers((2, 6), 1, "columns", widths=(24, 8), activation="silu"),
+    gathers((2, 6), 1, "columns", widths=(96, 24), activation="silu"),
     gathers((6, 2), 0, "shard", extras=("gate", "residual"), activation="silu"),
     Layer("linear_reduce_scatter", (2, 6), 1, products=2, extras=("bias", "residual")),
     Layer("linear_all_reduce", (2, 3), extras=("norm", "residual")),
 )
 LONG = (
     *(gathers(shape, dim, save, extras=("bias",)) for shape, dim in EVERY_SHAPE for save in SAVES),
-    *(gathers((9,), 0, save, widths=(24, 8, 16), extras=("bias",), return_gathered=True) for save in SAVES),
+    *(gathers((9,), 0, save, widths=(96, 24, 32), extras=("bias",), return_gathered=True) for save in SAVES),
     *(gathers((2, 8), 1, save, extras=("gate",), activation="gelu") for save in SAVES),
     *(gathers(shape, dim, extras=("residual",), activation="silu") for shape, dim in EVERY_SHAPE),
     *(Layer("linear_reduce_scatter", shape, dim, extras=("bias", "residual")) for shape, dim in EVERY_SHAPE),
