@@ -22,13 +22,13 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.alone import operands, product
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, moving
 from overweave.runtime.kernel_calls.skinny import Factors, skinny_call, tiles_of
 from overweave.schedules.tiles.skinny import SHAPES, skinny_shape
+from overweave.tuner.calibrate.alone import operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 
 # n and k: of `o` and `down` of Llama-3-8B and 70B at tensor parallel 4, then of query, key and value, and gate and up.

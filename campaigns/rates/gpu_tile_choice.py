@@ -26,7 +26,6 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.alone import check_ragged, made, make_normal, medians_us, operands, product
 from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
@@ -34,6 +33,7 @@ from overweave.schedules.methods.needs import ALIGNED
 from overweave.schedules.methods.record import Asked
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
+from overweave.tuner.calibrate.alone import check_ragged, made, make_normal, medians_us, operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target

@@ -16,9 +16,9 @@ import sys
 import torch
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.alone import make_normal, medians_us, operands, product, rows_of
 from campaigns.waves.in_blocks import Shape, in_place, plain_move, plan_of, restored, stored
 from overweave.runtime.gpu.matmul import Matmul
+from overweave.tuner.calibrate.alone import make_normal, medians_us, operands, product, rows_of
 
 SHAPES: tuple[Shape, ...] = (
     (128, 1024, 1024),

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import torch
 
 from campaigns.gpu_ranks import need_gpus, spread_over
-from campaigns.rates.alone import make_normal, medians_us, operands
 from campaigns.waves.in_blocks import Shape, plan_of, stored
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED
 from overweave.schedules.families.wave_groups import count_waves
+from overweave.tuner.calibrate.alone import make_normal, medians_us, operands
 
 LIBRARY_SMS = 16
 LEFT_FREE = (8, 16, 24, 32)

@@ -36,6 +36,7 @@ COMMANDS = {
     "tune": "Measure the candidates for a set of shapes and keep the quickest.",
     "bench": "Measure an operator against the library, torch's fused operators and the roofs.",
     "compile": "Fuse an annotated Triton kernel with a schedule; write the source.",
+    "calibrate": "Measure this GPU and write a machine file that predictions can be made on.",
     "characterize": "Tell what cutting and overlapping matmuls and transfers lose, measured or predicted.",
     "trace": "Record when each tile and chunk ran, beside what was simulated.",
 }

@@ -7,6 +7,7 @@ route of the fewest links and is shared out on each of them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations
 from typing import Literal
@@ -18,7 +19,7 @@ from overweave.hardware.curves import Bandwidth, Curve
 
 Place = int | str
 EACH_GPU = "gpu"  # in a pair of a file, every GPU in its turn; two of them, every two GPUs
-Kind = Literal["switch", "mesh", "ring", "tree", "levels"]
+Kind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
 Hop = tuple[Place, Place]  # a link in one direction
 
 
@@ -32,9 +33,9 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """The links of a machine, and the port through which a GPU passes all its bytes in one direction.
 
-    kind, which the links are held against. switch: every GPU has a link to one switch that never blocks. mesh: every
-    two GPUs have a link. ring: every GPU has one to the next. tree: one way between any two places, as PCIe bridges
-    have. levels: islands of GPUs, joined by slower links.
+    kind, which the links are held against. switch: every GPU has a link to one switch that never blocks. full_mesh:
+    every two GPUs have a link. closed_ring: every GPU has a link to the next. tree: one way between any two places, as
+    PCIe bridges have. levels: islands of GPUs, joined by slower links.
     """
 
     kind: Kind
@@ -128,25 +129,49 @@ def check(topology: Topology, gpus: int) -> None:
 
 def _check_kind(kind: Kind, hops: dict[Hop, Curve], gpus: int) -> None:
     """Whether the links make what the file calls them."""
-    wanted: list[Hop] = []
-    if kind == "mesh":
-        wanted = list(combinations(range(gpus), 2))
-    elif kind == "ring":
-        wanted = [(rank, (rank + 1) % gpus) for rank in range(gpus if gpus > 2 else gpus - 1)]
-    elif kind == "switch":
-        switches = {place for hop in hops for place in hop if isinstance(place, str)}
-        if len(switches) != 1:
-            raise MachineFileError("switch topology", f"{len(switches)} switches", "Join all GPUs to one switch")
-        wanted = [(rank, min(switches)) for rank in range(gpus)]
-    missing = [pair for pair in wanted if pair not in hops]
+    missing = [pair for pair in _WANTED[kind](hops, gpus) if pair not in hops]
     if missing:
         found = f"no link between {missing[0][0]} and {missing[0][1]}"
         more = f", and {len(missing) - 1} more are missing" if missing[1:] else ""
         raise MachineFileError(f"{kind} topology", found + more, "Add the pair to a link, or name another kind")
+
+
+def _every_two(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+    return list(combinations(range(gpus), 2))
+
+
+def _each_to_the_next(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+    return [(rank, (rank + 1) % gpus) for rank in range(gpus if gpus > 2 else gpus - 1)]
+
+
+def _each_to_one_switch(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+    switches = {place for hop in hops for place in hop if isinstance(place, str)}
+    if len(switches) != 1:
+        raise MachineFileError("switch topology", f"{len(switches)} switches", "Join all GPUs to one switch")
+    return [(rank, min(switches)) for rank in range(gpus)]
+
+
+def _no_second_way(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+    """A tree wants no link, but fewer links than places."""
     places = {place for hop in hops for place in hop}
-    if kind == "tree" and len(hops) // 2 >= len(places):
+    if len(hops) // 2 >= len(places):
         found = f"{len(hops) // 2} links between {len(places)} places"
         raise MachineFileError("tree topology", found, "A tree has one way between two places: leave links out")
+    return []
+
+
+def _none(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+    return []
+
+
+# The links that each kind must have.
+_WANTED: dict[Kind, Callable[[dict[Hop, Curve], int], list[Hop]]] = {
+    "switch": _each_to_one_switch,
+    "full_mesh": _every_two,
+    "closed_ring": _each_to_the_next,
+    "tree": _no_second_way,
+    "levels": _none,
+}
 
 
 def _pairs(one: Place, other: Place, gpus: int) -> list[Hop]:

@@ -104,11 +104,21 @@ def _libcst() -> Finding:
     return Finding("ok", found)
 
 
+def driver_version() -> str:
+    """Of the NVIDIA driver; empty where there is none that answers."""
+    answer = _asked_of_driver() if shutil.which("nvidia-smi") else None
+    return answer.stdout.split("\n")[0] if answer and not answer.returncode else ""
+
+
+def _asked_of_driver() -> subprocess.CompletedProcess[str]:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+
+
 def _driver() -> Finding:
     if shutil.which("nvidia-smi") is None:
         return Finding("note", "no NVIDIA driver: ranks are emulated on the CPU")
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    answer = _asked_of_driver()
     if answer.returncode:
         return Finding("failed", answer.stdout.strip() or answer.stderr.strip(), "Repair the NVIDIA driver")
     return Finding("ok", answer.stdout.split("\n")[0])

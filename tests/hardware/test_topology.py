@@ -19,10 +19,10 @@ def topology(kind: str, *links: tuple[float, tuple[tuple[int | str, int | str], 
 
 
 def test_a_transfer_takes_the_fewest_links():
-    ring = Routes(topology("ring", (50, ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0)))), 5)
+    ring = Routes(topology("closed_ring", (50, ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0)))), 5)
     assert ring.between(0, 2) == ((0, 1), (1, 2))
     assert ring.between(0, 3) == ((0, 4), (4, 3))
-    mesh = Routes(topology("mesh", (50, (("gpu", "gpu"),))), 8)
+    mesh = Routes(topology("full_mesh", (50, (("gpu", "gpu"),))), 8)
     assert mesh.between(6, 1) == ((6, 1),)
 
 
@@ -36,17 +36,17 @@ def test_the_slowest_link_of_a_route_says_how_long_a_transfer_takes():
 
 def test_a_switch_and_a_mesh_have_as_many_gpus_as_the_machine():
     assert Routes(topology("switch", (50, (("gpu", "switch"),))), 64).between(63, 5) == ((63, "switch"), ("switch", 5))
-    assert len(topology("mesh", (50, (("gpu", "gpu"),))).hops(8)) == 56
+    assert len(topology("full_mesh", (50, (("gpu", "gpu"),))).hops(8)) == 56
 
 
 REFUSED = (
-    (topology("mesh", (50, ((0, 1), (1, 2)))), "no link between 0 and 2"),
-    (topology("ring", (50, ((0, 1), (1, 2)))), "no link between 2 and 0"),
+    (topology("full_mesh", (50, ((0, 1), (1, 2)))), "no link between 0 and 2"),
+    (topology("closed_ring", (50, ((0, 1), (1, 2)))), "no link between 2 and 0"),
     (topology("switch", (50, ((0, "switch"), (2, "switch")))), "no link between 1 and switch"),
     (topology("switch", (50, ((0, "a"), (1, "a"), (2, "b")))), "2 switches"),
     (topology("levels", (50, ((0, 1), (2, "network")))), "no way from GPU 0 to GPU 2"),
     (topology("tree", (50, ((0, "cpu"), (1, "cpu"), (2, "cpu"), (0, 1)))), "one way between two places"),
-    (topology("mesh", (101, (("gpu", "gpu"),))), "101 GB/s between 0 and 1, 100 at the port"),
+    (topology("full_mesh", (101, (("gpu", "gpu"),))), "101 GB/s between 0 and 1, 100 at the port"),
     (topology("levels", (50, ((0, 1), (1, 2), (2, 3)))), "GPU 3 of 3"),
 )
 

@@ -61,7 +61,7 @@ def joined(paper: Machine, kind: str, *links: tuple[float, tuple[tuple[int | str
 
 
 def test_on_a_mesh_copies_to_all_peers_are_as_fast_as_one_and_copies_on_one_link_share_it(run, paper):
-    mesh = joined(paper, "mesh", (1.0, (("gpu", "gpu"),)))
+    mesh = joined(paper, "full_mesh", (1.0, (("gpu", "gpu"),)))
     ends, loads = run((0, 0, 1, 10.0), (0, 0, 2, 10.0), (0, 0, 3, 10.0), machine=mesh)
     assert ends == [10.0] * 3
     assert max(load for _, load in loads) == 0.5  # full traffic, out only
@@ -69,7 +69,7 @@ def test_on_a_mesh_copies_to_all_peers_are_as_fast_as_one_and_copies_on_one_link
 
 
 def test_a_copy_past_a_neighbour_of_a_ring_shares_the_links_that_it_crosses(run, paper):
-    ring = joined(paper, "ring", (1.0, ((0, 1), (1, 2), (2, 3), (3, 0))))
+    ring = joined(paper, "closed_ring", (1.0, ((0, 1), (1, 2), (2, 3), (3, 0))))
     assert run((0, 0, 2, 10.0), (0, 2, 0, 10.0), machine=ring)[0] == [10.0] * 2  # a link has two directions
     assert run((0, 0, 2, 10.0), (0, 1, 2, 10.0), machine=ring)[0] == [20.0] * 2
 

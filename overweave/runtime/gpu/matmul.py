@@ -1,4 +1,4 @@
-"""A matmul by a tile kernel alone on one GPU (campaigns/rates/alone.py)."""
+"""A matmul by a tile kernel alone on one GPU (tuner/calibrate/alone.py)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from campaigns.rates.alone import rows_of
 from campaigns.rates.gpu_tile_choice import (
     LEAST_ROWS,
     MOST_TILES,
@@ -29,6 +28,7 @@ from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
 from overweave.sim.shares import COUNT_US, LEAVE_US, READ_US, sum_us, to_share_us
+from overweave.tuner.calibrate.alone import rows_of
 
 FIRST = HOPPER[0].config
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from campaigns.rates.alone import rows_of
 from overweave.ir.plan import MatmulConfig
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.tiles.shape import HOPPER
+from overweave.tuner.calibrate.alone import rows_of
 from tests.runtime.without_gpu import Launched, launched
 
 __all__ = ["launched"]  # a fixture

@@ -52,7 +52,7 @@ def test_nothing_is_simulated(monkeypatch: pytest.MonkeyPatch):
 def test_the_path_is_told():
     told = str(advise(DEEP, MESH))
     assert told.startswith("static heuristic: uniform_fused_2d\n")
-    assert "copies to one peer leave 86% of a port idle: mesh of mi300x8" in told
+    assert "copies to one peer leave 86% of a port idle: full_mesh of mi300x8" in told
     assert "m < k (16384 and 131072)" in told
     assert "op-to-byte" in told
     assert "memory traffic" in told

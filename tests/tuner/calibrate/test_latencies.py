@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from campaigns.rates.gpu_latencies import LAUNCHES, Raw, latencies
-from campaigns.rates.latency_samples import WRITES
 from overweave.hardware.machine import Latencies
+from overweave.tuner.calibrate.latencies import LAUNCHES, Raw, latencies
+from overweave.tuner.calibrate.samples import WRITES
 
 MADE = {
     "call": 4.0, "begin": 3.0, "kernel": 1.5, "graph": 2.5, "signal": 0.9, "flag": 2.0, "observe": 0.7,

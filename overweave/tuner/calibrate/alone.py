@@ -1,4 +1,4 @@
-"""Matmuls of a tile kernel alone on one GPU, as campaigns make, check and time them."""
+"""Matmuls of a tile kernel alone on one GPU, as campaigns and calibrations make, check and time them."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from campaigns.rates import latency_kernels as kernels
 from overweave.ir.tile_order import NO_SIGNAL
 from overweave.ir.words import SIGNAL_CAPACITY
+from overweave.kernels import latency as kernels
 from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue

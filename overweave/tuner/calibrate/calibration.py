@@ -1,0 +1,68 @@
+"""All that is measured of a GPU for its machine file, in parts, and the source that each number gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import torch
+import torch.distributed as dist
+
+from overweave.hardware.machine import Machine
+from overweave.ir.plan import MatmulConfig
+from overweave.runtime.diagnosis import driver_version, installed
+from overweave.tuner.calibrate import rates
+from overweave.tuner.calibrate.latencies import element_wise, latencies, measure, push_points
+from overweave.tuner.calibrate.machine_file import Measured
+from overweave.tuner.calibrate.rates import Tile
+from overweave.tuner.calibrate.samples import Bench, Queues
+
+PARTS = ("latencies", "memory", "library matmuls", "tiles of the kernels")
+Tell = Callable[[str, float], None]  # which part, and how many of them are done
+
+
+def calibrated(like: Machine, tell: Tell) -> tuple[Measured, str]:
+    """What was measured, and the source to write beside it. Collective; on one rank, of all but links."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    tell(PARTS[0], 0)
+    bench = Bench(device)
+    queues = Queues(bench)
+    raw = measure(bench, queues)
+    found = latencies(raw)
+    call_us = found["call"] + found["kernel"]
+    pushed = push_points(bench, queues, raw) if bench.world_size > 1 else ()
+    tell(PARTS[1], 1)
+    passes, memory = element_wise(call_us), rates.memory_gb_per_s(call_us)
+    tell(PARTS[2], 2)
+    scale = rates.library_scale(like)
+    measured = Measured(
+        device=torch.cuda.get_device_name(device),
+        sms=sms,
+        memory_gb_per_s=memory,
+        latencies=found,
+        passes=passes,
+        tiles=_tiles(sms, call_us, tell),
+        library_scale=scale,
+        push_points=pushed,
+    )
+    dist.barrier()
+    torch.cuda.synchronize()
+    return measured, source_of(measured.device, bench.world_size)
+
+
+def source_of(device: str, world_size: int) -> str:
+    """When, where and with what."""
+    versions = f"torch {torch.__version__}, triton {installed('triton')}, CUDA {torch.version.cuda}"
+    where = f"{world_size} x {device}, driver {driver_version() or 'unknown'}"
+    return f"measured {datetime.now(UTC).date()} on {where}, {versions}: overweave calibrate"
+
+
+def _tiles(sms: int, call_us: float, tell: Tell) -> tuple[tuple[MatmulConfig, Tile], ...]:
+    configs = [config for kernel in rates.kernels_here() for config in rates.tile_configs(kernel)]
+    found = []
+    for done, config in enumerate(configs):
+        tell(f"{config.kernel} {config.block_m} x {config.block_n}", 3 + done / len(configs))
+        found.append((config, rates.tile_rate(config, sms, call_us)))
+        torch.cuda.empty_cache()
+    return tuple(found)

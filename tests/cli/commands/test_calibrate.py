@@ -1,0 +1,62 @@
+"""`overweave calibrate`: what it refuses before anything is measured, and that an interrupted run leaves no file."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("cuda.bindings")
+
+from overweave.cli.commands import calibrate as command
+from overweave.cli.main import app
+from overweave.hardware.machine import load
+from tests.tuner.calibrate.test_machine_file import FOUND, SOURCE
+
+
+def run(*words: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["calibrate", *words])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def as_a_rank(monkeypatch: pytest.MonkeyPatch, calibrated: object) -> None:
+    monkeypatch.setattr(command, "is_one_of_the_ranks", lambda: True)
+    monkeypatch.setattr(command, "joined_world", lambda device: nullcontext(SimpleNamespace(rank=0, world_size=1)))
+    monkeypatch.setattr(command, "calibrated", calibrated)
+
+
+def test_a_file_is_written_whole_and_what_it_takes_from_elsewhere_is_said(tmp_path: Path, monkeypatch):
+    as_a_rank(monkeypatch, lambda like, tell: (FOUND, SOURCE))
+    out = tmp_path / "mine.json"
+    assert "not measured, and taken from h200x4: topology, links, collectives" in run(str(out))
+    assert load(str(out)).hbm.source == SOURCE
+
+
+def test_an_interrupted_calibration_leaves_no_file(tmp_path: Path, monkeypatch):
+    def interrupted(like: object, tell: object) -> None:
+        raise KeyboardInterrupt
+
+    as_a_rank(monkeypatch, interrupted)
+    out = tmp_path / "mine.json"
+    assert CliRunner().invoke(app, ["calibrate", str(out)]).exit_code != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("mine.txt",), 2, "a machine file ends in .json"),
+        (("mine.json", "--links", "abacus"), 2, "abacus"),
+        (("/no/such/folder/mine.json",), 2, "write"),
+        (("mine.json",), 1, "0 GPUs for 1 ranks"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], code: int, reason: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "device_count", lambda: 0)
+    assert reason in run(*words, exit_code=code)
+    assert list(tmp_path.iterdir()) == []
