@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Site:
-    """What became of the calls of an operator of torch. by_torch: those that torch's own kernel answered, by reason."""
+    """Calls of an operator of torch, or collectives in compiled graphs. by_torch: those left to torch, by reason."""
 
     by_overweave: int = 0
     by_torch: Counter[str] = field(default_factory=Counter)
@@ -16,7 +16,7 @@ class Site:
 
 @dataclass
 class Report:
-    """Calls by operator, and places of compiled graphs by the name of their pass. `str` of it is a table in words."""
+    """What became of calls, and of collectives in compiled graphs, by name. `str` of it is a table in words."""
 
     is_installed: bool = False
     operators: dict[str, Site] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Report:
     def __str__(self) -> str:
         lines = ["overweave is installed" if self.is_installed else "overweave is not installed"]
         for name, site in self.operators.items():
-            lines.append(f"{name}: {site.by_overweave} calls by overweave, {site.by_torch.total()} by torch")
+            lines.append(f"{name}: {site.by_overweave} by overweave, {site.by_torch.total()} by torch")
             lines += [f"    {count} by torch: {reason}" for reason, count in site.by_torch.most_common()]
         lines += [f"{name}: answered by a kernel {where}" for name, where in self.replaced.items()]
         return "\n".join(lines)

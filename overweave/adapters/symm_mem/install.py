@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overweave.adapters import report as reports
+from overweave.adapters.inductor import fusion
 from overweave.adapters.symm_mem import gradients
 from overweave.adapters.symm_mem.forms import FORMS, Form
 from overweave.adapters.symm_mem.kernels import Kernel, Original
@@ -20,18 +21,20 @@ _WITH_GRADIENT = {"fused_all_gather_matmul": gradients.gather, "fused_matmul_red
 
 class _Installed(NamedTuple):
     """library: holds the registrations; they go with it. stands: which kernel answers, by operator and device, as the
-    dispatcher names it. is_asked: by a call of `install`, not by the environment."""
+    dispatcher names it. graphs: whether Inductor's graphs are fused, too. is_asked: by a call of `install`, not by the
+    environment."""
 
     library: torch.library.Library
     kernels: list[Kernel]
     stands: dict[tuple[str, str], str]
+    graphs: bool
     is_asked: bool
 
 
 _INSTALLED: list[_Installed] = []  # one at most
 
 
-def install(strict: bool = False) -> None:
+def install(strict: bool = False, graphs: bool = False) -> None:
     """Puts overweave behind torch's fused symmetric-memory operators, on GPUs and on CPUs, until `uninstall`.
 
     These are `torch.ops.symm_mem.fused_all_gather_matmul`, `fused_matmul_reduce_scatter`,
@@ -42,12 +45,14 @@ def install(strict: bool = False) -> None:
     mode) is answered by torch's kernel. On a CPU torch has none, and its plain collectives answer. `overweave.report()`
     counts both, with reasons.
     strict: such a call raises InputError, but for torch's test mode.
+    graphs: Inductor's graphs are fused as well: gathers that matmuls read, and sums over ranks of matmuls, a batch of
+    one, biases, several products and all-reduces included. torch's own pass runs before, if it is on.
 
-    The variable OVERWEAVE_INSTALL=1 (or =strict) installs when torch is imported, in programs that nobody edits; a call
-    of `install` later takes that over. Raises InputError where `install` was called before, MachineError for a torch
-    without these operators. Source: torch.distributed._symmetric_memory.
+    The variable OVERWEAVE_INSTALL=1 (or =strict, =graphs, =strict,graphs) installs when torch is imported, in programs
+    that nobody edits; a call of `install` later takes that over. Raises InputError where `install` was called before,
+    MachineError for a torch without these operators. Source: torch.distributed._symmetric_memory.
     """
-    _install(strict, is_asked=True)
+    _install(strict, graphs, is_asked=True)
 
 
 def uninstall() -> None:
@@ -61,7 +66,7 @@ def uninstall() -> None:
     if replaced:
         name, where = next(iter(replaced.items()))
         raise InputError("uninstall", f"{name} is answered by a kernel {where}", "Take that registration back first")
-    _INSTALLED.pop().library._destroy()
+    _take_back()
 
 
 def report() -> reports.Report:
@@ -71,18 +76,19 @@ def report() -> reports.Report:
 
 
 def install_by_environment(value: str) -> None:
-    """What OVERWEAVE_INSTALL asks for: `1`, `strict`, or, with `0` or nothing, no installation."""
-    if value not in ("", "0", "1", "strict"):
-        raise InputError(ENVIRONMENT, f"got {value[:40]!r}", "Set it to 1, strict or 0")
-    if value in ("1", "strict") and not _INSTALLED:
-        _install(value == "strict", is_asked=False)
+    """What OVERWEAVE_INSTALL asks for: `1`, `strict`, `graphs`, or two of them with a comma between."""
+    words = value.split(",")
+    if not {*words} <= {"1", "strict", "graphs"}:
+        raise InputError(ENVIRONMENT, f"got {value[:40]!r}", "Set it to 1, strict, graphs, strict,graphs or 0")
+    if not _INSTALLED:
+        _install("strict" in words, "graphs" in words, is_asked=False)
 
 
-def _install(strict: bool, is_asked: bool) -> None:
+def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
     if _INSTALLED and (_INSTALLED[0].is_asked or not is_asked):
         raise InputError("install", "overweave is installed already", "Call uninstall() before, or leave this call out")
     if _INSTALLED:
-        _INSTALLED.pop().library._destroy()
+        _take_back()
     library, kernels = torch.library.Library("symm_mem", "IMPL"), []
     for form in FORMS:
         for device in DEVICES:
@@ -95,7 +101,15 @@ def _install(strict: bool, is_asked: bool) -> None:
         for form in FORMS
         for device in DEVICES
     }
-    _INSTALLED.append(_Installed(library, kernels, stands, is_asked))
+    if graphs:
+        fusion.register()
+    _INSTALLED.append(_Installed(library, kernels, stands, graphs, is_asked))
+
+
+def _take_back() -> None:
+    if _INSTALLED[0].graphs:
+        fusion.unregister()
+    _INSTALLED.pop().library._destroy()
 
 
 def _answering(form: Form, device: str) -> Original:

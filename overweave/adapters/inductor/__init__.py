@@ -1,0 +1,1 @@
+"""A pass over Inductor's graphs: collectives beside matmuls become overweave's operators."""

@@ -1,0 +1,78 @@
+"""The pass that Inductor runs on a graph when its own passes are over, beside what else is registered there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx import Graph, Node
+
+from overweave.adapters.inductor import gathers, nodes, reductions
+from overweave.adapters.report import Site, site
+from overweave.errors import InputError
+
+SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
+_FUSE: dict[str, Callable[[Graph, Node], str]] = {
+    "gathers in compiled graphs": gathers.fuse_gather,
+    "sums in compiled graphs": reductions.fuse_reduction,
+}
+_FILES = tuple(str(module.__file__) for module in (gathers, nodes, reductions))
+
+
+class FuseCollectives(CustomGraphPass):
+    """Replaces collectives beside matmuls by overweave's operators, and counts what it replaces and what it leaves.
+
+    It fuses what torch's own pass (`_micro_pipeline_tp`) leaves: a batch of one, biases, sums of matmuls, all-reduces.
+    It needs no NCCL. before: a pass that was registered already, and runs first.
+    """
+
+    def __init__(self, before: Any = None) -> None:
+        self.before = before
+
+    def __call__(self, graph: Graph) -> None:
+        if self.before is not None:
+            self.before(graph)
+        for name, find in SITES.items():
+            for node in find(graph):
+                _count(site(name), _tried(_FUSE[name], graph, node))
+        stable_topological_sort(graph)  # an operator stands where the first of its results is read
+        graph.eliminate_dead_code()
+
+    def uuid(self) -> Any:
+        """What names this pass in Inductor's cache of graphs; nothing, where the other pass has no name."""
+        if self.before is None:
+            return get_hash_for_files(_FILES)
+        others = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
+        return None if others is None else (others, get_hash_for_files(_FILES))
+
+
+def register() -> None:
+    """Puts the pass behind what `torch._inductor.config.post_grad_custom_post_pass` holds."""
+    config.post_grad_custom_post_pass = FuseCollectives(config.post_grad_custom_post_pass)
+
+
+def unregister() -> None:
+    """Puts back what was there before. Raises InputError where someone has put another pass there since."""
+    held = config.post_grad_custom_post_pass
+    if not isinstance(held, FuseCollectives):
+        cure = "Set torch._inductor.config.post_grad_custom_post_pass back first"
+        raise InputError("uninstall", f"Inductor's pass is {type(held).__name__}, not overweave's", cure)
+    config.post_grad_custom_post_pass = held.before
+
+
+def _tried(fuse: Callable[[Graph, Node], str], graph: Graph, node: Node) -> str:
+    """Why a collective stays, or nothing: what an operator's own checks say is a reason, too."""
+    try:
+        return fuse(graph, node)
+    except InputError as error:
+        return str(error)
+
+
+def _count(counts: Site, obstacle: str) -> None:
+    if obstacle:
+        counts.by_torch[obstacle] += 1
+    else:
+        counts.by_overweave += 1

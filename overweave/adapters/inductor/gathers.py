@@ -1,0 +1,181 @@
+"""Gathers whose rows are multiplied: one `all_gather_matmul` by all weights that multiply them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from overweave.adapters.inductor.nodes import (
+    ATEN,
+    COLLECTIVE,
+    Writer,
+    ancestors,
+    has_dtype,
+    is_call,
+    keeps_rows,
+    pieces_joined,
+    value,
+)
+from overweave.ir.operators.all_gather_matmul import OPERATOR
+from overweave.ir.problem import LONGEST_LIST
+from overweave.ops.dispatch.library import define
+
+_OPERATOR = define(OPERATOR)
+LAST_DIMENSION = "the last dimension, which holds columns, is gathered"
+
+
+class Product(NamedTuple):
+    """A matmul of gathered rows. bias: what is added, of any shape. lead: how often the rows of all ranks follow each
+    other in it."""
+
+    node: Node
+    w: Node
+    bias: Node | None
+    lead: int
+
+
+class Reading(NamedTuple):
+    """What is computed from a gather: its products, the nodes on the way to them, and why others are none."""
+
+    products: list[Product]
+    way: set[Node]
+    obstacle: str
+
+
+def gathers(graph: Graph) -> list[Node]:
+    """The nodes that wait for a gather, of tensors that overweave multiplies."""
+    found = [node for node in graph.nodes if is_call(node, COLLECTIVE.wait_tensor.default)]
+    return [node for node in found if is_call(node.args[0], COLLECTIVE.all_gather_into_tensor.default)]
+
+
+def fuse_gather(graph: Graph, wait: Node) -> str:
+    """Replaces a gather and the matmuls behind it. Returns why it stays, or nothing."""
+    gather: Any = wait.args[0]
+    shard, ranks, group = gather.args
+    if not has_dtype(shard) or value(shard).dim() < 2:
+        return f"operands in {value(shard).dtype}, or of one dimension"
+    products, way, obstacle = _reading(wait, ranks)
+    if not products:
+        return obstacle or "no matmul reads it"
+    products = _of_one_layout(products)
+    fused = {product.node for product in products}
+    writer = Writer(graph, products[0].node)
+    biases = [product.bias for product in products]
+    is_biased = all(_is_of_columns(product) for product in products)
+    is_needed = any(user not in way and user not in fused for node in way for user in node.users)
+    bias = _beside(writer, [each for each in biases if each is not None]) if is_biased else None
+    results = writer.call(
+        _OPERATOR,
+        [writer.rows(shard)],
+        [product.w for product in products],
+        bias,
+        group_name=group,
+        return_gathered=is_needed,
+    )
+    for index, product in enumerate(products):
+        y = writer.item(results, index)
+        if product.lead > 1:
+            y = writer.rows(y, (ranks, product.lead))
+        if product.bias is not None and not is_biased:
+            y = writer.call(ATEN.add.Tensor, y, product.bias)
+        product.node.replace_all_uses_with(writer.shaped(y, product.node))
+    if is_needed:
+        wait.replace_all_uses_with(writer.shaped(writer.item(results, len(products)), wait))
+    for node in fused:
+        graph.erase_node(node)
+    if not is_needed:  # a node that waits is never dead to torch
+        _erase(way - {wait})
+    graph.erase_node(wait)
+    graph.erase_node(gather)
+    return ""
+
+
+def _erase(nodes: set[Node]) -> None:
+    """Nodes that only each other read."""
+    while nodes:
+        last = {node for node in nodes if not node.users}
+        for node in last:
+            node.graph.erase_node(node)
+        nodes -= last
+
+
+def _reading(wait: Node, ranks: int) -> Reading:
+    products: list[Product] = []
+    way: set[Node] = set()
+    obstacle = ""
+    waiting = [(wait, 1)]
+    while waiting:
+        node, lead = waiting.pop()
+        way.add(node)
+        for user in node.users:
+            joined = _joined(user, node, ranks) if lead == 1 else None
+            if keeps_rows(user, node):
+                waiting.append((user, lead))
+            elif joined is not None and joined.is_last:
+                obstacle = LAST_DIMENSION
+            elif joined is not None:
+                way |= joined.between
+                waiting.append((joined.cat, joined.lead))
+            else:
+                products += _product(user, node, lead)
+    order = {node: index for index, node in enumerate(wait.graph.nodes)}
+    products.sort(key=lambda product: order[product.node])
+    return Reading(_independent(products), way, obstacle)
+
+
+class _Joined(NamedTuple):
+    cat: Node
+    lead: int
+    is_last: bool
+    between: set[Node]
+
+
+def _joined(split: Node, gathered: Node, ranks: int) -> _Joined | None:
+    """A split into the ranks' parts, which are joined again along another dimension."""
+    if not is_call(split, ATEN.split.Tensor) or split.args[0] is not gathered:
+        return None
+    parts = list(split.users)
+    cats = {user for part in parts for user in part.users}
+    for cat in cats:
+        found = pieces_joined(cat)
+        if found is not None and found[1] == 0 and len(cat.args[0]) == ranks and set(cat.args[0]) <= set(parts):  # type: ignore[arg-type]
+            shape, dim = value(cat).shape, found[2]
+            lead = torch.Size(shape[:dim]).numel()
+            return _Joined(cat, lead, dim == len(shape) - 1, {split, *parts})
+    return None
+
+
+def _product(user: Node, rows: Node, lead: int) -> list[Product]:
+    """A matmul whose first factor is this matrix."""
+    if is_call(user, ATEN.mm.default) and user.args[0] is rows and user.args[1] is not rows:
+        return [Product(user, user.args[1], None, lead)]  # type: ignore[arg-type]
+    if is_call(user, ATEN.addmm.default) and user.args[1] is rows and user.args[2] is not rows and not user.kwargs:
+        return [Product(user, user.args[2], user.args[0], lead)]  # type: ignore[arg-type]
+    return []
+
+
+def _independent(products: list[Product]) -> list[Product]:
+    """Those that need no other's result, which one call cannot give."""
+    found: list[Product] = []
+    for product in products[:LONGEST_LIST]:
+        needed = [product.w] if product.bias is None else [product.w, product.bias]
+        if not {each.node for each in products} & set(ancestors(needed)):
+            found.append(product)
+    return found
+
+
+def _of_one_layout(products: list[Product]) -> list[Product]:
+    """Weights of one call lie alike: those that lie as the first does."""
+    first = value(products[0].w).is_contiguous()
+    return [product for product in products if value(product.w).is_contiguous() == first]
+
+
+def _is_of_columns(product: Product) -> bool:
+    """Whether the operator can add the bias: one number for each column."""
+    return product.bias is not None and value(product.bias).shape == value(product.node).shape[1:]
+
+
+def _beside(writer: Writer, biases: list[Node]) -> Node:
+    return biases[0] if len(biases) == 1 else writer.call(ATEN.cat.default, biases)

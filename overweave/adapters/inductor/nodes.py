@@ -1,0 +1,117 @@
+"""Reading and writing nodes of a graph behind Inductor's decompositions, each with the tensor that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import getitem
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+
+from overweave.ops.call.operands import DTYPES
+
+ATEN, COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
+RESHAPES = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default, ATEN.clone.default))
+
+
+def value(node: Any) -> torch.Tensor:
+    """The tensor without memory that a node stands for."""
+    found: torch.Tensor = node.meta["val"]
+    return found
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    """Whether a node calls one of these operators."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def has_dtype(node: Any) -> bool:
+    """Whether overweave multiplies such tensors, scales aside."""
+    return isinstance(value(node), torch.Tensor) and value(node).dtype in DTYPES
+
+
+def keeps_rows(node: Any, before: Any) -> bool:
+    """Whether a node has the rows of another one in the same order, however its leading dimensions are cut."""
+    if not is_call(node, *RESHAPES) or node.args[0] is not before:
+        return False
+    return value(node).dim() >= 1 and value(node).shape[-1] == value(before).shape[-1]
+
+
+def pieces_joined(cat: Any) -> tuple[Node, int, int] | None:
+    """Of `cat(split(x, size, dim), other dim)`: x, the dimension that was cut, and the one along which it is joined."""
+    if not is_call(cat, ATEN.cat.default):
+        return None
+    parts, joined = cat.args[0], cat.args[1] if len(cat.args) > 1 else 0
+    if not parts or not all(is_call(part, getitem) and part.args[1] == at for at, part in enumerate(parts)):
+        return None
+    split = parts[0].args[0]
+    if not is_call(split, ATEN.split.Tensor) or any(part.args[0] is not split for part in parts):
+        return None
+    x, size, cut = split.args[0], split.args[1], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+    dims = value(x).dim()
+    if value(x).shape[cut] != size * len(parts):
+        return None
+    return x, cut % dims, joined % dims
+
+
+class Writer:
+    """Adds nodes to a graph at one place. Each gets the tensor that it stands for."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self._graph, self._before = graph, before
+
+    def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
+        """A call, checked by the operator's own kernel for tensors without memory. Raises what that raises."""
+        plain, named = torch.fx.map_arg((arguments, options), value)
+        with _mode_of(plain, named):
+            made = target(*plain, **named)
+        with self._graph.inserting_before(self._before):
+            node = self._graph.call_function(target, arguments, options)
+        node.meta["val"] = made
+        return node
+
+    def rows(self, x: Node, parts: tuple[int, ...] = ()) -> Node:
+        """x as a contiguous matrix. parts `(a, b)`: rows that lie as `[a, b, rest]`, as `[b, a, rest]`."""
+        columns = value(x).shape[-1]
+        if parts:
+            first, second = parts
+            x = self.call(ATEN.reshape.default, x, [first, second, -1, columns])
+            x = self.call(ATEN.permute.default, x, [1, 0, 2, 3])
+            x = self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
+        x = x if value(x).dim() == 2 else self.call(ATEN.reshape.default, x, [-1, columns])
+        if value(x).is_contiguous():
+            return x
+        return self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
+
+    def shaped(self, x: Node, like: Node) -> Node:
+        """x in the shape of another node."""
+        shape = list(value(like).shape)
+        return x if list(value(x).shape) == shape else self.call(ATEN.reshape.default, x, shape)
+
+    def item(self, results: Node, index: int) -> Node:
+        """One of several results."""
+        with self._graph.inserting_before(self._before):
+            node = self._graph.call_function(getitem, (results, index))
+        node.meta["val"] = results.meta["val"][index]
+        return node
+
+
+def ancestors(nodes: list[Node]) -> Iterator[Node]:
+    """All nodes that these are computed from, themselves included."""
+    seen: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += node.all_input_nodes
+
+
+def _mode_of(*values: Any) -> Any:
+    for leaf in torch.utils._pytree.tree_leaves(values):
+        if isinstance(getattr(leaf, "fake_mode", None), FakeTensorMode):
+            return leaf.fake_mode
+    return torch.no_grad()

@@ -1,0 +1,119 @@
+"""Sums over ranks of matmuls: one `matmul_reduce_scatter` or `matmul_all_reduce`, of several products, too."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from overweave.adapters.inductor.nodes import (
+    ATEN,
+    COLLECTIVE,
+    RESHAPES,
+    Writer,
+    has_dtype,
+    is_call,
+    pieces_joined,
+    value,
+)
+from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
+from overweave.memory.group import process_group_of
+from overweave.ops.dispatch.library import define
+
+_SCATTERED, _REDUCED = define(matmul_reduce_scatter.OPERATOR), define(matmul_all_reduce.OPERATOR)
+SCATTER, REDUCE = COLLECTIVE.reduce_scatter_tensor.default, COLLECTIVE.all_reduce.default
+LAST_DIMENSION = "the last dimension, which holds columns, is scattered"
+
+
+class Summed(NamedTuple):
+    """A sum of matmuls. biases: `[n]`, each of which a W-th is added on every rank."""
+
+    products: list[tuple[Node, Node]]
+    biases: list[Node]
+
+
+def reductions(graph: Graph) -> list[Node]:
+    """The nodes that wait for a sum over ranks."""
+    found = [node for node in graph.nodes if is_call(node, COLLECTIVE.wait_tensor.default)]
+    return [node for node in found if is_call(node.args[0], SCATTER, REDUCE)]
+
+
+def fuse_reduction(graph: Graph, wait: Node) -> str:
+    """Replaces a sum over ranks and the matmuls before it. Returns why it stays, or nothing."""
+    reduction: Any = wait.args[0]
+    scatters = reduction.target is SCATTER
+    given, kind, group = reduction.args[0], reduction.args[1], reduction.args[-1]
+    ranks = process_group_of(group).size()
+    if kind != "sum":
+        return f"the reduction {kind!r}"
+    if not has_dtype(given) or value(given).dim() < 2:
+        return f"operands in {value(given).dtype}, or of one dimension"
+    whole, lead = given, 1
+    joined = pieces_joined(given) if scatters else None
+    if joined is not None:
+        whole, cut, onto = joined
+        if onto != 0 or len(given.args[0]) != ranks or not _is_read_once(given):
+            return "pieces that are no ranks' parts"
+        if cut == value(whole).dim() - 1:
+            return LAST_DIMENSION
+        lead = torch.Size(value(whole).shape[:cut]).numel()
+    summed = _summed(whole, ranks)
+    if summed is None:
+        return "no matmul stands before it, or others read the product"
+    writer = Writer(graph, wait)
+    xs = [writer.rows(x, (lead, ranks) if lead > 1 else ()) for x, _ in summed.products]
+    ws = [_dense(writer, w) for _, w in summed.products]
+    if scatters:
+        results = writer.call(_SCATTERED, xs, ws, group_name=group)
+    else:
+        x = xs[0] if len(xs) == 1 else writer.call(ATEN.cat.default, xs, 1)
+        w = ws[0] if len(ws) == 1 else writer.call(ATEN.cat.default, ws, 0)
+        results = writer.call(_REDUCED, [x], [w], group_name=group)
+    y = writer.item(results, 0)
+    for bias in summed.biases:
+        y = writer.call(ATEN.add.Tensor, y, bias)
+    wait.replace_all_uses_with(writer.shaped(y, wait))
+    graph.erase_node(wait)
+    graph.erase_node(reduction)
+    return ""
+
+
+def _summed(node: Any, ranks: int) -> Summed | None:
+    """The matmuls whose sum a node is, each of which nothing else reads."""
+    if not isinstance(node, Node) or len(node.users) != 1:
+        return None
+    if is_call(node, *RESHAPES):
+        before: Any = node.args[0]
+        return _summed(before, ranks) if value(before).shape[-1] == value(node).shape[-1] else None
+    if is_call(node, ATEN.add.Tensor) and not node.kwargs:
+        parts = [_summed(each, ranks) for each in node.args]
+        if any(part is None for part in parts) or value(node.args[0]).shape != value(node.args[1]).shape:
+            return None
+        both = [part for part in parts if part is not None]
+        return Summed([each for part in both for each in part.products], [b for part in both for b in part.biases])
+    if is_call(node, ATEN.mm.default):
+        return Summed([node.args], [])  # type: ignore[list-item]
+    if is_call(node, ATEN.addmm.default) and not node.kwargs:
+        share: Any = node.args[0]
+        product: Any = node.args[1:]
+        if value(share).shape == value(node).shape:  # Inductor makes this of a sum
+            others = _summed(share, ranks)
+            return None if others is None else Summed([*others.products, product], others.biases)
+        if is_call(share, ATEN.div.Tensor) and share.args[1] == ranks and value(share).dim() == 1:
+            return Summed([product], [share.args[0]])
+    return None
+
+
+def _is_read_once(cat: Any) -> bool:
+    """Whether nothing but this sum reads the pieces."""
+    parts = cat.args[0]
+    return (
+        len(cat.users) == 1 and all(len(part.users) == 1 for part in parts) and set(parts[0].args[0].users) == {*parts}
+    )
+
+
+def _dense(writer: Writer, w: Node) -> Node:
+    if value(w).is_contiguous() or value(w).t().is_contiguous():
+        return w
+    return writer.call(ATEN.clone.default, w, memory_format=torch.contiguous_format)

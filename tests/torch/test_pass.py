@@ -1,0 +1,232 @@
+"""The pass over compiled graphs on CPU ranks: collectives beside matmuls are fused, and compute what they computed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._inductor import config
+from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.functional import linear
+
+import overweave as ow
+from overweave.errors import InputError
+from tests.ranks import run_ranks
+from tests.torch.compiled import backend, collectives, woven
+from tests.torch.small_llama import Llama, Sizes, plan
+
+K = 16
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+
+
+class Row(NamedTuple):
+    """A function of x and weights, and the operators that its graph must hold."""
+
+    name: str
+    shape: tuple[int, ...]
+    function: Callable[..., object]
+    wanted: tuple[str, ...]
+
+
+def rows(ranks: int, is_short: bool) -> Iterator[Row]:
+    """Every number of dimensions, dimension, batch and form; or, of the former, a flat and a batched input."""
+    group = dist.group.WORLD
+    places = [((2 * ranks, K), 0), ((2, 2 * ranks, K), 1), ((2 * ranks, 3, K), 0), ((1, 2 * ranks, K), 1)]
+    for shape, dim in places[: 2 if is_short else 4]:
+        where = f"{shape} along {dim}"
+
+        def gathered(x, dim=dim):
+            return all_gather_tensor(x, dim, group)
+
+        def scattered(y, dim=dim):
+            return reduce_scatter_tensor(y, "sum", dim, group)
+
+        yield Row(f"gather {where}", shape, lambda x, w, *_, g=gathered: linear(g(x), w[0]), (GATHER,))
+        yield Row(
+            f"gather, kept {where}",
+            shape,
+            lambda x, w, *_, g=gathered: [(whole * 2, linear(whole, w[0])) for whole in [g(x)]],
+            (GATHER,),
+        )
+        yield Row(f"gather, bias {where}", shape, lambda x, w, b, g=gathered: linear(g(x), w[0], b), (GATHER,))
+        yield Row(
+            f"query, key and value {where}",
+            shape,
+            lambda x, w, b, g=gathered: [linear(whole, each) for whole in [g(x)] for each in w],
+            (GATHER,),
+        )
+        yield Row(
+            f"biases of some {where}",
+            shape,
+            lambda x, w, b, g=gathered: [linear(whole, w[0], b) + linear(whole, w[1]) for whole in [g(x)]],
+            (GATHER,),
+        )
+        yield Row(f"scatter {where}", shape, lambda x, w, *_, s=scattered: s(linear(x, w[0])), (SCATTER,))
+        yield Row(
+            f"scatter, bias {where}", shape, lambda x, w, b, s=scattered: s(linear(x, w[0], b / ranks)), (SCATTER,)
+        )
+        yield Row(
+            f"backward sum {where}",
+            shape,
+            lambda x, w, b, s=scattered: s(linear(x, w[0]) + linear(x * 2, w[1]) + linear(x + 1, w[2])),
+            (SCATTER,),
+        )
+        yield Row(f"all-reduce {where}", shape, lambda x, w, *_: all_reduce(linear(x, w[0]), "sum", group), (REDUCE,))
+        yield Row(
+            f"all-reduce of a sum {where}",
+            shape,
+            lambda x, w, *_: all_reduce(linear(x, w[0]) + linear(x * 2, w[1]), "sum", group),
+            (REDUCE,),
+        )
+
+
+def leaves(*results: object) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The tensors of two results, side by side."""
+    return zip(*map(torch.utils._pytree.tree_leaves, results), strict=True)
+
+
+def table(is_short: bool) -> list[str]:
+    """For `run_ranks`: rows whose graph holds other operators, or gives other results."""
+    found = []
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    common = torch.Generator().manual_seed(9)
+    ow.install(graphs=True)
+    try:
+        for row in rows(dist.get_world_size(), is_short):
+            x = torch.randint(-2, 3, row.shape, generator=generator).float()
+            w = [torch.randint(-2, 3, (24, K), generator=common).float() for _ in range(3)]
+            b = torch.randint(-2, 3, (24,), generator=common).float()
+            graphs: list[torch.fx.GraphModule] = []
+            torch._dynamo.reset()
+            made = torch.compile(row.function, backend=backend(graphs), fullgraph=True, dynamic=False)(x, w, b)
+            wanted = row.function(x, w, b)
+            if tuple(woven(graphs)) != row.wanted or collectives(graphs):
+                found.append(f"{row.name}: {woven(graphs)}, left {collectives(graphs)}")
+            pairs = zip(*(torch.utils._pytree.tree_leaves(each) for each in (made, wanted)), strict=True)
+            found += [f"{row.name}: values"] * (
+                not all(torch.equal(a, c) and a.stride() == c.stride() for a, c in pairs)
+            )
+        return found
+    finally:
+        ow.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "is_short"),
+    [pytest.param(2, True, marks=pytest.mark.slow), pytest.param(4, False, marks=pytest.mark.nightly)],
+)
+def test_every_row_of_the_table_is_fused(world_size: int, is_short: bool):
+    assert run_ranks(table, world_size, is_short, timeout_s=280.0) == [[]] * world_size
+
+
+def left() -> list[str]:
+    """What is no matmul beside a collective stays, and so does a product that others read."""
+    group, ranks = dist.group.WORLD, dist.get_world_size()
+    w = torch.randn(16, K)
+    cases = {
+        "last dimension": lambda x: all_gather_tensor(x, 1, group) @ torch.ones(K * ranks, 4),
+        "float64": lambda x: linear(all_gather_tensor(x.double(), 0, group), w.double()),
+        "others read": lambda x: [all_reduce(y, "sum", group) + y for y in [linear(x, w)]],
+        "no matmul reads": lambda x: all_gather_tensor(x, 0, group) + 1,
+    }
+    found = []
+    ow.install(graphs=True)
+    try:
+        for word, function in cases.items():
+            graphs: list[torch.fx.GraphModule] = []
+            torch._dynamo.reset()
+            x = torch.randn(4, K)
+            made = torch.compile(function, backend=backend(graphs), fullgraph=True)(x)
+            plain = function(x)
+            same = [
+                torch.allclose(a, b) for a, b in zip(*map(torch.utils._pytree.tree_leaves, (made, plain)), strict=True)
+            ]
+            if woven(graphs) or not all(same):
+                found.append(f"{word}: {woven(graphs)}, {same}")
+        reasons = str(ow.report())
+        return found + [f"{word} in {reasons}" for word in cases if word not in reasons]
+    finally:
+        ow.uninstall()
+
+
+@pytest.mark.slow
+def test_what_stays_has_a_reason():
+    assert run_ranks(left, 2) == [[]] * 2
+
+
+def llama(batch: int, sequence: bool) -> list[str]:
+    """A compiled Llama: values and gradients as eager, and no collective of a layer is left."""
+    sizes = Sizes(layers=1, has_biases=True)
+    torch.manual_seed(0)
+    single = Llama(sizes)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(copy.deepcopy(single), mesh, plan(1, sequence))
+    block, whole = model.blocks[0], single.blocks[0]
+    x = torch.randn(batch, 8, sizes.width)
+    own = x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if sequence else x
+    x, own = x.clone().requires_grad_(), own.clone().requires_grad_()
+    ow.install(graphs=True)
+    try:
+        graphs: list[torch.fx.GraphModule] = []
+        torch._dynamo.reset()
+        y = torch.compile(block, backend=backend(graphs), fullgraph=True, dynamic=False)(own)
+        y.sum().backward()
+    finally:
+        ow.uninstall()
+    wanted = whole(x)
+    wanted.sum().backward()
+    cut = (lambda t: t.chunk(dist.get_world_size(), 1)[dist.get_rank()]) if sequence else (lambda t: t)
+    found = [] if torch.allclose(y, cut(wanted), atol=1e-5) else ["values"]
+    found += [] if torch.allclose(own.grad, cut(x.grad), atol=1e-4) else ["gradient of the input"]
+    for (name, a), b in zip(whole.named_parameters(), block.parameters(), strict=True):
+        gradient = b.grad.full_tensor() if hasattr(b.grad, "full_tensor") else b.grad
+        found += [] if torch.allclose(gradient, a.grad, atol=1e-4) else [f"gradient of {name}"]
+    # Forward and backward; where every rank has all rows, the gradients of five layers' inputs are summed, too.
+    sites = [GATHER] * 4 + [SCATTER] * 4 if sequence else [REDUCE] * (2 + 5)
+    if sorted(woven(graphs)) != sites:
+        found.append(f"{woven(graphs)}, left {collectives(graphs)}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequence"),
+    [
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.nightly),
+        pytest.param(2, False, marks=pytest.mark.nightly),
+    ],
+)
+def test_all_sites_of_a_compiled_layer_are_fused(batch: int, sequence: bool):
+    assert run_ranks(llama, 2, batch, sequence, timeout_s=120.0) == [[]] * 2
+
+
+def beside_others() -> list[str]:
+    seen = []
+
+    def other(graph: torch.fx.Graph) -> None:
+        seen.append(len(graph.nodes))
+
+    config.post_grad_custom_post_pass = other
+    try:
+        ow.install(graphs=True)
+        torch._dynamo.reset()
+        torch.compile(lambda x: x + 1, backend=backend([]))(torch.ones(2))
+        held = config.post_grad_custom_post_pass
+        config.post_grad_custom_post_pass = None
+        with pytest.raises(InputError, match="Inductor's pass is NoneType"):
+            ow.uninstall()
+        config.post_grad_custom_post_pass = held
+        ow.uninstall()
+        return [] if seen and config.post_grad_custom_post_pass is other else ["the other pass"]
+    finally:
+        config.post_grad_custom_post_pass = None
+
+
+def test_it_stands_beside_what_is_registered():
+    assert run_ranks(beside_others, 1) == [[]]
