@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,3 +82,12 @@ def _imports(node: ast.AST, inside: str) -> Iterator[Import]:
 
 def _called(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH of a process that a test starts: folders of its own, the repository, and what this process was given.
+
+    A machine whose packages come by PYTHONPATH alone has them in that process, too.
+    """
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([*map(str, folders), str(ROOT), *given])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from campaigns.shown import INTERRUPTED, shown
-from tests.source_tree import ROOT
+from tests.source_tree import python_path
 
 CODE = """
 import os, signal, sys
@@ -25,7 +25,7 @@ print("found", found)
 
 def run(interrupts: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", CODE, str(interrupts)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import overweave
 from overweave.cli import loaded, main
 from overweave.errors import InputError, MachineError
-from tests.source_tree import ROOT
+from tests.source_tree import python_path
 
 RUN = CliRunner()
 
@@ -72,7 +72,7 @@ def test_reading_and_thinking_needs_no_torch():
 @pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii_gets_an_answer():
     words = ["simulate", "all_gather_matmul.push", "--shape", "1024,512,256"]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": python_path()}
     command = [sys.executable, "-m", "overweave.cli.main", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (result.returncode, result.stderr) == (0, "")

@@ -20,7 +20,7 @@ from overweave.cli import main as command_line
 from overweave.cli.commands.explain import STYLES
 from overweave.cli.main import app
 from overweave.tuner.model.weigh import State
-from tests.source_tree import ROOT
+from tests.source_tree import python_path
 
 SIMULATE = ("simulate", "all_gather_matmul.push", "--shape=1024,512,256", "--world=2")
 COMPARE = ("compare", "all_gather_matmul.push", "all_gather_matmul.pull", "--shape=1024,512,256", "--world=2")
@@ -31,7 +31,7 @@ EXPLAIN = ("explain", "all_gather_matmul", "--shape=8192,14336,4096")
 
 def started(*words: str, stdout: int, **variables: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "overweave.cli.main", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    environment = {**os.environ, "PYTHONPATH": python_path(), **variables}
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=environment)
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from overweave.cli.progress import progress
-from tests.source_tree import ROOT
+from tests.source_tree import python_path
 
 CODE = """
 import time
@@ -35,7 +35,7 @@ def test_nothing_is_drawn_where_no_terminal_is(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_terminal_shows_what_is_under_way_and_results_go_where_they_were_sent(columns: int):
     master, slave = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": str(columns)}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TERM": "xterm", "COLUMNS": str(columns)}
     with subprocess.Popen(
         [sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=slave, env=environment, text=True
     ) as started:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from overweave.cli.ranks import torchrun
-from tests.source_tree import ROOT
+from tests.source_tree import python_path
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_rank_that_refuses_is_told_once_and_by_its_exit_code(capfd: pytest.CaptureFixture[str]):
-    assert torchrun(["overweave.cli.main", "show", "nowhere"], 1, {"PYTHONPATH": str(ROOT)}) == 2
+    assert torchrun(["overweave.cli.main", "show", "nowhere"], 1, {"PYTHONPATH": python_path()}) == 2
     told = capfd.readouterr().err
     assert told.count("overweave: schedule nowhere") == 1
     assert "Traceback" not in told
@@ -27,8 +27,7 @@ def test_a_rank_that_refuses_is_told_once_and_by_its_exit_code(capfd: pytest.Cap
 
 def test_a_rank_that_was_killed_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "dying.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    path = os.pathsep.join((str(ROOT), str(tmp_path)))
-    assert torchrun(["dying"], 1, {"PYTHONPATH": path}) == 128 + signal.SIGKILL
+    assert torchrun(["dying"], 1, {"PYTHONPATH": python_path(tmp_path)}) == 128 + signal.SIGKILL
     told = capfd.readouterr().err
     assert "overweave: rank 0 was ended by SIGKILL" in told
     assert "Traceback" not in told
@@ -50,7 +49,7 @@ def test_what_ends_us_ends_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        torchrun(["waiting"], 1, {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))})
+        torchrun(["waiting"], 1, {"PYTHONPATH": python_path(tmp_path)})
     assert started[0].returncode == 128 + signal.SIGTERM  # its own end, behind that of its rank
 
 
@@ -58,7 +57,7 @@ def test_a_cursor_that_an_ended_rank_has_hidden_is_shown(tmp_path: Path):
     (tmp_path / "hiding.py").write_text("import os\nos.write(2, b'\\x1b[?25l')\nos.kill(os.getpid(), 9)\n")
     master, slave = pty.openpty()
     command = [sys.executable, "-c", "from overweave.cli.ranks import torchrun; torchrun(['hiding'], 1)"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path))), "TERM": "xterm"}
+    environment = {**os.environ, "PYTHONPATH": python_path(tmp_path), "TERM": "xterm"}
     with subprocess.Popen(command, stderr=slave, env=environment) as started:
         os.close(slave)
         told = b""

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.docs.blocks import Block, blocks
-from tests.source_tree import ROOT
+from tests.source_tree import python_path
 
 RANKS = "4"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS)
@@ -21,7 +21,7 @@ def run(block: Block, folder) -> str:
     script.write_text(block.code)
     ranked = TORCHRUN if block.page.name == "README.md" else AS_TORCHRUN
     command = [sys.executable, *(ranked if block.has_ranks else ()), str(script)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from overweave.schedules.catalog.catalog import names
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, python_path
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = (
@@ -32,7 +32,7 @@ def example(name: str):
 
 def printed_by(name: str) -> str:
     """What an example prints in a process of its own: it starts its ranks itself."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, str(EXAMPLES / name)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert result.returncode == 0, result.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overweave.ops.author.compile import compile
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, python_path
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 FILES = dict(re.findall(r"^`(\w+\.py)`\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
@@ -45,7 +45,7 @@ def test_the_kernel_is_annotated_and_knows_nothing_of_us(folder: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_prints_what_the_page_says(folder: Path, name: str):
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OVERWEAVE_CACHE_DIR": str(folder / "cache")}
+    environment = {**os.environ, "PYTHONPATH": python_path(folder), "OVERWEAVE_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, *COMMANDS[name], name]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment, cwd=folder)
     assert ran.returncode == 0, ran.stderr[-3000:]

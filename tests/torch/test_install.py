@@ -17,7 +17,7 @@ import overweave as ow
 from campaigns.torch.fused_calls import GATHER, SCALED_GATHER, SCATTER, Fused, difference, fused_calls, taken_by_torch
 from overweave.errors import InputError
 from tests.ranks import run_ranks
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, python_path
 
 LEAST_CASES = 60
 
@@ -244,7 +244,7 @@ def test_the_environment_installs_in_programs_that_nobody_edits(value: str, want
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: overweave\nVersion: 0.0\n")
     lines = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in each.items()) for group, each in groups.items()]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "OVERWEAVE_INSTALL": value}
+    env = {**os.environ, "PYTHONPATH": python_path(tmp_path), "OVERWEAVE_INSTALL": value}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False, env=env
     )

@@ -43,7 +43,7 @@ from campaigns.tables.table_rows import (
 )
 from overweave.compiler.aot import compile_kernel
 from overweave.schedules.weave.transports import wanted_of
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, python_path
 
 SHARED_BYTES = 232448  # that a block may have on Hopper
 
@@ -161,7 +161,7 @@ def test_a_kernel_is_compiled_in_under_a_second_without_triton():
 def test_every_part_measures_on_emulated_ranks(tmp_path: Path):
     path = tmp_path / "tables.csv"
     command = [sys.executable, str(ROOT / "tests" / "campaigns" / "interpreted_tables.py"), str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     rows = read(path)

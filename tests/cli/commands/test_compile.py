@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, python_path
 
 MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
 
@@ -49,7 +49,7 @@ def test_what_is_written_runs_by_itself(tmp_path: Path):
     out = tmp_path / "fused.py"
     assert run(MATMUL, "--schedule", "A:all_gather.push pieces=2", "-o", str(out))[0] == 0
     command = [sys.executable, f"{ROOT}/tests/compiler/run_written.py", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert ran.stdout == "off by 0.0 on 3 ranks\n", ran.stderr[-2000:]
     out.write_text(out.read_text().replace("c = accumulator.to", "c = (accumulator + 1).to"))

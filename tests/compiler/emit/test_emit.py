@@ -16,7 +16,7 @@ from overweave.compiler.emit.generated import generated_path, write_generated
 from overweave.errors import DirectiveError, InputError
 from overweave.ops.author.compile import Fused, compile
 from tests.clock import ends_within
-from tests.source_tree import ROOT
+from tests.source_tree import ROOT, python_path
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_the_fused_module_imports_alone(tmp_path: Path):
         capture_output=True,
         text=True,
         timeout=120,
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env={"PYTHONPATH": python_path(tmp_path)},
     )
     assert ran.stdout == "a_desc False\n", ran.stderr  # the dispatch region was all that used it
 
