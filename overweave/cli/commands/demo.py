@@ -15,12 +15,13 @@ from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.ranks import Asked, Device, how_many, tried, where
+from overweave.hardware.machine import default_for
 from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.tuner.measure.bench import device_count
 
-MACHINE, MACHINE_RANKS = "h200x4", 4
+FORECAST_RANKS, MOST_DESCRIBED = 4, 8  # of the described H200s
 FAILED = 1
 EMULATED = Demo("", m=128, n=128, k=64)  # small enough for the interpreter; m is per rank
 
@@ -46,15 +47,21 @@ def demo(
     what, times = told_of(place, world_size)
     print_trials(console, f"{world_size} {what}", trials)
     console.print(times)
-    predicted = [
-        simulated(name, problem_for(record, "cuda", MACHINE_RANKS), {}, MACHINE) for name, record in shown.items()
-    ]
+    forecast = forecast_ranks(place, world_size)
+    machine = default_for(forecast)
+    predicted = [simulated(name, problem_for(record, "cuda", forecast), {}, machine) for name, record in shown.items()]
     timelines = [timeline for pair in zip((t.timeline for t in trials), predicted, strict=True) for timeline in pair]
     print_charts(console, *timelines)
     save(console, out, "demo", *timelines)
     write_page(f"{world_size} {what}", *timelines)
     if not all(trial.is_right for trial in trials):
         raise typer.Exit(FAILED)
+
+
+def forecast_ranks(place: str, world_size: int) -> int:
+    """How many GPUs the forecast is for: as many as ran it, each with a GPU of its own; else four."""
+    has_own_gpus = place == "cuda" and 2 <= world_size <= min(device_count(), MOST_DESCRIBED)
+    return world_size if has_own_gpus else FORECAST_RANKS
 
 
 def told_of(place: str, world_size: int) -> tuple[str, str]:

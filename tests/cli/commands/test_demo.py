@@ -57,6 +57,17 @@ def test_ranks_run_on_the_gpus_that_there_are(
     assert ("say nothing of overlap" in times) == ("share" in told)
 
 
+@pytest.mark.parametrize(
+    ("place", "gpus", "ranks", "forecast"),
+    [("cpu", 0, 3, 4), ("cuda", 1, 4, 4), ("cuda", 2, 2, 2), ("cuda", 8, 8, 8), ("cuda", 16, 16, 4), ("cuda", 1, 1, 4)],
+)
+def test_the_forecast_is_for_as_many_gpus_as_ran(
+    place: str, gpus: int, ranks: int, forecast: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert command.forecast_ranks(place, ranks) == forecast
+
+
 def test_the_times_of_interpreted_kernels_are_told_for_what_they_are():
     assert "say nothing of a GPU" in command.told_of("cpu", 4)[1]
 
