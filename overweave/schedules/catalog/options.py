@@ -18,6 +18,7 @@ from overweave.schedules.tiles.shape import BEST, Kernel, TileShape
 from overweave.schedules.tiles.skinny import Multiplier
 
 AUTO = "auto"
+MOST_LIBRARY_SMS = 16  # that NCCL takes for a collective of a few GPUs, if nothing else is said
 Rows = Literal["own", "cyclic"]  # of a sum, dealt to ranks: those of the own shard, or of each tile its share
 
 
@@ -196,7 +197,9 @@ ROWS = Option(
     meaning="rows that a rank gets: those of its shard, or of each tile its share, so that rows come permuted",
 )
 LIBRARY_SMS = Option(
-    name="library_sms", default=16, high=512, meaning="SMs that tiles leave to the library's collectives beside them"
+    name="library_sms",
+    high=512,
+    meaning=f"SMs that tiles leave to the library's collectives beside them; auto: {MOST_LIBRARY_SMS}, or half of them",
 )
 TILES = (
     Option(
@@ -239,4 +242,6 @@ def settle(asked: str, known: tuple[Option, ...], values: Mapping[str, str | int
             raise InputError(f"option {str(name)[:40]} of {asked}", "unknown", cure)
     parsed = {name: by_name[name].parse(value) for name, value in values.items()}
     settled = {option.name: parsed.get(option.name, option.default) for option in known}
+    if settled.get(LIBRARY_SMS.name, 0) is None:
+        settled[LIBRARY_SMS.name] = min(MOST_LIBRARY_SMS, int(str(settled["sms"])) // 2)
     return convert(settled, Settings)

@@ -31,7 +31,7 @@ def test_what_can_be_built_is_proven(name: str):
 
 
 def check_built(name: str, problem: Problem) -> None:
-    if name.endswith((".two_shot", "_stored")) and problem.world_size == 1:
+    if name.endswith((".two_shot", "_stored", ".waves")) and problem.world_size == 1:
         with pytest.raises(InputError, match="group of one"):
             build(name, problem, {})
         return
