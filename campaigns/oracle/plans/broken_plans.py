@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from campaigns.oracle.library_queues import gathered_beside, reduced_beside
 from campaigns.oracle.library_scatter import scatter
 from overweave.ir.dtype import Dtype
-from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
@@ -58,7 +58,8 @@ def right_plans() -> Iterator[Plan]:
     for name, method in METHODS.items():
         for ranks, m, options in ((ranks, m, one) for ranks in (2, 3) for m in SMALL_M for one in OPTIONS):
             if set(options) <= {option.name for option in method.options}:
-                problem = Problem(operator=method.operator, m=m, n=64, k=32, world_size=ranks, dtype="bfloat16")
+                rows = operator_of(method.operator).whole_rows(m, ranks)
+                problem = Problem(operator=method.operator, m=rows, n=64, k=32, world_size=ranks, dtype="bfloat16")
                 plan = build(name, problem, options)
                 if PACKED_KERNEL not in engines_of(plan).values():
                     yield plan
