@@ -23,6 +23,8 @@ RUN_BELOW = (
     "06_chunks_by_hand.py",
     "07_several_weights.py",
     "08_tile_kernels.py",
+    "generate.py",
+    "train_llama.py",
 )
 
 
@@ -86,6 +88,18 @@ def test_several_weights():
         printed.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00; SwiGLU [96, 64]") == 2
     )
     assert "all_gather_matmul." in printed
+
+
+@pytest.mark.nightly
+def test_train_llama():
+    one, every, difference = printed_by("train_llama.py").splitlines()
+    assert one.partition(":")[2].split() == every.partition(":")[2].split()
+    assert float(difference.split()[2]) < 1e-4
+
+
+@pytest.mark.slow
+def test_generate():
+    assert "as one process generates them: True" in printed_by("generate.py")
 
 
 @pytest.mark.slow
