@@ -24,7 +24,7 @@ def all_to_all_matmul(
 ) -> torch.Tensor:
     """y = all_to_all(x) @ w. Each rank waits for its peers' blocks of rows, one by one, while it multiplies.
 
-    Plain torch:  received = x.new_empty(sum(counts[source][rank] for source in range(W)), k)
+    Plain torch:  received = x.new_empty(sum(row[rank] for row in counts), k)
                   dist.all_to_all_single(received, x, [row[rank] for row in counts], counts[rank]); y = received @ w
 
     x: `[rows, k]`, bf16, fp16 or fp32 (never TF32), row-major: the block of rows for rank 0, then that for rank 1, and

@@ -25,7 +25,7 @@ def matmul_all_to_all(
 ) -> torch.Tensor:
     """y = all_to_all(x @ w). The products of one block travel while those of the next one are computed.
 
-    Plain torch:  sent = x[tokens] @ w; y = x.new_empty(sum(counts[source][rank] for source in range(W)), n)
+    Plain torch:  sent = x[tokens] @ w; y = x.new_empty(sum(row[rank] for row in counts), n)
                   dist.all_to_all_single(y, sent, [row[rank] for row in counts], counts[rank])
 
     x: `[rows, k]`, bf16, fp16 or fp32 (never TF32), row-major. w: `[k, n]`, in either memory layout, each rank's own,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import Plan
@@ -147,4 +147,15 @@ def _all_reduce(group: dist.ProcessGroup) -> _Move:
     return lambda target, source: group.allreduce([target], how)
 
 
-MOVES = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce}
+def _all_to_all(group: dist.ProcessGroup) -> _Move:
+    how = AllToAllOptions()
+    how.asyncOp = False
+    return lambda target, source: group.alltoall_base(target, source, [], [], how)
+
+
+MOVES = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+}

@@ -1,4 +1,4 @@
-"""Sums by the library's own collectives, one for each group of waves of tiles, beside the tiles of the next groups.
+"""Products that the library sums or exchanges, a collective for each group of waves, beside the tiles of the next ones.
 
 Tiles run in the order of their table, so many at once: a wave. A partition says how many waves each group has. Tiles
 store block by block, so that the blocks of a group are one stretch of memory, and one counter of the group tells a
@@ -10,7 +10,7 @@ SOURCE: FlashOverlap (arXiv 2504.19519), 3.2 signals by groups of waves, 3.3 reo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from overweave.schedules.communication import (
     COMPLETE,
     COMPUTED,
     EXCHANGES,
+    GATHERED,
     ISSUE,
     MAIN,
     STAGED,
@@ -42,6 +43,7 @@ from overweave.schedules.methods.record import Work
 from overweave.schedules.tiles.order import swizzled
 
 Partition = tuple[int, ...]
+Function = Literal["all_reduce", "reduce_scatter", "all_to_all"]
 Block = tuple[int, int]  # its row and column among the blocks of a shard, or of the whole
 Part = tuple[Range, Range]  # rows and columns, of blocks
 MOST_GROUPS = 4
@@ -157,19 +159,24 @@ def wave_groups(work: Work) -> Communication:
     """
     if work.settings.groups is None and (work.split.world_size == 1 or len(_heights(work)) > 1):
         return sums_by(straight.COLLECTIVE)(work)
+    return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
+
+
+def in_groups(work: Work, function: Function) -> Communication:
+    """As `wave_groups`, of groups in any case. function: the collective of each."""
     problem, split = work.problem, work.split
     ranks = range(split.world_size if split.rows else 0)
-    y = Buffer(Y, split.rows if problem.record.shares_sums else split.shard_size, problem.n, "output")
+    y = Buffer(Y, split.shard_size if function == "reduce_scatter" else split.rows, problem.n, "output")
     if not ranks:
         return communicated(split.world_size, (), (y,))
     tiles = dealt(work)
-    how = _Groups(tiles, split, problem.record.shares_sums)
+    how = _Groups(tiles, split, function)
     steps = [step for rank in ranks for step in how.steps(rank, work)]
     staged, total = how.buffers()
     made = communicated(split.world_size, steps, (y,), goal=(how.goal(rank, work.held) for rank in ranks))
     return replace(
         made,
-        buffers=(y, staged, *(() if how.everywhere else (total,))),
+        buffers=(y, staged, *(() if function == "all_reduce" else (total,))),
         queues=(Queue(EXCHANGES, COMPLETE), Queue(SUMS, ISSUE, after=(MAIN, TILES, EXCHANGES))),
     )
 
@@ -177,10 +184,16 @@ def wave_groups(work: Work) -> Communication:
 class _Groups(NamedTuple):
     tiles: Dealt
     split: Split
-    everywhere: bool
+    function: Function
+
+    @property
+    def landing(self) -> str:
+        """The buffer in which a collective leaves blocks."""
+        return {"all_reduce": STAGED, "reduce_scatter": SUMMED, "all_to_all": GATHERED}[self.function]
 
     def buffers(self) -> tuple[Buffer, Buffer]:
-        """What tiles store: of each group one member's blocks behind the other's; and a member's sums."""
+        """What tiles store: of each group one member's blocks behind the other's; and a member's sums, or what all
+        members have for it, whose blocks lie as theirs do."""
         tiles, wide = self.tiles, -(-self.tiles.cols // self.tiles.width)
         high = sum(map(len, tiles.groups)) // wide
         staged, own, first = [0] * (tiles.members * high * wide), [0] * (high * wide), 0
@@ -195,10 +208,10 @@ class _Groups(NamedTuple):
         tops = () if tops == tuple(range(0, len(tops) * tiles.height, tiles.height)) else tops
         rows = max(hi - lo for lo, hi in tiles.shards)
         size, cols = (tiles.height, tiles.width), tiles.cols
-        return (
-            Buffer(STAGED, self.split.rows, cols, "local", blocks=Blocks(*size, tuple(staged), tops)),
-            Buffer(SUMMED, rows, cols, "local", blocks=Blocks(*size, tuple(own))),
-        )
+        stored = Buffer(STAGED, self.split.rows, cols, "local", blocks=Blocks(*size, tuple(staged), tops))
+        if self.function == "all_to_all":
+            return stored, replace(stored, name=GATHERED)
+        return stored, Buffer(SUMMED, rows, cols, "local", blocks=Blocks(*size, tuple(own)))
 
     def steps(self, rank: int, work: Work) -> Steps:
         """A rank's tiles group by group, the collectives in the same order, and the restoring move behind them."""
@@ -217,8 +230,8 @@ class _Groups(NamedTuple):
                     )
         for at, group in enumerate(self.tiles.groups):
             yield self.collective(rank, at, rectangles(group))
-        rows = self.split.rows if self.everywhere else _height(self.split.shard(rank))
-        source = Region(STAGED if self.everywhere else SUMMED, rank, (0, rows), (0, self.tiles.cols))
+        rows = _height(self.split.shard(rank)) if self.function == "reduce_scatter" else self.split.rows
+        source = Region(self.landing, rank, (0, rows), (0, self.tiles.cols))
         if rows:
             blocks = work.sums
             tiles = -(-rows // blocks.block_m) * -(-self.tiles.cols // blocks.block_n)
@@ -234,23 +247,24 @@ class _Groups(NamedTuple):
     def collective(self, rank: int, at: int, parts: list[Part]) -> Collective:
         """A rank's part of the sums of a group."""
         sources = tuple(self.staged(rank, member, part) for member in range(self.tiles.members) for part in parts)
-        summed = (Region(SUMMED, rank, *self.tiles.part(rank, part)) for part in parts if not self.everywhere)
-        function = "all_reduce" if self.everywhere else "reduce_scatter"
+        destinations = tuple(replace(source, buffer=self.landing) for source in sources)
+        if self.function == "reduce_scatter":
+            destinations = tuple(Region(SUMMED, rank, *self.tiles.part(rank, part)) for part in parts)
         return Collective(
-            name=f"{function}.{rank}.{at}",
+            name=f"{self.function}.{rank}.{at}",
             rank=rank,
             queue=EXCHANGES,
             waits=(Wait(COMPUTED, (at, at + 1), 1),),
-            function="all_reduce" if self.everywhere else "reduce_scatter",
-            label=f"{function}.{at}",
+            function=self.function,
+            label=f"{self.function}.{at}",
             ranks=tuple(range(self.split.world_size)),
             sources=sources,
-            destinations=sources if self.everywhere else tuple(summed),
+            destinations=destinations,
         )
 
     def goal(self, rank: int, held: tuple[Range, ...]) -> Goal:
         """What a rank has in the end: sums of its rows, in rank order."""
-        lo, hi = (0, self.split.rows) if self.everywhere else self.split.shard(rank)
+        lo, hi = self.split.shard(rank) if self.function == "reduce_scatter" else (0, self.split.rows)
         return Goal(Region(Y, rank, (0, hi - lo), (0, self.tiles.cols)), product(A, B), lo, 0, held)
 
 

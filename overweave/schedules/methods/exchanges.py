@@ -7,13 +7,15 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from overweave.errors import InputError
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
-from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
 from overweave.schedules.catalog import options
 from overweave.schedules.communication import GATHERED, PUSHES, Chunk, Communication, X, Y, in_parts
+from overweave.schedules.families.wave_groups import in_groups
 from overweave.schedules.methods import asked_for, needs
-from overweave.schedules.methods.record import Method, Work
+from overweave.schedules.methods.record import Case, Method, Work
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.mesh import mesh_of
 from overweave.schedules.moves.transfers import OWN, transferred
@@ -50,6 +52,19 @@ def counted(made: Communication) -> Communication:
     """The same, of blocks that a call fills in part."""
     buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in made.buffers)
     return replace(made, buffers=tuple(buffers))
+
+
+def _waves(work: Work) -> Communication:
+    """In groups where blocks are whole tiles, so that all have as many rows of tiles; else at once behind all tiles."""
+    config, groups = work.config, work.settings.groups
+    assert config is not None, "tiles of a kernel"
+    is_ragged = work.problem.block % config.block_m != 0
+    if groups is not None and is_ragged:
+        found = f"blocks of {work.problem.block} rows are no whole tiles of {config.block_m}"
+        raise InputError(f"build {work.method.full_name}", found, "Leave groups out, or pad the blocks")
+    if groups is None and (is_ragged or work.split.world_size == 1):
+        return _moved(True, work)
+    return in_groups(work, "all_to_all")
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)
@@ -113,5 +128,17 @@ METHODS = (
             {"pieces": (1, 2), "order": ("all_peers",)},
             {"pieces": (1, 2), **asked_for.BY_KERNEL},
         ),
+    ),
+    _behind(
+        name="waves",
+        summary="tiles of one kernel store block by block, library all-to-alls of groups of waves run beside them",
+        source="FlashOverlap (arXiv 2504.19519) 3.3.4: a pool for each destination, in the order of its tiles",
+        write=_waves,
+        multiplies=TILE_KERNEL,
+        moves=(LIBRARY, REDUCE_KERNEL),
+        options=asked_for.WAVES,
+        needs=(needs.WHOLE_BLOCKS,),
+        grids=(asked_for.AS_IT_IS,),
+        margins=(Case(margin=asked_for.OF_STORES),),
     ),
 )

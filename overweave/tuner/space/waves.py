@@ -76,7 +76,8 @@ def tiles_of(problem: Problem, target: Target, what: Candidate) -> Grouped | Non
         config=config,
         k=problem.k,
         dtype=problem.dtype,
-        function="all_reduce" if record.shares_sums else "reduce_scatter",
+        # Machines have no curves of all-to-alls: as much leaves a rank in an all-gather.
+        function="all_reduce" if record.shares_sums else "reduce_scatter" if record.adds else "all_gather",
         world_size=ranks,
     )
 
