@@ -11,7 +11,10 @@ import torch
 import overweave as ow
 from campaigns.exact import routings
 from overweave.errors import InputError, RankMismatch
+from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
+from overweave.ops.call.prepared import calls_of
+from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
 K, N = 16, 8
@@ -82,3 +85,33 @@ def one_bad_table() -> str:
 
 def test_a_table_that_one_rank_refuses_is_an_error_on_its_peers():
     assert run_ranks(one_bad_table, 2) == ["RankMismatch", "InputError"]
+
+
+def in_waves(words: str, rows: int) -> list[object]:
+    """Whether equal blocks are exact in groups of waves, and how many library calls there are."""
+    group = resolve(None)
+    rank, ranks = group.rank, range(group.world_size)
+    chance = torch.Generator().manual_seed(5)
+    x = [torch.randint(-2, 3, (rows * len(ranks), K), generator=chance).float() for _ in ranks]
+    w = [torch.randint(-2, 3, (K, 48), generator=chance).float() for _ in ranks]
+    plan = f"waves {words} block_m=16 block_n=16"
+    y = ow.matmul_all_to_all(x[rank], w[rank], plan=plan)
+    received = [x[source][rank * rows : (rank + 1) * rows] @ w[source] for source in ranks]
+    built = build("matmul_all_to_all.waves", calls_of(group).latest().problem, calls_of(group).latest().choice.options)
+    return [torch.equal(y, torch.cat(received)), sum("all_to_all" in one.name for one in built.schedule.of_rank(rank))]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "words", "rows", "calls"),
+    [(2, "", 64, 3), (2, "groups=1+2", 64, 2), (3, "", 64, 4), (3, "groups=1+2+3", 64, 3), (2, "", 33, 1)],
+)
+def test_groups_of_waves_are_exact(world_size: int, words: str, rows: int, calls: int):
+    """Of 8 SMs each of two members has 4 tiles at once, of three 2, and each has 12. Blocks of 33 rows go at once."""
+    told = run_ranks(in_waves, world_size, f"{words} sms=16 library_sms=8", rows)
+    assert told == [[True, calls]] * world_size
+
+
+def test_groups_of_blocks_that_are_no_whole_tiles_are_refused():
+    problem = Problem(operator="matmul_all_to_all", m=66, n=48, k=16, world_size=2, dtype="float32")
+    with pytest.raises(InputError, match="33 rows are no whole tiles of 16"):
+        build("matmul_all_to_all.waves", problem, {"groups": "1+1", "block_m": 16, "block_n": 16})

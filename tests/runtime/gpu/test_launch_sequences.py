@@ -45,6 +45,7 @@ PLANS = {
     "gather, packed and early": Case(GATHER, "gather_packed matmul=early", {"m": 64}),
     "exchange, counted blocks": Case(EXCHANGE, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
     "exchange behind, counted blocks": Case(BACK, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
+    "exchange behind, waves": Case(BACK, "waves block_m=64 block_n=64 groups=1+1 sms=56 library_sms=8", rank=1),
     "exchange behind, copy engine": Case(BACK, "push kernel=hopper pieces=2", rank=1),
     "exchange, copy engine": Case(EXCHANGE, "push kernel=hopper pieces=2", rank=1),
     "gather, finer by rows": Case(GATHER, "uniform_fused_1d", {"columns": (512, 128, 128)}, rank=1, world_size=3),

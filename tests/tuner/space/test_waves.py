@@ -9,6 +9,7 @@ from overweave.hardware.machine import load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.model.choose import choose, explained
 from overweave.tuner.model.partition_search import MOST_FIRST, MOST_LAST, partition_of, stretched, words_of
 from overweave.tuner.model.rank import weigh
@@ -25,7 +26,7 @@ def sized(operator: str, **changes: object) -> Problem:
     return replace(SIZE, operator=operator, **changes)
 
 
-@pytest.mark.parametrize("operator", SUMS)
+@pytest.mark.parametrize("operator", [*SUMS, "matmul_all_to_all"])
 def test_the_best_partitions_can_be_built_and_are_weighed(operator: str):
     problem = sized(operator)
     (family,) = wave_families(problem, GPU, MACHINE, is_thorough=True)
@@ -60,7 +61,9 @@ def test_where_there_are_no_waves_none_are_offered(changes: dict[str, object]):
 
 
 def test_operators_without_groups_have_none():
-    for name in set(OPERATORS) - set(SUMS):
+    grouped = {method.operator for method in METHODS.values() if method.takes("groups")}
+    assert {name for name, record in OPERATORS.items() if record.adds} < grouped
+    for name in set(OPERATORS) - grouped:
         assert list(wave_families(sized(name), GPU, MACHINE, is_thorough=True)) == []
 
 
