@@ -136,7 +136,7 @@ def read_file(path: Path, name: str) -> bytes:
 
 
 def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
-    found = shown(str(error).split("\n", maxsplit=1)[0]) or "it nests too deep"  # of the parser
+    found = "it nests too deep" if isinstance(error, MemoryError) else shown(str(error).split("\n", maxsplit=1)[0])
     return InputError(f"read kernel {name[:80]} of {path.name}", found, "Give a Python file that can be parsed")
 
 
