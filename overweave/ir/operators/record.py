@@ -24,19 +24,6 @@ KEYWORDS = {  # of each of `Forms`
 Ownership = Literal["gathered", "sharded", "summed", "replicated", "exchanged"]
 
 
-class AnyProblem(Protocol):
-    """What every kind of Problem states, beside sizes of its own. `ir/problem.py` has that of one matmul; an operator
-    of several matmuls, or of none, or of two groups, states one with the same three fields.
-    """
-
-    @property
-    def operator(self) -> str: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-
-
 class Operand(Struct, frozen=True):
     """A matrix of a call. dims: of its rows and its columns. along: the dimension that ranks have shards of, if any.
 

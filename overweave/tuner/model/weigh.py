@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from overweave.errors import OverweaveError
-from overweave.memory.pause_gc import without_collection
+from overweave.ir.verify.pause_gc import without_collection
 
 REACH = 1.2  # how far behind the quickest the first of a family may be for the others to be looked at
 State = Literal["measured", "simulated", "impossible", "unknown"]

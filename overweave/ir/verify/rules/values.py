@@ -42,7 +42,7 @@ def unknown(shape: tuple[int, int]) -> Value:
 
 
 def is_unknown(value: Value) -> bool:
-    return any(piece.tensor == UNKNOWN for piece in value)
+    return UNKNOWN in [piece.tensor for piece in value]
 
 
 def joined(pieces: list[Piece], shape: tuple[int, int]) -> Value:

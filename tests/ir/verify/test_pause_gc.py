@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from overweave.memory.pause_gc import without_collection
+from overweave.ir.verify.pause_gc import without_collection
 
 
 def fail() -> None:
