@@ -3,6 +3,7 @@ unless it says that none of its numbers are."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -40,13 +41,24 @@ def _with_ones(kind: str | tuple[Any, ...]) -> str | tuple[Any, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", _one_per_kernel(), ids=lambda source: f"{source.name} {source.config}")
-def test_it_compiles_with_every_number_a_one(source: Source) -> None:
-    numbers = _numbers(source)
-    signature = {name: _with_ones(kind) for name, kind in source.signature.items() if name not in numbers}
-    alone = [name for name in numbers if name in source.signature]
-    attrs = {name: power for name, power in source.attrs.items() if name not in numbers}
-    ones = replace(
-        source, signature=signature, constexprs={**source.constexprs, **dict.fromkeys(alone, 1)}, attrs=attrs
-    )
-    assert compile_kernel(ones).ptx
+def test_it_compiles_with_every_number_a_one() -> None:
+    for source in _one_per_kernel():
+        numbers = _numbers(source)
+        signature = {name: _with_ones(kind) for name, kind in source.signature.items() if name not in numbers}
+        alone = [name for name in numbers if name in source.signature]
+        attrs = {name: power for name, power in source.attrs.items() if name not in numbers}
+        ones = replace(
+            source, signature=signature, constexprs={**source.constexprs, **dict.fromkeys(alone, 1)}, attrs=attrs
+        )
+        assert compile_kernel(ones).ptx, source.name
+
+
+@pytest.mark.slow
+def test_a_tuple_of_a_kernel_is_of_one_subject() -> None:
+    """What a kernel is told stands in one place: in no two of its tuples, and not beside them. A tensor descriptor has
+    the name of the pointer that it stands for."""
+    for source in _one_per_kernel():
+        kinds = {name: kind for name, kind in source.signature.items() if not str(kind).startswith("tensordesc")}
+        told = [*(name for name, kind in kinds.items() if not isinstance(kind, tuple))]
+        told += [field for kind in kinds.values() if isinstance(kind, tuple) for field in kind._fields]  # type: ignore[attr-defined]
+        assert [name for name, count in Counter(told).items() if count > 1] == [], source.name
