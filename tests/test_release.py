@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 import overweave
+from overweave.cli.main import COMMANDS
+from overweave.ir.operators.registry import OPERATORS
 from tests.docs.blocks import blocks
 from tests.source_tree import ROOT, modules
 
@@ -38,6 +40,11 @@ def test_the_version_is_a_semantic_one_and_stands_everywhere():
     assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
     assert re.findall(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == VERSION
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == VERSION
+
+
+def test_the_changelog_names_every_operator_and_command():
+    newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert [name for name in (*OPERATORS, *COMMANDS) if f"`{name}`" not in newest] == []
 
 
 def test_the_citation_names_the_five_papers():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from io import BytesIO
 
-from overweave.cli.outcome import simulated
+from overweave.cli.outcome import global_shape, simulated
 from overweave.cli.pictures.png import save_png
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
@@ -40,6 +40,9 @@ def _index() -> str:
         "# Gallery of methods", "",
         "A method is one way to overlap an operator's matmul with its communication. Each name links to a page",
         "with the method's timeline on four simulated H200s, and with what was measured.", "",
+        "`--html FILE` of `show`, `simulate`, `trace` and `demo` writes the timeline of a method as a page for a browser,",
+        "and `overweave compare` sets two above each other ([how to read them](../how-to/reading-a-trace.md)):", "",
+        "![The demo on two H100s in the browser: measured above, simulated below](../pictures/page.png)", "",
     ]  # fmt: skip
     for operator in OPERATORS:
         lines += [f"## {operator}", "", "| method | what happens | best in measured rows |", "| --- | --- | --- |"]
@@ -53,7 +56,7 @@ def _index() -> str:
 
 def _page(method: Method) -> str:
     problem = _problem(method)
-    sizes = f"{problem.m} x {problem.n} x {problem.k}"
+    sizes, shape = f"{problem.m} x {problem.n} x {problem.k}", global_shape(problem).replace("x", ",")
     rows = [("multiplies", _engines((method.multiplies,))), ("moves", _engines(method.moves))]
     if method.adds:
         rows += [("adds", f"{_engines((method.adds.by,))}, in the order of: {method.adds.order}")]
@@ -68,7 +71,7 @@ def _page(method: Method) -> str:
             "## When it wins", "", _when(method), "",
             "## See it", "",
             f"    overweave show {method.full_name} --world 4",
-            f"    overweave simulate {method.full_name} --machine {MACHINE}", "",
+            f"    overweave simulate {method.full_name} --shape {shape} --html page.html", "",
         ]
     )  # fmt: skip
 

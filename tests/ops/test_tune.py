@@ -189,7 +189,10 @@ def test_caches_that_differ_are_an_error_at_once_on_every_rank(tmp_path: Path, k
         assert took_s < AT_ONCE_S * slowness()
         for error, text in told:
             assert error == ("nothing" if kind in ("operator", "plan") else "RankMismatch")
-            assert error == "nothing" or "choose one plan on every rank: rank 1 asks for a plan chosen by what" in text
+            alike = (
+                "choose one plan on every rank: rank 1 asks for a plan of all_gather_matmul chosen by what was measured"
+            )
+            assert error == "nothing" or alike in text
             assert error == "nothing" or "or delete " in text
 
 

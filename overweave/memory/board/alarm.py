@@ -14,7 +14,7 @@ SAME_CALL = "Call the same operator with the same shapes, dtype and options on e
 
 # What happened to the peer, what is raised, what to do.
 _MEANINGS: dict[Rule, tuple[str, type[OverweaveError], str]] = {
-    "died": ("died", PeerDied, "Find out why its process ended; start the group anew"),
+    "died": ("died", PeerDied, "Find out why its process ended; start the group again"),
     "timeout": ("is late", PeerTimeout, f"Find what holds it up; {RESET}"),
     "mismatch": ("differs", RankMismatch, f"{SAME_CALL}; {RESET}"),
     "failed": ("failed", PeerError, f"See its own error; {RESET}"),

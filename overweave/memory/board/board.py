@@ -90,7 +90,7 @@ class Board:
         call, place = self.call, entry(self.call) + records.CALL
         self._await(
             lambda: [peer for peer in self._peers if self._records.word(peer, place) < call],
-            f"agree on call {call} ({_readable(signature)})",
+            f"it has not made call {call} ({_readable(signature)}) yet",
             deadline_s,
         )
         self._compare(call)
@@ -287,7 +287,7 @@ class Board:
             raise self.alarm(Alarm("mismatch", contrast, odd))  # who posted may be under way: the call is void
         has_failed = any(text.startswith(REFUSED) for text in asked.values())
         cure = "Mend the call of the rank that raised the error" if has_failed else SAME_CALL
-        raise RankMismatch(f"agree on call {call}", contrast, cure)
+        raise RankMismatch(f"make call {call} of this group alike on every rank", contrast, cure)
 
     def _glance(self) -> None:
         """`check`, but for peers that ended since a moment ago."""
@@ -359,7 +359,9 @@ def _readable(signature: bytes) -> str:
 def _told_of(signature: str) -> str:
     """What a rank did, for an error on another one."""
     refused = signature.removeprefix(REFUSED)
-    return f"asks for {signature}" if refused == signature else f"raised an error before its call: {refused}"
+    return (
+        f"asks for {signature}" if refused == signature else f"raised an error before its call: {refused.rstrip('.')}"
+    )
 
 
 def _odd_one(hashes: dict[int, int]) -> tuple[int, int]:

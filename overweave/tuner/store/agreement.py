@@ -20,7 +20,6 @@ from overweave.tuner.store.table import Entry, Knowledge
 
 _AGREED: WeakKeyDictionary[ProcessGroup, dict[tuple[Target, str], Knowledge]] = WeakKeyDictionary()
 atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
-_SUBJECT = "a plan chosen by what was measured"
 
 
 def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
@@ -31,7 +30,7 @@ def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
     known = _AGREED.setdefault(group.process_group, {})
     if (target, operator) not in known:
         own = knowledge(target, group.world_size, operator)
-        _agree(group, own)
+        _agree(group, own, operator)
         known[target, operator] = own
     return known[target, operator]
 
@@ -43,14 +42,15 @@ def learn(group: Group, target: Target, entry: Entry) -> None:
     _AGREED[group.process_group][target, operator] = Knowledge(known.own.with_entries((entry,)), known.shipped)
 
 
-def _agree(group: Group, own: Knowledge) -> None:
+def _agree(group: Group, own: Knowledge, operator: str) -> None:
     path = path_of(own.own.fingerprint)
     count = len(own.own.entries)
-    signature = f"{_SUBJECT}, {count} {'problem' if count == 1 else 'problems'} in {path.name} ({own.digest})"
+    subject = f"a plan of {operator} chosen by what was measured"
+    signature = f"{subject}, {count} {'problem' if count == 1 else 'problems'} in {path.name} ({own.digest})"
     try:
         Board.of(group).agree(signature.encode())
     except RankMismatch as error:
-        if error.found.count(_SUBJECT) < 2:
+        if error.found.count(subject) < 2:
             raise  # one rank asks for something else altogether
         cure = (
             f"Mount one cache folder for every rank (OVERWEAVE_CACHE_DIR), or delete {path} wherever a rank reads one"
