@@ -40,7 +40,7 @@ def _index() -> str:
         "# Gallery of methods", "",
         "A method is one way to overlap an operator's matmul with its communication. Each name links to a page",
         "with the method's timeline on four simulated H200s, and with what was measured.", "",
-        "`--html FILE` of `show`, `simulate`, `trace` and `demo` writes the timeline of a method as a page for a browser,",
+        "`--html FILE` of `show`, `simulate`, `trace` and `demo` writes a method's timeline as a page for a browser,",
         "and `overweave compare` sets two above each other ([how to read them](../how-to/reading-a-trace.md)):", "",
         "![The demo on two H100s in the browser: measured above, simulated below](../pictures/page.png)", "",
     ]  # fmt: skip
