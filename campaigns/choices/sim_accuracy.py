@@ -1,6 +1,7 @@
 """Does the simulator predict what was measured? Result files of `overweave bench` beside simulated calls.
 
     python -m campaigns.sim_accuracy [FILE ...] [--machine h200x4]        (default: benchmarks/results/mlp.*.json)
+    python -m campaigns.sim_accuracy --all                          (every result file: campaigns/choices/every_row.py)
 
 Judged are NCCL + cuBLAS (`sequential`), one library matmul per shard (`per_shard`) and ours, as its plan was then.
 Exposed communication is what a call takes beyond the matmul alone, on both sides (Flux, 5.1); its error is the mean
@@ -22,8 +23,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from campaigns.choices.every_row import every_verdict
 from campaigns.choices.measured_rows import Measured, read
-from campaigns.verdict import Verdict
+from campaigns.verdict import Verdict, tell
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load
 from overweave.schedules.catalog.catalog import build
@@ -175,7 +177,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--machine", default="h200x4")
+    parser.add_argument("--all", action="store_true", help="judge every result file, by other bars")
     asked = parser.parse_args(arguments)
+    if asked.all:
+        return tell(every_verdict(sorted(RESULTS.glob("*.json")), load(asked.machine)))
     files = asked.files or sorted(RESULTS.glob("mlp.*.json"))
     try:
         machine = load(asked.machine)

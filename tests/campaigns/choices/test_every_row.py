@@ -1,0 +1,63 @@
+"""Every measured row: what is left out is counted, every bar can fail, and contention explains something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from campaigns.choices import every_row, paper_ratios
+from campaigns.choices.every_row import every_verdict, judged, rows, without_contention
+from campaigns.choices.paper_ratios import CLAIMS, Claim
+from overweave.hardware.machine import load
+from tests.campaigns.choices.test_sim_accuracy import written
+
+H200 = load("h200x4")
+
+
+def test_rows_are_judged_or_counted(tmp_path: Path):
+    files = [
+        written(tmp_path / "mlp.json", "all_gather_matmul"),
+        written(tmp_path / "small.json", "all_gather_matmul"),
+        written(tmp_path / "few.json", "all_gather_matmul", m=512),
+        tmp_path / "none.json",
+    ]
+    files[-1].write_text("{}")
+    kept, left = rows(files, H200)
+    assert len(kept) == 3
+    assert left == {
+        "rows that a constant was fitted on": 3,
+        "rows of problems of fewer than 1024 rows": 3,
+        "files without results": 1,
+    }
+    told = every_verdict(files, H200)
+    assert [each.holds for each in told] == [None, True, True, True, True, None]
+    assert every_verdict(files[1:], H200)[0].holds is False
+
+
+def test_each_bar_can_fail(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(every_row, "FEWEST_PLANS", 3)
+    monkeypatch.setattr(every_row, "FIRST", 1)
+    wrong = {"sequential": 300.0, "per_shard": 250.0, "overweave": 450.0}
+    kept, _ = rows([written(tmp_path / "mlp.json", "all_gather_matmul", wrong)], H200)
+    assert [each.holds for each in judged(kept)] == [False, False, False, False, None]
+
+
+def test_without_contention_nothing_slows_anything():
+    free = without_contention(H200)
+    assert (free.sharing.copy_engine.factor, free.sharing.collective.sms) == (1.0, 1)
+    crowd = free.links.all_peers.peak_gb_per_s / free.links.push.peak_gb_per_s
+    assert crowd >= H200.gpus - 1
+
+
+def test_a_ratio_of_a_paper_is_hit_or_missed_with_its_reason():
+    claim = Claim("so many times", "A paper, 1", 2.0, "h200x4", lambda machine: 2.2, "an estimate")
+    assert claim.verdict().holds
+    assert "missed" not in claim.verdict().found
+    missed = replace(claim, simulated=lambda machine: 1.0).verdict()
+    assert missed.holds is False
+    assert "1.00 for 2.00 (-50%): missed, an estimate" in missed.found
+    assert paper_ratios.best_of("per_shard") is not None
+    assert {load(each.machine).name for each in CLAIMS} == {
+        "mi300x8", "rtx4090x4", "a800x4", "a100x8", "a100_pciex8", "h800x8",
+    }  # fmt: skip
