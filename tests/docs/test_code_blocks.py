@@ -31,8 +31,13 @@ def test_pages_have_blocks():
     assert {block.page.name for block in blocks()} >= {"README.md", "quickstart.md", "schedule-and-plan.md"}
 
 
+def marked(block: Block):
+    """Blocks that a compiler reads take a minute on four ranks."""
+    return pytest.param(block, marks=pytest.mark.nightly if "torch.compile(" in block.code else (), id=str(block))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", blocks(), ids=str)
+@pytest.mark.parametrize("block", [marked(block) for block in blocks()])
 def test_block_prints_what_the_page_says(block, tmp_path):
     printed = run(block, tmp_path)
     assert block.prints is not None, "say on the page what the block prints"
