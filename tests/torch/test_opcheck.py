@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,10 +73,11 @@ def compiled(layer: Layer, dynamic: bool, backend: str) -> dict[str, Any]:
     function = torch.compile(lambda tensors: ours(layer, tensors), fullgraph=True, dynamic=dynamic, backend=backend)
     told: dict[str, Any] = {}
     for turn in range(3):
-        size = layer._replace(shape=(layer.shape[0] + (turn * 2 * dist.get_world_size()), *layer.shape[1:]))
+        more = turn * 2 * dist.get_world_size() if layer.shape[0] % 2 == 0 else 0  # an uneven size is told
+        size = layer._replace(shape=(layer.shape[0] + more, *layer.shape[1:]))
         both = [_answers(size, compute, turn) for compute in (function, lambda tensors, size=size: ours(size, tensors))]
         # Inductor's own code computes activations, and rounds otherwise.
-        alike = torch.allclose if backend == "inductor" else torch.equal
+        alike = partial(torch.allclose, rtol=1e-5, atol=1e-5) if backend == "inductor" else torch.equal
         told[f"equal {turn}"] = [alike(one, other) for one, other in zip(*both, strict=True)]
     told["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     explained = torch._dynamo.explain(lambda tensors: ours(layer, tensors))(in_dtype(layer, torch.float32))
