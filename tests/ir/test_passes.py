@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.errors import InputError
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.passes import inject_delay, reorder, rotate, split
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Schedule
@@ -18,7 +19,8 @@ TWO_SHOTS = ("matmul_all_reduce.two_shot", "matmul_all_reduce.ring_stored")
 
 
 def schedule(name: str = "all_gather_matmul.push", world_size: int = 2, pieces: int = 1) -> Schedule:
-    fields = {"m": 8 * world_size + 3, "n": 8, "k": 4, "dtype": "float32"}
+    rows = operator_of(name.split(".")[0]).whole_rows(8 * world_size + 3, world_size)
+    fields = {"m": rows, "n": 8, "k": 4, "dtype": "float32"}
     asked = {"pieces": pieces} if any(option.name == "pieces" for option in METHODS[name].options) else {}
     return build(name, Problem(operator=name.split(".")[0], world_size=world_size, **fields), asked, rank=0).schedule
 

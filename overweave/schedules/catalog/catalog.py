@@ -102,6 +102,9 @@ def check_problem(asked: str, problem: Problem) -> None:
     if problem.m < 0 or problem.n < 1 or problem.k < 1:
         found = f"m={problem.m} n={problem.n} k={problem.k}"
         raise InputError(asked, found, "m must be at least 0, n and k at least 1: there is nothing to compute without")
+    if problem.m != problem.record.whole_rows(problem.m, problem.world_size):
+        found = f"{problem.m} rows are no whole blocks for {problem.world_size} ranks"
+        raise InputError(asked, found, "Pad the rows to a multiple of the ranks")
     if problem.world_size * max(-(-problem.m // problem.world_size), problem.n, problem.k) > LIMIT:
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
 
