@@ -21,12 +21,14 @@ PLANS = (
     "two_shot_packed",
     "two_shot",
     "ring_stored",
+    "decomposed",
     "waves",
 )
 WITH_OPTIONS = (
     "two_shot pieces=1",
     "two_shot pieces=3 sums=epilogue",
     "ring_stored pieces=3 block_m=16 block_n=16",
+    "decomposed pieces=3",
     "waves sms=4 block_m=16 block_n=16",
 )
 OURS = PLANS[1:] + WITH_OPTIONS

@@ -23,6 +23,7 @@ PLANS = (
     "scatter_packed",
     "fused_ring",
     "remote_add",
+    "decomposed",
     "waves",
 )
 WITH_OPTIONS = (
@@ -35,6 +36,7 @@ WITH_OPTIONS = (
     "scatter block_m=16 block_n=16",
     "scatter_stored pieces=3 order=all_peers block_m=16 block_n=16",
     "ring_stored pieces=3 block_m=16 block_n=16",
+    "decomposed pieces=3",
     "waves sms=6 block_m=16 block_n=16",
     "scatter_pull pieces=1 own_pieces=1",
     "scatter_pull pieces=3 own_pieces=2 block_m=16 block_n=16",

@@ -15,5 +15,5 @@ OPERATOR = Operator(
     reference=lambda tensors, by: by.all_reduce(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("two_shot", "sequential"),
     dual="",
-    baselines=("torch.one_shot", "torch.two_shot"),
+    baselines=("torch.one_shot", "torch.two_shot", "decomposed"),
 )

@@ -16,7 +16,7 @@ OPERATOR = Operator(
     # MEASURED: own_pieces 1, 2, 4 give 613.5, 606.3, 605.2 us, geometric mean over mlp, W=4 (4 x H200, 2026-11-20).
     size_rule=SizeRule("scatter", "sequential", {"own_pieces": 4}),
     dual="all_gather_matmul",
-    baselines=("torch.fused", "per_shard"),
+    baselines=("torch.fused", "per_shard", "decomposed"),
     # The second half of an MLP with 8,192 tokens, hidden 4,096 and 14,336.
     demo=Demo("scatter", m=8192, n=4096, k=3584),
 )

@@ -19,7 +19,6 @@ from overweave.schedules.tiles.skinny import Multiplier
 
 AUTO = "auto"
 MOST_LIBRARY_SMS = 16  # that NCCL takes for a collective of a few GPUs, if nothing else is said
-Rows = Literal["own", "cyclic"]  # of a sum, dealt to ranks: those of the own shard, or of each tile its share
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -98,7 +97,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     half_tiles: Literal["on", "off"] = "off"
     matmul: Multiplier = "library"
     groups: tuple[int, ...] | None = None
-    rows: Rows = "own"
     library_sms: int = 16
 
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
@@ -189,12 +187,6 @@ GROUPS = Option(
     high=1 << 16,
     is_list=True,
     meaning="waves of tiles behind which a library collective of theirs starts, group by group; together all waves",
-)
-ROWS = Option(
-    name="rows",
-    default="own",
-    choices=("own", "cyclic"),
-    meaning="rows that a rank gets: those of its shard, or of each tile its share, so that rows come permuted",
 )
 LIBRARY_SMS = Option(
     name="library_sms",

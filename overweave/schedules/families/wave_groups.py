@@ -98,8 +98,8 @@ def dealt(work: Work) -> Dealt:
     shards = ((0, split.rows),) if everywhere else tuple(split.shard(rank) for rank in range(split.world_size))
     heights = _heights(work)
     if len(heights) > 1:
-        found = f"the shards have {' or '.join(map(str, heights))} rows of tiles of {config.block_m} rows"
-        raise InputError(asked, f"rows=own deals equal parts to all: {found}", "Leave groups to overweave, or out")
+        found = f"shards have {' or '.join(map(str, heights))} rows of tiles of {config.block_m} rows"
+        raise InputError(asked, f"groups have equal parts of shards, and {found}", "Leave groups out, or pad the rows")
     rows = heights[0] * config.block_m
     order = [
         (row // config.block_m, col // config.block_n)

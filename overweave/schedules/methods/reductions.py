@@ -9,6 +9,7 @@ from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
 from overweave.schedules.families import packed, straight
+from overweave.schedules.families.decomposed import DECOMPOSED
 from overweave.schedules.families.rings import RING
 from overweave.schedules.families.summed import sums_by
 from overweave.schedules.families.wave_groups import wave_groups
@@ -88,6 +89,14 @@ METHODS = (
             Case(margin=asked_for.OF_SUMS_IN_A_RING, waves=2),
             Case(margin=asked_for.OF_STORES),
         ),
+    ),
+    _library(
+        name="decomposed",
+        summary="one library matmul for each piece of rows, and a library all-reduce of each beside the next one",
+        source="the decomposition that FlashOverlap (arXiv 2504.19519) is held against in 6.1",
+        write=sums_by(DECOMPOSED),
+        adds=Adds(LIBRARY, "library", "result"),
+        options=(options.PIECES,),
     ),
     _tiles(
         name="waves",

@@ -9,6 +9,7 @@ from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, 
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.catalog import options
 from overweave.schedules.families import packed, straight
+from overweave.schedules.families.decomposed import DECOMPOSED
 from overweave.schedules.families.rings import RING
 from overweave.schedules.families.summed import sums_by
 from overweave.schedules.families.wave_groups import wave_groups
@@ -135,6 +136,14 @@ METHODS = (
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
     ),
+    _library(
+        name="decomposed",
+        summary="one library matmul for each piece of rows, and a library reduce-scatter of each beside the next one",
+        source="the decomposition that FlashOverlap (arXiv 2504.19519) is held against in 6.1",
+        write=sums_by(DECOMPOSED),
+        adds=Adds(LIBRARY, "library", "result"),
+        options=(options.PIECES,),
+    ),
     _tiles(
         name="waves",
         summary="tiles of one kernel store block by block, library reduce-scatters of groups of waves run beside them",
@@ -142,7 +151,7 @@ METHODS = (
         write=wave_groups,
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
-        options=(options.ROWS, *asked_for.WAVES),
+        options=asked_for.WAVES,
         margins=(Case(margin=asked_for.OF_STORES),),
         needs=(UNSCALED,),
     ),

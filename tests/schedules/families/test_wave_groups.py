@@ -92,7 +92,7 @@ def test_rectangles_hold_every_block_once():
         (ALL_REDUCE.name, {"groups": "1+x"}, "option groups=1+x: no such value. Give one of 1..65536+...|auto"),
         (ALL_REDUCE.name, {"groups": "1+0+7"}, "no such value"),
         (ALL_REDUCE.name, {"library_sms": 20}, "library_sms=20 of 20 leave none to tiles"),
-        (ALL_REDUCE.name, {"rows": "own"}, "unknown"),
+        (ALL_REDUCE.name, {"rows": "cyclic"}, "unknown"),
     ],
 )
 def test_a_partition_that_does_not_fit_is_refused(operator: str, options: dict[str, int | str], said: str):
@@ -102,7 +102,7 @@ def test_a_partition_that_does_not_fit_is_refused(operator: str, options: dict[s
 
 
 def test_shards_that_have_other_numbers_of_tiles_are_refused():
-    with pytest.raises(InputError, match="rows=own deals equal parts to all: the shards have 3 or 4 rows of tiles"):
+    with pytest.raises(InputError, match="groups have equal parts of shards, and shards have 3 or 4 rows of tiles"):
         waves(REDUCE_SCATTER.name, (97, 1024, 64), 2, block_m=16, groups="1")
 
 

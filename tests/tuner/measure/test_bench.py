@@ -34,7 +34,8 @@ from tests.ranks import run_ranks
 EFFORT = Effort(rounds=6, warmup=1)
 CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))
 PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
-PER_SHARD = "per_shard"
+PER_SHARD, DECOMPOSED = "per_shard", "decomposed"
+ALL_REDUCE, REDUCE_SCATTER = "matmul_all_reduce", "matmul_reduce_scatter"
 # What is chosen on a CPU: the overlapped plan, but where k does not divide by the ranks and kernels cannot address it.
 CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": SEQUENTIAL, "matmul_all_reduce": SEQUENTIAL}
 
@@ -86,7 +87,7 @@ def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> R
 def test_every_method_that_a_cpu_can_run(operator):
     result = compare_on(3, operator)
     assert result.world_size == 3
-    shards = [] if operator == "matmul_all_reduce" else [PER_SHARD]
+    shards = {ALL_REDUCE: [DECOMPOSED], REDUCE_SCATTER: [PER_SHARD, DECOMPOSED]}.get(operator, [PER_SHARD])
     torchs = set(TORCH[1:]) if operator == "matmul_all_reduce" else {TORCH_FUSED}
     for rows in result.cases:
         assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *shards, OURS]
