@@ -59,8 +59,8 @@ def test_ctrl_c_ends_every_rank_and_keeps_what_is_tuned(tmp_path: Path):
     shapes.write_text(json.dumps({"cases": [{"name": "small", "m": 64, "n": 64, "k": 64}, large]}))
     line = [sys.executable, "-m", "overweave.cli.main", "tune", "all_gather_matmul", f"--shapes={shapes}", "-w", "4"]
     started = subprocess.Popen(
-        [*line, "--device=cpu", f"--json={table}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ, start_new_session=True,
+        [*line, "--device=cpu", "--dtype=fp32", f"--json={table}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ, start_new_session=True,
     )  # fmt: skip
     end_s = time.monotonic() + 120
     while not table.exists() and started.poll() is None and time.monotonic() < end_s:

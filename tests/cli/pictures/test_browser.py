@@ -110,6 +110,18 @@ def test_a_box_zooms_and_measured_moves_with_simulated(opened: Any):
     assert below == page.evaluate(SEEN)[0]
 
 
+def test_words_of_a_strangers_file_are_not_run(opened: Any):
+    """A trace may have any names: what is hovered over is text."""
+    bad = "<img src=x onerror=\"document.title = 'run'\">"
+    span = Span(0, bad, bad, "copy", 0, 1)
+    page, _ = opened(make_timeline(bad, "measured", 1, [span], contents=[Content(bad, bad, 1)]))
+    box = page.locator(".bk-Figure").first.bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 55)
+    page.get_by_text(f"{bad}, copy", exact=True).first.wait_for(state="visible", timeout=5000)
+    page.wait_for_timeout(300)
+    assert page.title() == "a call"
+
+
 def test_many_events_show_and_zoom_quickly(opened: Any):
     timeline = busy()
     assert len(timeline.spans) >= EVENTS

@@ -10,18 +10,21 @@ import pytest
 
 from overweave.cli.pictures.page_file import page_writer
 from overweave.errors import InputError, MachineError
+from overweave.ir.timeline.timeline import Content, Span, make_timeline
 from tests.cli.pictures.test_lanes import CALL
 
 
 class Fetched(HTMLParser):
-    """Collects the addresses of scripts, styles and pictures that a browser would fetch for a page."""
+    """Collects the addresses of scripts, styles and pictures that a browser would fetch for a page, and its tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.addresses: list[str] = []
+        self.tags: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
         self.addresses += [value or "" for name, value in attrs if name == "src" or (tag, name) == ("link", "href")]
 
 
@@ -34,6 +37,19 @@ def test_a_page_needs_no_other_file(tmp_path: Path):
     assert "a &lt;call&gt;" in text
     for word in ("x@1[0:8,0:4] to x@0[8:16,0:4]", "rank 0 tiles", "exposed communication", "product.1 waits for push"):
         assert word in text, word
+
+
+def test_names_of_a_file_that_nobody_vouches_for_stay_names(tmp_path: Path):
+    bad = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    span = Span(0, bad, bad, "copy", 0, 1)
+    hostile = make_timeline(bad, "measured", 1, [span], contents=[Content(bad, bad, 1)])
+    plain = make_timeline("call", "measured", 1, [Span(0, "copies", "push", "copy", 0, 1)])
+    tags = []
+    for number, (title, timeline) in enumerate(((bad, hostile), ("call", plain))):
+        file = tmp_path / f"{number}.html"
+        page_writer(file)(title, timeline)
+        tags.append(Fetched(file.read_text()).tags)
+    assert tags[0] == tags[1]
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
