@@ -30,6 +30,7 @@ CAMPAIGNS = {
     "drop_in": ["gpu_drop_in", "--replays", "20"],
     "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "2"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
+    "models": ["gpu_models", "--steps", "5"],
     "layers": ["gpu_torch", "--replays", "10", "--only", "all_reduce"],
     "fp8": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1"],
 }

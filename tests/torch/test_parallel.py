@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import overweave as ow
+from campaigns.torch.small_llama import Llama, Sizes, loss_of, plan
 from overweave import functional
 from overweave.adapters.parallel import gathering, linears
 from overweave.errors import InputError
 from tests.ranks import run_ranks
-from tests.torch.small_llama import Llama, Sizes, loss_of, plan
 
 TOLERANCE = 5e-6
 

@@ -16,10 +16,10 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import linear
 
 import overweave as ow
+from campaigns.torch.small_llama import Llama, Sizes, plan
 from overweave.errors import InputError
 from tests.ranks import run_ranks
 from tests.torch.compiled import backend, collectives, woven
-from tests.torch.small_llama import Llama, Sizes, plan
 
 K = 16
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"

@@ -38,7 +38,8 @@ class Attention(nn.Module):
         q, k, v = (layer(hidden_states).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
         q, k = rotated(q), rotated(k)
         y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o(y.transpose(1, 2).flatten(-2))
+        result: torch.Tensor = self.o(y.transpose(1, 2).flatten(-2))
+        return result
 
 
 class Mlp(nn.Module):
@@ -49,7 +50,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(silu(self.gate(x)) * self.up(x))
+        result: torch.Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return result
 
 
 class Block(nn.Module):
@@ -60,7 +62,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(hidden_states=self.norm_1(x))
-        return x + self.mlp(self.norm_2(x))
+        result: torch.Tensor = x + self.mlp(self.norm_2(x))
+        return result
 
 
 class Llama(nn.Module):
@@ -75,12 +78,14 @@ class Llama(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[-2])[:, None] * 100.0 ** -(torch.arange(half) / half)
+    positions, indices = (torch.arange(extent, device=x.device) for extent in (x.shape[-2], half))
+    angles = positions[:, None] * 100.0 ** -(indices / half)
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
