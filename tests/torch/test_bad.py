@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed._functional_collectives import all_reduce
 import overweave as ow
 from overweave import functional as woven
 from overweave.errors import OverweaveError
+from overweave.ops.call import prepare
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -157,6 +159,26 @@ def test_a_backward_that_meets_a_forward_is_a_mismatch_on_all():
         assert kind == "RankMismatch"
         assert "all_gather_matmul" in words
         assert "matmul_all_reduce" in words
+
+
+def first_in_a_capture() -> tuple[str, str, bool]:
+    """A call whose plan is bound while a stream is captured, which CUDA refuses."""
+    x, weight = (each.detach() for each in operands())
+    refused = RuntimeError("operation not permitted when stream is capturing")
+    with patch.multiple(prepare, _bound=Mock(side_effect=refused), is_captured=lambda tensor: True):
+        kind, words = raised(lambda: woven.linear_all_reduce(x, weight))
+    ow.reset()
+    whole = torch.full((4, N), float(K * dist.get_world_size()))
+    return kind, words, torch.equal(woven.linear_all_reduce(x, weight), whole)
+
+
+def test_a_first_call_inside_a_capture_is_refused():
+    told = run_ranks(first_in_a_capture, 2)
+    assert any(kind == "InputError" and "before the capture" in words for kind, words, _ in told)
+    for kind, words, is_right in told:  # a rank that is behind is told by its peer
+        assert kind in ("InputError", "PeerError")
+        assert "is capturing" in words
+        assert is_right
 
 
 def late_results() -> list[bool]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from campaigns.torch.layers import Layer, in_dtype, ours
@@ -153,3 +154,32 @@ def cast() -> list[str]:
 
 def test_autocast_casts_operands_and_not_their_gradients():
     assert run_ranks(cast, 2) == [["torch.bfloat16", "torch.float32"] * 3] * 2
+
+
+class Copies(TorchDispatchMode):
+    """Notes what is copied inside, by the number of its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
+            self.elements.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def copies(layer: Layer) -> list[int]:
+    given = in_dtype(layer, torch.float32)
+    with Copies() as noted:
+        ours(layer, given)
+    return noted.elements
+
+
+@pytest.mark.parametrize("name", ["all_gather_linear", "linear_reduce_scatter"])
+def test_nothing_is_copied_where_the_dimension_leads(name: str):
+    leading = (Layer(name, (8,)), Layer(name, (8, 3)), Layer(name, (1, 8, 3), 1), Layer(name, (7,)))
+    for layer in leading:
+        assert run_ranks(copies, 2, layer) == [[], []], layer
+    (once,), _ = run_ranks(copies, 2, Layer(name, (3, 8), 1))
+    assert once == 24 * (96 if name == "all_gather_linear" else 40)  # y, or x

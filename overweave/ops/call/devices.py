@@ -30,6 +30,11 @@ def run_on(device: torch.device, call: Callable[..., _T], *arguments: Any, **opt
         return call(*arguments, **options)
 
 
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Whether what is launched on this tensor now becomes part of a CUDA graph of the caller's."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def own_device() -> torch.device:
     """The current GPU, or the CPU of a machine without one."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

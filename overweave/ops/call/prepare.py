@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from overweave.errors import InputError, ScheduleError
+from overweave.errors import InputError, OverweaveError, ScheduleError
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
@@ -14,7 +14,7 @@ from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.call.counts import RowCounts
-from overweave.ops.call.devices import ALIGNED_BYTES
+from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
 from overweave.ops.call.groups import refuse
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.call.prepared import Bound, Key, Prepared, Run, Tensors, as_matrices, calls_of, outputs_of
@@ -61,6 +61,11 @@ def prepare(
         run, bound = _bound(built, choice, problem, (group, as_matrices(tensors) | made))
     except BaseException as error:
         Board.of(group).give_up(error, problem.operator)
+        is_ours = isinstance(error, OverweaveError)
+        if isinstance(error, RuntimeError) and not is_ours and is_captured(tensors["x"]):
+            found = f"it is the first of its kind, and cannot be prepared inside of a capture: {error}"[:300]
+            cure = "Make the same call once before the capture"
+            raise InputError(f"capture {problem.operator}", found, cure) from error
         raise
     if bound is not None:
         outputs = tuple(each for each in outputs if each[0] not in bound.makes)
