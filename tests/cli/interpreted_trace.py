@@ -22,7 +22,13 @@ from overweave.schedules.catalog.catalog import names  # noqa: E402
 load("host interpreter")  # here, once, and not in every rank
 
 
-@pytest.mark.parametrize("name", names())
+def cases() -> list[object]:
+    """Every fourth schedule, and at night the others."""
+    others = {name for at, name in enumerate(names()) if at % 4}
+    return [pytest.param(name, marks=pytest.mark.nightly) if name in others else name for name in names()]
+
+
+@pytest.mark.parametrize("name", cases())
 def test_every_schedule_leaves_a_trace(tmp_path: Path, name: str):
     operator, method = name.split(".")
     words = [operator, "--shape", "128,128,64", "--world", "2", "--plan", method, "--out", str(tmp_path)]

@@ -81,8 +81,10 @@ def scaled(made: Fused) -> bool:
     return torch.equal(x, y)
 
 
-@pytest.mark.parametrize("schedule", [GATHER, "all_gather.pull", "all_gather.push mover=tiles"])
-@pytest.mark.parametrize("alias", ["tl", "T"])
+@pytest.mark.parametrize(
+    ("alias", "schedule"),
+    [("tl", GATHER), ("tl", "all_gather.pull"), ("tl", "all_gather.push mover=tiles"), ("T", GATHER)],
+)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_however_it_is_spelled(tmp_path: Path, spelling: str, alias: str, schedule: str):
     text = changed(SCALE, *SPELLINGS[spelling])

@@ -22,10 +22,9 @@ CHANNEL = TileChannel(Tiles(4096, 256, 16, 64, 4), Tiles(4096, 256, 32, 64, 4), 
 ALARM = ("channel.words", "*channel.limits")
 
 
-@pytest.mark.parametrize("file", ["interpreted_primitives.py", "interpreted_programs.py"])
-def test_primitives_between_processes(file: str):
+def test_primitives_between_processes():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command.append(f"tests/lang/{file}")
+    command += ["tests/lang/interpreted_primitives.py", "tests/lang/interpreted_programs.py"]
     cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 

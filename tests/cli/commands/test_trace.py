@@ -22,8 +22,10 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_every_schedule_leaves_a_trace():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/cli/interpreted_trace.py"]
+@pytest.mark.parametrize("when", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
+def test_every_schedule_leaves_a_trace(when: str):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", when]
+    command.append("tests/cli/interpreted_trace.py")
     cases = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
