@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from campaigns.oracle.library_queues import gathered_beside, reduced_beside
 from campaigns.oracle.library_scatter import scatter
 from overweave.ir.dtype import Dtype
+from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import (
     COPY_ENGINE,
@@ -208,6 +209,14 @@ def products_added_in_16_bits(rng: Random, plan: Plan) -> Plan | None:
     return _with(plan, buffers=buffers)
 
 
+def residual_elsewhere(rng: Random, plan: Plan) -> Plan | None:
+    """Products that do not lie in the result are given rows of a residual."""
+    results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    made = {one.out[0].buffer for one in plan.schedule.operations if isinstance(one, Compute)}
+    changed = replace(plan.problem, epilogue=Epilogue(residual=True))
+    return replace(plan, problem=changed) if made - results and changed.of_products.residual else None
+
+
 def graph_safety(rng: Random, plan: Plan) -> Plan | None:
     """What a replay of a captured call does otherwise: a word that streams set twice, a peer's tensor, no head."""
     return rng.choice((_word_set_twice, _peers_tensor, _without_head))(rng, plan)
@@ -265,6 +274,7 @@ _NEVER: tuple[Mutation, ...] = (
     rounding,
     graph_safety,
     products_added_in_16_bits,
+    residual_elsewhere,
 )
 _SOMETIMES: tuple[Mutation, ...] = (
     *(drop_after, other_after, launch_order, other_sms, drop_waits, other_rank_signals),

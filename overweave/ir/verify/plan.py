@@ -7,7 +7,7 @@ from msgspec import Struct
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
 from overweave.ir.launch.gates import gated, launch_obstacle
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import LIMIT, Compute, Name, Reduce, Region
+from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.finished import check_finished
 from overweave.ir.verify.engines.norm import check_norm
@@ -76,6 +76,7 @@ def verify_plan(
         if not findings.refusals:
             check_replays(plan, graph, findings)
         _check_numbers(plan, graph, findings)
+        _check_residual(plan, findings)
         if not findings.refusals:
             check_finished(plan, findings)
             check_norm(plan, findings)
@@ -152,6 +153,16 @@ def _check_rounding(plan: Plan, added_to: frozenset[str], findings: Findings) ->
         findings.add("rounding", None, f"{said}, and partial_sums is {SUM_DTYPE}")
     else:
         findings.notes.append(f"{said}: each addition rounds them")
+
+
+def _check_residual(plan: Plan, findings: Findings) -> None:
+    """A residual is read at the rows where a product is stored: so that is in the result itself."""
+    results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    for operation in plan.schedule.operations if plan.problem.of_products.residual else ():
+        if isinstance(operation, Compute):
+            for part in operation.out:
+                if part.buffer not in results:
+                    findings.add("form", operation, "adds rows of a residual to a product that lies elsewhere", part)
 
 
 def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:

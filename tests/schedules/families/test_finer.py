@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import overweave as ow
 from overweave.errors import InputError
@@ -126,6 +127,17 @@ def test_the_library_brings_a_step_by_one_collective():
 def test_what_a_point_cannot_do_is_refused_by_name(name: str, epilogue: Epilogue, found: str):
     with pytest.raises(InputError, match=found):
         planned(name, epilogue=epilogue)
+
+
+def test_a_residual_beside_products_that_are_scattered_is_no_plan():
+    """Whoever writes such a plan by hand is refused, too."""
+    residual = Epilogue(residual=True)
+    for name, is_right in (("hetero_unfused_1d", True), ("hetero_fused_1d", False)):
+        plan = planned(name)
+        changed = replace(plan, problem=replace(plan.problem, epilogue=residual))
+        refusals = [str(each) for each in verify_plan(changed, MachineLimits()).refusals]
+        assert (refusals == []) == is_right
+        assert is_right or "a product that lies elsewhere" in refusals[0]
 
 
 def test_a_matmul_runs_beside_what_arrives_later():
