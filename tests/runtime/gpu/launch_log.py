@@ -187,7 +187,7 @@ def _stretches(log: LaunchLog, function: str, most_sms: int) -> Callable[[Any, A
 
 def _say_stretches(log: LaunchLog, patch: pytest.MonkeyPatch) -> None:
     """Collectives of permuted blocks are said, with the SMs that they may take."""
-    said = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce")}
+    said = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce", "all_to_all")}
     patch.setattr("overweave.runtime.library.stretches.MOVES", said)
     module = "overweave.runtime.library.stretches"
     patch.setattr(f"{module}.part_of", lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms))
