@@ -57,7 +57,7 @@ def routings(count: int, seed: int, ranks: int, dtypes: tuple[torch.dtype, ...])
     for index in range(count):
         equal, one = index % EQUAL_EVERY == 0, chance.choice(EXCHANGED)
         plan = chance.choice((one.plan, None)) if equal or not one.method.is_fused else None
-        rows = chance.randint(1, LARGEST)
+        rows = chance.choice((chance.randint(1, LARGEST), 128, 256)) if equal else chance.randint(1, LARGEST)
         sizes = (rows,) if equal else chance.choice(((0, 1), (0, 0, 0, rows), range(LARGEST + 1), (0, LARGEST)))
         counts = tuple(tuple(chance.choice(sizes) for _ in range(ranks)) for _ in range(ranks))
         n, k = (STEP * chance.randint(1, 12) for _ in range(2))

@@ -32,8 +32,8 @@ class Case(NamedTuple):
 
 def has_few_launches(method: Method) -> bool:
     """Whether a library does all of it, or adds nothing and multiplies no pieces of shards, of which there are many."""
-    in_pieces = method.takes("carrier")
-    return method.is_plain or (not in_pieces and (method.adds is None or method.adds.by != LIBRARY))
+    in_pieces = method.takes("carrier") or (method.is_plain and method.takes("pieces"))
+    return (method.is_plain and not in_pieces) or (not in_pieces and (method.adds is None or method.adds.by != LIBRARY))
 
 
 class Sizes(NamedTuple):

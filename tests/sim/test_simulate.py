@@ -12,6 +12,7 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.curves import Bandwidth
 from overweave.hardware.machine import ElementWise, Held, Latency, Machine, Share, Sharing, load
 from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
@@ -342,7 +343,9 @@ def test_the_head_of_a_call_stands_only_where_there_is_something_to_give_back(pa
 def test_every_schedule_of_the_catalog_ends(name: str):
     machine = load("h200x4")
     for world_size, m in product((1, 2, 3, 4), (0, 3, 1000)):
-        problem = Problem(operator=name.split(".")[0], m=m, n=512, k=256, world_size=world_size, dtype="bfloat16")
+        operator = operator_of(name.split(".")[0])
+        rows = operator.whole_rows(m, world_size)
+        problem = Problem(operator=operator.name, m=rows, n=512, k=256, world_size=world_size, dtype="bfloat16")
         built = build(name, problem, {})
         timeline = simulate(built, machine)
         ran = {span.name for span in timeline.spans if span.kind not in ("wait", "begin")}

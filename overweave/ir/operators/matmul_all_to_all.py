@@ -14,5 +14,5 @@ OPERATOR = Operator(
     forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.all_to_all(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("push", "per_peer"),
-    baselines=("per_peer",),
+    baselines=("per_peer", "decomposed"),
 )

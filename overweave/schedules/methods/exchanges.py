@@ -11,13 +11,28 @@ from overweave.errors import InputError
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
+from overweave.ir.schedule import Collective, Queue
 from overweave.schedules.catalog import options
-from overweave.schedules.communication import GATHERED, PUSHES, Chunk, Communication, X, Y, in_parts
+from overweave.schedules.communication import (
+    COMPLETE,
+    EXCHANGES,
+    GATHERED,
+    PUSHES,
+    Chunk,
+    Communication,
+    X,
+    Y,
+    in_parts,
+    is_empty,
+)
 from overweave.schedules.families.wave_groups import in_groups
 from overweave.schedules.methods import asked_for, needs
 from overweave.schedules.methods.record import Case, Method, Work
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.mesh import mesh_of
+from overweave.schedules.moves.moves import AllToAll
+from overweave.schedules.moves.moves import Chunk as Rows
+from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.transfers import OWN, transferred
 
 _COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
@@ -65,6 +80,19 @@ def _waves(work: Work) -> Communication:
     if groups is None and (is_ragged or work.split.world_size == 1):
         return _moved(True, work)
     return in_groups(work, "all_to_all")
+
+
+def _decomposed(work: Work) -> Communication:
+    """The same piece of every block at once, by the library, beside the matmuls of the next pieces."""
+    split, ranks = work.split, range(work.split.world_size)
+    if len(ranks) == 1 or not split.rows:
+        return _moved(True, work)
+    pieces = (tuple(Rows(split.piece(rank, piece)) for rank in ranks) for piece in range(split.pieces))
+    moves = tuple(Together(parts) for parts in pieces if not all(is_empty(part.rows) for part in parts))
+    made = transferred(AllToAll(len(ranks), moves, True), split.rows, work.problem.moved_columns, sends=True)
+    steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
+    made = replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
+    return counted(made) if work.problem.counted else made
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)
@@ -140,5 +168,13 @@ METHODS = (
         needs=(needs.WHOLE_BLOCKS,),
         grids=(asked_for.AS_IT_IS,),
         margins=(Case(margin=asked_for.OF_STORES),),
+    ),
+    _behind(
+        name="decomposed",
+        summary="one library matmul per piece of each block, whose library all-to-all runs beside the next piece",
+        source="FlashOverlap (arXiv 2504.19519) 6.1.3: VanillaDecomposition",
+        write=_decomposed,
+        options=(options.PIECES,),
+        grids=(asked_for.PIECES,),
     ),
 )
