@@ -59,6 +59,7 @@ class Costs:
     def __init__(self, plan: Plan, machine: Machine, author_tile_us: float | None = None) -> None:
         self._name, self._realization, self._machine = plan.name, plan.realization, machine
         self._author_tile_us = author_tile_us
+        self._moves: dict[tuple[int, int, int, bool, bool], Segment] = {}
         self._buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self._products = plan.problem.epilogue.products  # that each tile computes
         computes = [each for each in plan.schedule.operations if isinstance(each, Compute)]
@@ -233,14 +234,20 @@ class Costs:
         return tuple(self._segment(operation, *pair) for pair in pairs if not pair[0].is_empty)
 
     def _segment(self, operation: Put | Get | Copy, source: Region, target: Region) -> Segment:
-        machine, links, moved = self._machine, self._machine.links, self._bytes(operation, (source,))
-        if source.rank == target.rank:
-            return Segment(source.rank, target.rank, 2 * moved / machine.local_copies.gb_per_s / 1e3)
-        by_engine_us = (links.pull if isinstance(operation, Get) else links.push).time_us(moved)
-        alone_us = max(by_engine_us, machine.routes.time_us(source.rank, target.rank, moved))
-        if not (self._is_contiguous(source) and self._is_contiguous(target)):
-            alone_us *= links.strided.factor
-        return Segment(source.rank, target.rank, alone_us)
+        is_whole = self._is_contiguous(source) and self._is_contiguous(target)
+        move = source.rank, target.rank, self._bytes(operation, (source,)), isinstance(operation, Get), is_whole
+        if move not in self._moves:
+            self._moves[move] = Segment(source.rank, target.rank, self._move_us(*move))
+        return self._moves[move]
+
+    def _move_us(self, source: int, target: int, moved: int, is_pulled: bool, is_whole: bool) -> float:
+        """Of one copy alone: as long as the copy engine takes, or the slowest link of the route."""
+        machine, links = self._machine, self._machine.links
+        if source == target:
+            return 2 * moved / machine.local_copies.gb_per_s / 1e3
+        by_engine_us = (links.pull if is_pulled else links.push).time_us(moved)
+        alone_us = max(by_engine_us, machine.routes.time_us(source, target, moved))
+        return alone_us if is_whole else alone_us * links.strided.factor
 
     def collective_us(self, parts: list[Collective]) -> float:
         """One library collective over the ranks of its parts, once all have arrived."""

@@ -29,13 +29,14 @@ def floor_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
         REDUCE_KERNEL: max(rate for _, rate in links.sm_pull.points),
     }
     engine_of = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
+    item_bytes = {buffer.name: ITEMSIZE_BYTES[plan.dtype_of(buffer.name)] for buffer in plan.schedule.buffers}
     busy_us: defaultdict[tuple[Place, Place], float] = defaultdict(float)
     moving: set[str] = set()
     for operation in plan.schedule.operations:
         rate = peaks.get(engine_of[operation.queue])
         for source, target, region in _moves(operation) if rate else ():
-            elements = region.shape[0] * region.shape[1]
-            kilobytes = elements * ITEMSIZE_BYTES[plan.dtype_of(region.buffer)] / 1e3
+            rows, cols = region.shape
+            kilobytes = rows * cols * item_bytes[region.buffer] / 1e3
             busy_us[source, "out"] += kilobytes / rate if rate else 0.0
             busy_us["into", target] += kilobytes / rate if rate else 0.0
             for hop in routes.between(source, target):

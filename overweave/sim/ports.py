@@ -46,6 +46,7 @@ class Ports:
         self._flows: dict[Shared, dict[_Flow, None]] = {}  # in the order in which they began
         self._of_rank: dict[int, dict[_Flow, None]] = {}
         self._loads: dict[int, float] = {}
+        self._untold: set[int] = set()  # ranks whose load has changed, told once at the end of an instant
         self._paths: dict[tuple[int, int], tuple[Shared, ...]] = {}
 
     def copy(self, segment: Segment, done: Action) -> None:
@@ -91,7 +92,7 @@ class Ports:
             if speed != flow.speed:
                 self._set_speed(flow, speed)
                 ranks |= {flow.segment.source, flow.segment.target}
-        self._tell(sorted(ranks))
+        self._tell(ranks)
 
     def _speed(self, flow: _Flow) -> float:
         """The least that a port or a link leaves it."""
@@ -118,7 +119,13 @@ class Ports:
         self._clock.after(max(flow.left_us, 0.0) / speed, partial(self._wake, flow, flow.version))
 
     def _tell(self, ranks: Iterable[int]) -> None:
-        """Whoever listens hears of the loads that changed."""
+        """Whoever listens hears of the loads that changed, when all that happens now has happened."""
+        if not self._untold:
+            self._clock.after(0.0, self._tell_all)
+        self._untold.update(ranks)
+
+    def _tell_all(self) -> None:
+        ranks, self._untold = sorted(self._untold), set()
         for rank in ranks:
             load = sum(flow.speed for flow in self._of_rank.get(rank, ())) / self._full / 2
             load += self._within.get(rank, 0) * self._local
