@@ -21,7 +21,7 @@ from tests.clock import slowness
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 EVENTS, RANKS, PROGRAMS = 20_000, 4, 132
-FIRST_PAINT_MS, ZOOM_MS, TRIES = 3000, 200, 8
+FIRST_PAINT_MS, ZOOM_MS, TRIES, ZOOMS = 3000, 200, 6, 8
 TWO_FRAMES = "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));"
 SHOWN = f"""async () => {{
   while (!(window.Bokeh && Bokeh.documents[0]?.is_idle)) await new Promise(done => setTimeout(done, 5));
@@ -123,10 +123,15 @@ def test_words_of_a_strangers_file_are_not_run(opened: Any):
 
 
 def test_many_events_show_and_zoom_quickly(opened: Any):
+    """Whatever else the machine does makes a try longer, never shorter: a quick one shows what it takes."""
     timeline = busy()
     assert len(timeline.spans) >= EVENTS
-    page, shown_ms = opened(timeline)
-    assert shown_ms < FIRST_PAINT_MS * slowness()
-    took_ms = [page.evaluate(ZOOM, [10 * turn, 10 * turn + 150]) for turn in range(TRIES)]
-    assert min(took_ms) < ZOOM_MS * slowness(), took_ms
-    print(f"first paint {shown_ms:.0f} ms, zoom {min(took_ms):.0f} to {max(took_ms):.0f} ms")
+    tried = []
+    while len(tried) < TRIES:
+        page, shown_ms = opened(timeline)
+        zoomed_ms = min(page.evaluate(ZOOM, [10 * turn, 10 * turn + 150]) for turn in range(ZOOMS))
+        tried.append(f"first paint {shown_ms:.0f} ms, zoom {zoomed_ms:.0f} ms")
+        if shown_ms < FIRST_PAINT_MS * slowness() and zoomed_ms < ZOOM_MS * slowness():
+            print(tried[-1])
+            return
+    raise AssertionError(f"{FIRST_PAINT_MS} and {ZOOM_MS} ms are allowed on a machine at rest: {'; '.join(tried)}")
