@@ -64,6 +64,8 @@ def test_issue_forms_ask_what_the_doctor_says():
 
 
 def built(folder: Path, kind: str) -> Path:
+    for package in ("build", "hatchling"):
+        pytest.importorskip(package, reason=f"{package} is not installed, which builds releases: pip install {package}")
     command = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -77,8 +77,8 @@ def drawing_of(timeline: Timeline) -> Drawing:
 
 def bytes_text(count: int) -> str:
     """In the unit that suits it; nothing for none."""
-    if not count:
-        return ""
+    if count < 2:
+        return "1 byte" if count else ""
     size, unit = next(((size, unit) for size, unit in BYTES if count >= size), (1, "bytes"))
     return f"{count / size:.4g} {unit}"
 

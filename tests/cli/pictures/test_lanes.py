@@ -91,6 +91,8 @@ def test_steps_are_counted_and_leave_nothing_exposed():
     assert copy["size"] == "16 KiB"
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, ""), (3, "3 bytes"), (1536, "1.5 KiB"), (2**33, "8 GiB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (1, "1 byte"), (3, "3 bytes"), (1536, "1.5 KiB"), (2**33, "8 GiB")]
+)
 def test_bytes_have_a_unit(count: int, text: str):
     assert bytes_text(count) == text
