@@ -50,6 +50,8 @@ nightly-list:            ## what `make nightly` runs
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft
 	.venv-transformers/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_transformers.py
+	.ci/adapter megatron 'megatron-core>=0.16,<0.17'
+	.venv-megatron/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_megatron.py
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \

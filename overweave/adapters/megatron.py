@@ -1,0 +1,82 @@
+"""Megatron-core's parallel linear layers with overlapped collectives, in place of its own and of user buffers.
+
+    from overweave.adapters import megatron
+    spec = megatron.woven(get_gpt_layer_local_spec())
+    model = GPTModel(config, transformer_layer_spec=spec, ...)
+
+Weights, initialization, distributed checkpoints and the accumulation of gradients into `main_grad` are Megatron's.
+Tested with megatron-core 0.16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.tensor_parallel import layers as stock
+
+from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from overweave.layers.replicated import replicated_linear
+
+
+class ColumnParallelLinear(stock.ColumnParallelLinear):  # type: ignore[misc]  # Megatron is not installed with it
+    """With sequence parallelism rows are gathered while they are multiplied, forward and, for the weight, backward."""
+
+    def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        """The product; Megatron's own where it defers the weight's gradient, or where nothing moves."""
+        bias, group = options.get("bias"), options.get("tp_group")
+        is_fused = bool(options.get("gradient_accumulation_fusion")) and weight.requires_grad
+        if arguments or options.get("grad_output_buffer") is not None:
+            return super()._forward_impl(input, weight, *arguments, **options)
+        if options.get("sequence_parallel"):
+            return all_gather_linear(input, weight, bias, group, dim=0, save="columns", main_grad=is_fused)
+        if options.get("allreduce_dgrad") and not is_fused:
+            return replicated_linear(input, weight, bias, group)
+        return super()._forward_impl(input, weight, **options)
+
+
+class RowParallelLinear(stock.RowParallelLinear):  # type: ignore[misc]
+    """Products are summed over ranks while they are computed: a reduce-scatter with sequence parallelism, else an
+    all-reduce."""
+
+    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Megatron's: the sum, and the bias where another layer adds it."""
+        if self.explicit_expert_comm or not self.input_is_parallel or self.config._cpu_offloading_context is not None:
+            result: tuple[torch.Tensor, torch.Tensor | None] = super().forward(input_)
+            return result
+        is_fused = bool(self.gradient_accumulation_fusion) and self.weight.requires_grad
+        if self.sequence_parallel:
+            y = linear_reduce_scatter(input_, self.weight, group=self.tp_group, dim=0, main_grad=is_fused)
+        else:
+            y = linear_all_reduce(input_, self.weight, group=self.tp_group, main_grad=is_fused)
+        if self.skip_bias_add:
+            return y, self.bias
+        return y if self.bias is None else y + self.bias, None
+
+
+class SpecProvider(LocalSpecProvider):  # type: ignore[misc]
+    """Megatron's local backend with overweave's linear layers, where a spec is built from a provider."""
+
+    def column_parallel_linear(self) -> type:
+        """A column-parallel layer."""
+        return ColumnParallelLinear
+
+    def row_parallel_linear(self) -> type:
+        """A row-parallel layer."""
+        return RowParallelLinear
+
+
+_WOVEN = {stock.ColumnParallelLinear: ColumnParallelLinear, stock.RowParallelLinear: RowParallelLinear}
+
+
+def woven(spec: Any) -> Any:
+    """A layer spec of Megatron's, such as `get_gpt_layer_local_spec` returns, with overweave's linear layers in it."""
+    if isinstance(spec, type):
+        return _WOVEN.get(spec, spec)
+    if isinstance(spec, (list, tuple)):
+        return type(spec)(woven(each) for each in spec)
+    if not is_dataclass(spec) or isinstance(spec, type):
+        return spec
+    return replace(spec, **{field.name: woven(getattr(spec, field.name)) for field in fields(spec) if field.init})

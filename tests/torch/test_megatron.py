@@ -1,0 +1,75 @@
+"""Megatron-core's linear layers on CPU ranks, answered by overweave (`make adapters-test`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import run_ranks
+
+pytest.importorskip("megatron.core")
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import layers as stock
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from overweave.adapters import megatron as adapter
+
+K, N, BATCH, ROWS, MOST_OFF = 16, 32, 2, 6, 1e-6
+
+
+def off(is_split: bool, has_main_grad: bool) -> float:
+    """For `run_ranks`: how far a column- and a row-parallel layer, forward and backward, are from the whole ones."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
+    try:
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=K,
+            num_attention_heads=4,
+            use_cpu_initialization=True,
+            tensor_model_parallel_size=ranks,
+            sequence_parallel=is_split,
+        )
+        options = {"config": config, "bias": True, "skip_bias_add": False, "init_method": torch.nn.init.xavier_normal_}
+        torch.manual_seed(0)
+        up = adapter.ColumnParallelLinear(K, N, gather_output=False, **options)
+        down = adapter.RowParallelLinear(N, K, input_is_parallel=True, **options)
+        for layer in (up, down) if has_main_grad else ():
+            layer.gradient_accumulation_fusion = True  # Megatron's own needs a CUDA extension to be made with it
+            layer.weight.main_grad = torch.zeros_like(layer.weight)
+        weights = [gathered(up.weight, 0), gathered(down.weight, 1)]
+        whole = torch.randn(ROWS * ranks, BATCH, K, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        own = (whole.detach().chunk(ranks)[rank] if is_split else whole.detach()).clone().requires_grad_()
+        y, _ = down(up(own)[0].relu())
+        wanted = (whole @ weights[0].t()).relu() @ weights[1].t()
+        cut = (lambda t: t.chunk(ranks)[rank]) if is_split else (lambda t: t)
+        factors = torch.arange(wanted.numel()).reshape(wanted.shape).sin()
+        (y * cut(factors)).sum().backward()
+        (wanted * factors).sum().backward()
+        made = [layer.weight.main_grad if has_main_grad else layer.weight.grad for layer in (up, down)]
+        truth = [weights[0].grad.chunk(ranks, 0)[rank], weights[1].grad.chunk(ranks, 1)[rank]]
+        pairs = [(y, cut(wanted)), (own.grad, cut(whole.grad)), *zip(made, truth, strict=True)]
+        return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def gathered(part: torch.Tensor, dim: int) -> torch.Tensor:
+    """A whole weight, as a leaf."""
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part.detach())
+    return torch.cat(parts, dim).requires_grad_()
+
+
+@pytest.mark.parametrize(("is_split", "has_main_grad"), [(True, False), (True, True), (False, False)])
+def test_layers_compute_what_the_whole_ones_do(is_split: bool, has_main_grad: bool):
+    assert max(run_ranks(off, 2, is_split, has_main_grad)) <= MOST_OFF
+
+
+def test_a_spec_names_overweaves_layers():
+    told = str(adapter.woven(get_gpt_layer_local_spec()))
+    assert "overweave.adapters.megatron.ColumnParallelLinear" in told
+    assert "overweave.adapters.megatron.RowParallelLinear" in told
+    assert stock.__name__ not in told
