@@ -32,9 +32,12 @@ class _Part(Struct):
 class Collectives:
     """All collectives of one run."""
 
-    def __init__(self, clock: Clock, machine: Machine, processors: list[Processor], costs: Costs) -> None:
+    def __init__(
+        self, clock: Clock, machine: Machine, processors: list[Processor], costs: Costs, most_sms: int = 0
+    ) -> None:
+        """most_sms: that a part takes, where the plan says how many the library has; 0: as many as it likes."""
         self._clock, self._processors, self._costs = clock, processors, costs
-        self._sms = min(machine.sharing.collective.sms, machine.processor.sms)
+        self._sms = min(machine.sharing.collective.sms, most_sms or machine.processor.sms)
         self._standing: dict[str, list[_Part]] = {}  # parts that have their SMs, by label
 
     def start(self, operation: Collective, ended: Ended) -> None:

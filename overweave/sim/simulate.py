@@ -98,7 +98,9 @@ class _Run:
         ranks = plan.schedule.world_size
         self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
         self._ports = Ports(self._clock, machine, self._hear_traffic)
-        self._collectives = Collectives(self._clock, machine, self._processors, self._costs)
+        self._collectives = Collectives(
+            self._clock, machine, self._processors, self._costs, plan.realization.library_sms
+        )
         self._beside = queues_beside(plan)
         self._tile_programs = max(1, machine.processor.sms - plan.sms_beside)
         # Whether tiles are launched once pushes beside them, which wait for nothing, have their SMs.

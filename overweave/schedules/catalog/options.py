@@ -18,7 +18,7 @@ from overweave.schedules.tiles.shape import BEST, Kernel, TileShape
 from overweave.schedules.tiles.skinny import Multiplier
 
 AUTO = "auto"
-MOST_LIBRARY_SMS = 16  # that NCCL takes for a collective of a few GPUs, if nothing else is said
+MOST_LIBRARY_SMS = 24  # that NCCL takes for a collective of a few H200s (hardware/machines/h200x4.json)
 
 
 class Option(Struct, frozen=True, kw_only=True):
