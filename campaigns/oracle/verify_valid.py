@@ -18,6 +18,7 @@ from msgspec import Struct
 from campaigns.oracle.random.schedules import random_schedule
 from campaigns.shown import ignore_interrupts, shown
 from overweave.errors import InputError
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
 from overweave.ir.verify.schedule import verify_schedule
@@ -53,12 +54,13 @@ def from_catalog(rng: Random) -> Schedule:
     name = rng.choice(names())
     operator = name.split(".")[0]
     gathers = operator == "all_gather_matmul" and rng.random() < 0.3
+    m, world_size = rng.randint(0, 2048), rng.randint(2, 8)
     problem = Problem(
         operator=operator,
-        m=rng.randint(0, 2048),
+        m=operator_of(operator).whole_rows(m, world_size),
         n=rng.randint(1, 8) * 64,
         k=rng.randint(1, 8) * 64,
-        world_size=rng.randint(2, 8),
+        world_size=world_size,
         dtype="bfloat16",
         returns_gathered=gathers,
     )

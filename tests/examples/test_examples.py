@@ -23,6 +23,7 @@ RUN_BELOW = (
     "06_chunks_by_hand.py",
     "07_several_weights.py",
     "08_tile_kernels.py",
+    "09_uneven_blocks.py",
     "generate.py",
     "train_llama.py",
 )
@@ -88,6 +89,11 @@ def test_several_weights():
         printed.count("query, key, value [96, 64], [96, 16], [96, 16]; off three calls by 0e+00; SwiGLU [96, 64]") == 2
     )
     assert "all_gather_matmul." in printed
+
+
+@pytest.mark.slow
+def test_uneven_blocks():
+    assert printed_by("09_uneven_blocks.py").count(" multiplied ") == 4
 
 
 @pytest.mark.nightly

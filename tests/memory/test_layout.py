@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule, SignalPad
 from overweave.ir.words import SIGNAL_CAPACITY
@@ -18,7 +19,9 @@ SIGNALS_BYTES = SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES
 
 
 def schedule_of(name: str, m: int = 37) -> Schedule:
-    problem = Problem(operator=name.split(".")[0], m=m, n=24, k=16, world_size=3, dtype="bfloat16")
+    operator = name.split(".")[0]
+    rows = operator_of(operator).whole_rows(m, 3)
+    problem = Problem(operator=operator, m=rows, n=24, k=16, world_size=3, dtype="bfloat16")
     return build(name, problem, {}).schedule
 
 

@@ -104,7 +104,7 @@ def ask_for_what_kernels_cannot_add() -> list[str]:
     """What is raised for rows that do not start at multiples of 16 bytes, by plan; a call without a plan is right."""
     told = []
     x, w = torch.ones(4, 8), torch.ones(8, 3)
-    for plan in PLANS[1:]:
+    for plan in (plan for plan in PLANS[1:] if plan != "decomposed"):  # which the library adds
         with pytest.raises(InputError) as caught:
             ow.matmul_all_reduce(x, w, plan=plan)
         told.append(str(caught.value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.timeline import make_timeline
@@ -34,7 +35,9 @@ def test_what_is_right(is_exact: bool, error: float, library_error: float, is_ri
 
 @pytest.mark.slow
 def test_every_schedule_on_uneven_shards():
-    cases = [Case(name, Problem(operator=name.split(".")[0], **SMALL), {}, "cpu") for name in names()]
+    problems = [Problem(operator=name.split(".")[0], **SMALL) for name in names()]
+    whole = [replace(problem, m=problem.record.whole_rows(problem.m, problem.world_size)) for problem in problems]
+    cases = [Case(name, problem, {}, "cpu") for name, problem in zip(names(), whole, strict=True)]
     told = run_ranks(try_on_forked_rank, 3, tuple(cases))
     assert told[1:] == [None, None]
     trials = msgspec.convert(told[0], list[Trial])

@@ -77,6 +77,7 @@ def verify_plan(
             check_replays(plan, graph, findings)
         _check_numbers(plan, graph, findings)
         _check_residual(plan, findings)
+        _check_whole_rows(plan, findings)
         if not findings.refusals:
             check_finished(plan, findings)
             check_norm(plan, findings)
@@ -163,6 +164,13 @@ def _check_residual(plan: Plan, findings: Findings) -> None:
             for part in operation.out:
                 if part.buffer not in results:
                     findings.add("form", operation, "adds rows of a residual to a product that lies elsewhere", part)
+
+
+def _check_whole_rows(plan: Plan, findings: Findings) -> None:
+    """Rows that are exchanged are whole blocks, one for each rank: others would be nobody's."""
+    problem = plan.problem
+    if problem.m != problem.record.whole_rows(problem.m, problem.world_size):
+        findings.add("form", None, f"the problem's {problem.m} rows are no whole blocks for {problem.world_size} ranks")
 
 
 def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:

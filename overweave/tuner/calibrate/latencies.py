@@ -145,7 +145,7 @@ def latencies(raw: Raw) -> dict[str, float]:
 
 def element_wise(call_us: float) -> dict[str, float]:
     """GB/s that the passes of a library sum read and write. call_us: of a call and its kernel, which they take too."""
-    parts = [torch.randn(ELEMENTS, device="cuda").bfloat16() for _ in range(8)]
+    parts = [torch.randn(ELEMENTS, dtype=torch.float32, device="cuda").bfloat16() for _ in range(8)]
     total, turn = parts[0].float(), itertools.count()
     passes: dict[str, tuple[Callable[[], object], int]] = {
         "widen": (lambda: parts[next(turn) % 8].to(torch.float32, copy=True), 6),

@@ -19,6 +19,7 @@ from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
 from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
 from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.call import addresses_tensor
 from overweave.runtime.kernel_calls.protocol import head_call, signal_words, wait_call, words_of
 
 ALIGNED, HEAD_START = 500_000, 100_000  # cycles that hide the host, and that let a side stream begin to wait
@@ -41,9 +42,13 @@ class Bench:
         self.sent = torch.zeros(COPY_BYTES[-1], dtype=torch.uint8, device=device)
         self.stamps = torch.zeros(4, dtype=torch.int64, device=device)
         self.turns = torch.zeros(1, dtype=torch.int32, device=device)
-        self.peer_word = torch.tensor([self.word(OWN, self.peer % group.world_size)], device=device)
+        self.peer_word = addresses_tensor([self.word(OWN, self.peer % group.world_size)], device)
         self.main, self.side = torch.cuda.current_stream(), torch.cuda.Stream(device, priority=-1)
-        self._one, self._forked, self._joined = torch.ones(1, device=device), torch.cuda.Event(), torch.cuda.Event()
+        self._one, self._forked, self._joined = (
+            torch.ones(1, dtype=torch.float32, device=device),
+            torch.cuda.Event(),
+            torch.cuda.Event(),
+        )
         self.begin = self._begin()
         self.limits = words_of(self.workspace), self.workspace.limits
         protocol = SignalWords(self.own(GO), *self.limits, group.world_size)

@@ -46,9 +46,10 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True):
 
     def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
         """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES. Raises InputError."""
-        cut = operator_of(operator).parts(world_size)
+        record = operator_of(operator)
+        cut, rows = record.parts(world_size), record.whole_rows(self.m, world_size)
         columns, k = tuple(-(-cols // cut["n"]) for cols in self.columns or (self.n,)), -(-self.k // cut["k"])
-        own = Problem(operator=operator, m=self.m, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
+        own = Problem(operator=operator, m=rows, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
         return dressed(compared(own), columns, self.after)
 
 

@@ -31,6 +31,7 @@ from overweave.tuner.space.space import Candidate, Family, full_options, obstacl
 from overweave.tuner.space.target import Target
 
 GROUPS, LIBRARY_SMS = "groups", "library_sms"
+MOST_WAVES = 128  # that are searched: of more, these are partitioned, and the groups stretched
 PLAIN_SMS = 16  # that tiles leave to the library where no machine says how many it takes
 
 
@@ -44,10 +45,12 @@ def wave_families(problem: Problem, target: Target, machine: Machine, is_thoroug
         grouped = None if obstacle(problem, target, base) else tiles_of(problem, target, base)
         if grouped is None:
             continue
+        waves = count_waves(grouped.tiles, grouped.per_wave, 1)
+        grouped = replace(grouped, tiles=min(grouped.tiles, MOST_WAVES * grouped.per_wave))
         costs = costs_on(machine, grouped)
         found = best_partitions(costs)
         if is_thorough or _gains(found[0][0], costs, grouped, method, problem, machine):
-            words = tuple(words_of(partition) for _, partition in found)
+            words = tuple(dict.fromkeys(words_of(stretched(partition, waves)) for _, partition in found))
             yield Family(method.name, {GROUPS: words, LIBRARY_SMS: (library_sms,)})
 
 

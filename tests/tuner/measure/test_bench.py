@@ -36,8 +36,23 @@ CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))
 PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
 PER_SHARD, DECOMPOSED = "per_shard", "decomposed"
 ALL_REDUCE, REDUCE_SCATTER = "matmul_all_reduce", "matmul_reduce_scatter"
+EXCHANGES = "all_to_all_matmul", "matmul_all_to_all"
+# Library plans that move pieces, which every bench shows.
+PIECE_BY_PIECE = {
+    "all_gather_matmul": [PER_SHARD],
+    REDUCE_SCATTER: [PER_SHARD, DECOMPOSED],
+    ALL_REDUCE: [DECOMPOSED],
+    "all_to_all_matmul": ["per_peer"],
+    "matmul_all_to_all": ["per_peer", DECOMPOSED],
+}
 # What is chosen on a CPU: the overlapped plan, but where k does not divide by the ranks and kernels cannot address it.
-CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": SEQUENTIAL, "matmul_all_reduce": SEQUENTIAL}
+CHOSEN = {
+    "all_gather_matmul": "push",
+    "matmul_reduce_scatter": SEQUENTIAL,
+    "matmul_all_reduce": SEQUENTIAL,
+    "all_to_all_matmul": "push",
+    "matmul_all_to_all": "push",
+}
 
 
 def gather_then_matmul(x, w, group, m, plan):
@@ -59,10 +74,26 @@ def matmul_then_scatter(x, w, group, m, plan):
     return torch.chunk(matmul_then_reduce(x, w, group, m, plan), group.size())[group.rank()]
 
 
+def exchanged(rows, group):
+    received = torch.empty_like(rows)
+    dist.all_to_all_single(received, rows, group=group)
+    return received
+
+
+def exchange_then_matmul(x, w, group, m, plan):
+    return exchanged(x, group) @ w
+
+
+def matmul_then_exchange(x, w, group, m, plan):
+    return exchanged(x @ w, group)
+
+
 PLAINLY = {
     "all_gather_matmul": gather_then_matmul,
     "matmul_reduce_scatter": matmul_then_scatter,
     "matmul_all_reduce": matmul_then_reduce,
+    "all_to_all_matmul": exchange_then_matmul,
+    "matmul_all_to_all": matmul_then_exchange,
 }
 
 
@@ -87,8 +118,9 @@ def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> R
 def test_every_method_that_a_cpu_can_run(operator):
     result = compare_on(3, operator)
     assert result.world_size == 3
-    shards = {ALL_REDUCE: [DECOMPOSED], REDUCE_SCATTER: [PER_SHARD, DECOMPOSED]}.get(operator, [PER_SHARD])
-    torchs = set(TORCH[1:]) if operator == "matmul_all_reduce" else {TORCH_FUSED}
+    shards = PIECE_BY_PIECE[operator]
+    fused = set() if operator in EXCHANGES else {TORCH_FUSED}  # torch has no fused operator that exchanges
+    torchs = set(TORCH[1:]) if operator == "matmul_all_reduce" else fused
     for rows in result.cases:
         assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *shards, OURS]
         assert set(rows.left_out) == {"copies", "ceiling", *torchs}
