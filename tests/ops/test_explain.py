@@ -97,3 +97,9 @@ def test_what_is_no_problem_is_refused(changes: dict[str, object], found: str):
     with pytest.raises(InputError) as caught:
         ow.explain(**{"operator": "all_gather_matmul", **SIZES, **changes})
     assert found in str(caught.value)
+
+
+def test_a_plan_that_is_slower_than_the_library_path_is_not_said_to_gain_too_little():
+    ragged = ow.explain("all_gather_matmul", **(SIZES | {"m": 1001, "n": 1001, "k": 1024}))
+    assert ragged.plan == "all_gather_matmul.sequential"
+    assert "which is slower" in str(ragged)

@@ -53,4 +53,4 @@ def explain(
     for state, line in choice.rows():
         console.print(Text(line, style=STYLES[state]), soft_wrap=True)
     if where is not None and serves(problem, where):
-        typer.echo(str(advise(problem, where)))
+        typer.echo(f"For comparison, and without a say in what runs, the {advise(problem, where)}")

@@ -21,7 +21,7 @@ from overweave.cli.plans import options_of, problem_of, prove
 from overweave.cli.shape import case_of, tell_of_rounding
 from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, default_for, load
-from overweave.ir.plan import Plan
+from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.text.files import shown
 from overweave.ir.timeline.contents import with_contents
@@ -85,6 +85,9 @@ def simulate(
             plan = named_plan(schedule, shape, ranks, options_of(option or []))
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
+        if tile_us is not None and AUTHOR_KERNEL not in plan.realization.engine_by_queue.values():
+            found = "the machine's file knows how long the tiles of this plan take"
+            raise InputError(f"simulate {schedule[:60]} --tile-us {tile_us:g}", found, "Leave --tile-us out")
         timeline = run(plan, where, author_tile_us=tile_us)
         if trace or html:
             tiles = with_contents(run(plan, where, True, tile_us), plan.schedule, plan.realization.dtype)

@@ -99,5 +99,8 @@ def _reason(problem: Problem, taken: Weighed[Candidate], weighed: tuple[Weighed[
     if not taken.candidate.is_plain(problem.operator):
         return f"it is predicted to take {taken.predicted_us:.1f} us, the library path {library_us:.1f} us"
     least = min(predicted, key=lambda what: predicted[what], default=None)
-    others = f", and {least} {predicted[least]:.1f} us, too little gained to trust" if least else ""
+    others = ""
+    if least:
+        judged = "too little gained to trust" if predicted[least] < library_us else "which is slower"
+        others = f", and {least} {predicted[least]:.1f} us, {judged}"
     return f"the library path is predicted to take {library_us:.1f} us{others}"

@@ -103,6 +103,11 @@ def test_a_plan_of_a_compiled_kernel_needs_the_time_of_a_tile(tmp_path: Path):
     assert quick + 500 < slow
 
 
+def test_the_time_of_a_tile_is_not_asked_of_other_plans():
+    words = ("all_gather_matmul.push", "--shape", "1024,256,256", "--world", "2", "--tile-us", "10")
+    assert "Leave --tile-us out" in run(*words, exit_code=2)
+
+
 def test_a_file_is_verified_first(tmp_path: Path):
     problem = Problem(operator="all_gather_matmul", m=1024, n=256, k=256, world_size=2, dtype="bfloat16")
     data = json.loads(to_json(build("all_gather_matmul.push", problem, {})))
