@@ -10,7 +10,10 @@ from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, R
 Rule = Literal["died", "timeout", "mismatch", "failed"]
 RULES: tuple[Rule, ...] = ("died", "timeout", "mismatch", "failed")
 RESET = "then call overweave.reset(group) on every rank"
-SAME_CALL = "Call the same operator with the same shapes, dtype and options on every rank"
+SAME_CALL = (
+    "Call the same operator with the same shapes, dtype and options on every rank; for uneven shards of rows, "
+    "pass m=, the rows of all ranks"
+)
 
 # What happened to the peer, what is raised, what to do.
 _MEANINGS: dict[Rule, tuple[str, type[OverweaveError], str]] = {
