@@ -96,6 +96,29 @@ def _decomposed(work: Work) -> Communication:
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)
+# What both operators have: the moves of blocks are the same before a matmul and behind it.
+_per_peer = partial(
+    Method,
+    name="per_peer",
+    write=by_exchange(by_library=False),
+    moves=(COPY_ENGINE,),
+    options=(options.ORDER,),
+    grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
+)
+_push = partial(
+    Method,
+    name="push",
+    write=by_exchange(by_library=False),
+    multiplies=TILE_KERNEL,
+    moves=(COPY_ENGINE,),
+    options=asked_for.PUSHED,
+    needs=(needs.WHOLE_BLOCKS,),
+    grids=(
+        asked_for.PIECES,
+        {"pieces": (1, 2), "order": ("all_peers",)},
+        {"pieces": (1, 2), **asked_for.BY_KERNEL},
+    ),
+)
 METHODS = (
     _library(
         name="sequential",
@@ -103,29 +126,15 @@ METHODS = (
         write=by_exchange(by_library=True),
         grids=(asked_for.AS_IT_IS,),
     ),
-    _library(
-        name="per_peer",
+    _per_peer(
+        operator=OPERATOR.name,
         summary="blocks pushed by copy engine, one library matmul per peer's block",
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism, of FiCCO's all-to-alls",
-        write=by_exchange(by_library=False),
-        moves=(COPY_ENGINE,),
-        options=(options.ORDER,),
-        grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
     ),
-    _library(
-        name="push",
+    _push(
+        operator=OPERATOR.name,
         summary="pieces of blocks pushed by copy engine or kernel, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
-        write=by_exchange(by_library=False),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
-        options=asked_for.PUSHED,
-        needs=(needs.WHOLE_BLOCKS,),
-        grids=(
-            asked_for.PIECES,
-            {"pieces": (1, 2), "order": ("all_peers",)},
-            {"pieces": (1, 2), **asked_for.BY_KERNEL},
-        ),
     ),
     _behind(
         name="sequential",
@@ -133,29 +142,15 @@ METHODS = (
         write=by_exchange(by_library=True),
         grids=(asked_for.AS_IT_IS,),
     ),
-    _behind(
-        name="per_peer",
+    _per_peer(
+        operator=RETURNS.name,
         summary="one library matmul per peer's block, blocks pushed by copy engine as they are multiplied",
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
-        write=by_exchange(by_library=False),
-        moves=(COPY_ENGINE,),
-        options=(options.ORDER,),
-        grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
     ),
-    _behind(
-        name="push",
+    _push(
+        operator=RETURNS.name,
         summary="pieces of blocks pushed by copy engine or kernel as soon as tiles of one kernel have them",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
-        write=by_exchange(by_library=False),
-        multiplies=TILE_KERNEL,
-        moves=(COPY_ENGINE,),
-        options=asked_for.PUSHED,
-        needs=(needs.WHOLE_BLOCKS,),
-        grids=(
-            asked_for.PIECES,
-            {"pieces": (1, 2), "order": ("all_peers",)},
-            {"pieces": (1, 2), **asked_for.BY_KERNEL},
-        ),
     ),
     _behind(
         name="waves",
