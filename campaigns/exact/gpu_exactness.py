@@ -75,9 +75,13 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     judged = [case for case in cases if case.m * case.n >= JUDGED_FROM]
     yield Check("float error beside the library", lambda: [loud(case, seed) for seed, case in enumerate(judged)])
     m, n, k = asked.long_shape
-    eager, replayed = (*LONG_RUNS, *BY_COLLECTIVES), LONG_RUNS if sharers() > 1 else (*LONG_RUNS, *BY_COLLECTIVES)
-    runs = ("successive calls", asked.calls, False, eager), ("replays", asked.replays, True, replayed)
-    for what, calls, is_replayed, plans in runs:  # what gloo does no graph holds
+    every = (*LONG_RUNS, *BY_COLLECTIVES)
+    replayed = [one for one in LONG_RUNS if not one.method.has_library_beside]  # what gloo does no graph holds
+    runs = (
+        ("successive calls", asked.calls, False, every),
+        ("replays", asked.replays, True, replayed if sharers() > 1 else every),
+    )
+    for what, calls, is_replayed, plans in runs:
         for operator, plan in (one for one in plans if one.operator in operators and asked.plans in one.plan):
             trial = of_case(Case(operator, m, n, k, torch.bfloat16, True, plan))
             if calls:

@@ -12,20 +12,27 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overweave.memory.group import process_group_of
+from overweave.runtime.library.library import all_gather_flat
 
 FP8 = torch.float8_e4m3fn
 GATHER, SCATTER = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
 SCALED_GATHER, SCALED_SCATTER = "fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter"
 
 
-class _BytesTravel(TorchDispatchMode):
-    """Gathers of fp8 tensors gather bytes: gloo knows no fp8."""
+class _PlainGathers(TorchDispatchMode):
+    """Gathers by the plain collective: gloo's functional one ends a process whose tensors are on a GPU (torch 2.11).
+
+    Gathers of fp8 tensors gather bytes: gloo knows no fp8.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        collectives = torch.ops._c10d_functional
-        if func is collectives.all_gather_into_tensor.default and args[0].dtype == FP8:
-            return collectives.wait_tensor(func(args[0].view(torch.uint8), *args[1:])).view(FP8)
-        return func(*args, **(kwargs or {}))
+        if func is not torch.ops._c10d_functional.all_gather_into_tensor.default:
+            return func(*args, **(kwargs or {}))
+        own, ranks, group = args
+        sent = own.view(torch.uint8) if own.dtype == FP8 else own
+        every = sent.new_empty((ranks * sent.shape[0], *sent.shape[1:]))
+        all_gather_flat(every, sent.contiguous(), group=process_group_of(group))
+        return every.view(own.dtype)
 
 
 class Fused(NamedTuple):
@@ -94,7 +101,7 @@ class Fused(NamedTuple):
         """By torch's fallback."""
         arguments, options = self.arguments(seed, device)
         fallback: Callable[..., Any] = getattr(torch_symm_mem, f"_{self.name}_fallback")
-        with _BytesTravel():  # type: ignore[no-untyped-call]
+        with _PlainGathers():  # type: ignore[no-untyped-call]
             return _tensors(fallback(*arguments, **options))
 
 

@@ -20,6 +20,7 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
 from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.schema import DEFINED
+from overweave.runtime.library.library import all_gather_flat
 
 Maybe = torch.Tensor | None
 
@@ -133,9 +134,14 @@ def gathered(kept: Kept, rows: torch.Tensor) -> Any:
         return rows
     most = -(-kept.m // kept.world_size)
     padded = rows if kept.m % kept.world_size == 0 else torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
-    collective = torch.ops._c10d_functional
-    every = collective.all_gather_into_tensor(padded.contiguous(), kept.world_size, kept.group_name)
-    return collective.wait_tensor(every)[: kept.m]
+    if is_watched():
+        collective = torch.ops._c10d_functional
+        every = collective.all_gather_into_tensor(padded.contiguous(), kept.world_size, kept.group_name)
+        return collective.wait_tensor(every)[: kept.m]
+    # The functional collective would do; of tensors on a GPU that gloo gathers, it ends the process (torch 2.11).
+    every = rows.new_empty((most * kept.world_size, *rows.shape[1:]))
+    all_gather_flat(every, padded.contiguous(), group=process_group_of(kept.group_name))
+    return every[: kept.m]
 
 
 def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Tensor:
