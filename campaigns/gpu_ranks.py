@@ -18,6 +18,7 @@ from overweave.cli.progress import progress
 from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
 
 _T = TypeVar("_T")
+START_UP = timedelta(minutes=2)  # that ranks have to load torch and a GPU's context
 
 
 def spread_over(items: Sequence[_T], count: int) -> list[_T]:
@@ -42,14 +43,15 @@ def join(timeout: timedelta) -> torch.device:
     need_gpus()
     if "LOCAL_RANK" not in os.environ:
         sys.exit("this campaign needs ranks: python -m torch.distributed.run --standalone --nproc-per-node 2 -m ...")
-    gpus, rank, is_shared = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"]), sharers() > 1
+    is_shared = sharers() > 1
     os.environ.update(NO_MULTICAST | (SHARED_GPU if is_shared else {}))
-    device = torch.device("cuda", rank % gpus)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    if is_shared:
-        dist.init_process_group("gloo", timeout=timeout)
-    else:
-        dist.init_process_group("nccl", device_id=device, timeout=timeout)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    store.set(f"started {rank}", "")
+    store.wait([f"started {each}" for each in range(world_size)], START_UP)  # a short timeout is for calls alone
+    backend, own = ("gloo", None) if is_shared else ("nccl", device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=own, timeout=timeout)
     return device
 
 
