@@ -19,12 +19,9 @@ from overweave.tuner.space.target import Target
 
 MATMUL = "matmul"
 COMPARED = ("sequential", "per_shard", OURS)
-# What ran where a file does not say: the choice for every mlp case, and what plans with a tile kernel had in common.
-CHOSEN = {
-    "all_gather_matmul": "push block_m=128 block_n=256",
-    "matmul_reduce_scatter": "scatter own_pieces=4 block_m=128 block_n=256",
-}
-COMMON: Options = {"kernel": "hopper", "pieces": 1, "split_n": 1}
+# What ran where a file does not say, of mlp cases: the choice, and what plans with a tile kernel had in common.
+CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": "scatter own_pieces=4"}
+COMMON: Options = {"kernel": "hopper", "pieces": 1, "split_n": 1, "block_m": 128, "block_n": 256}
 # Of normally distributed samples: the 90th percentile stands so many deviations above the median, a median's own
 # error is so many times a mean's, and 95 % lie within so many deviations.
 P90_DEVIATIONS, MEDIAN_OVER_MEAN, SURE = 1.2816, 1.2533, 1.96
