@@ -97,6 +97,7 @@ def test_every_module_stands_in_a_room():
     assert {room(name) for name in modules() if room(name)} <= set(ROOMS)
 
 
+@pytest.mark.slow
 def test_contract():
     broken = [
         f"{module}, line {found.line}: {why}"

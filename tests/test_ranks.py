@@ -48,6 +48,7 @@ def end_badly(how: str) -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "told", "number"),
     [

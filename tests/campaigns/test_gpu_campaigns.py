@@ -54,6 +54,10 @@ def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, bac
     monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(ranks)})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda own: joined.append(own.index))
+    store = dist.HashStore()
+    for rank in range(ranks):
+        store.set(f"started {rank}", "")
+    monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(store, 3, ranks)]))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **options: joined.append(name))
     assert gpu_ranks.join(timedelta(seconds=1)).index == device
     assert joined == [device, backend]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from campaigns import cases
 from campaigns.exact import gpu_faults, gpu_packed
 from campaigns.host import host_cases
@@ -22,6 +24,7 @@ NAMED = (
 )
 
 
+@pytest.mark.slow
 def test_a_named_plan_is_there_and_is_built():
     for operator, plan in dict.fromkeys(map(tuple, NAMED)):
         candidate_of(operator, plan)

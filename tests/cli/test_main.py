@@ -57,6 +57,7 @@ def test_our_errors_end_without_a_traceback(monkeypatch: pytest.MonkeyPatch, err
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_reading_and_thinking_needs_no_torch():
     code = (
         "import sys\n"

@@ -48,6 +48,7 @@ def in_a_terminal(*words: str, **variables: str) -> str:
     return drawn.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [SIMULATE, COMPARE, EXPLAIN, ("show",)], ids=lambda words: words[0])
 def test_forty_columns_cost_no_digit_and_no_word(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "40")
@@ -60,6 +61,7 @@ def test_forty_columns_cost_no_digit_and_no_word(words: tuple[str, ...], monkeyp
     assert set(numbers[1]) <= set(numbers[0]) | {""}
 
 
+@pytest.mark.slow
 def test_no_color_leaves_colours_out():
     coloured, plain = in_a_terminal(*SIMULATE), in_a_terminal(*SIMULATE, NO_COLOR="1")
     assert COLOUR.search(coloured)
@@ -70,6 +72,7 @@ def test_every_kind_of_row_of_explain_has_a_style():
     assert set(STYLES) == set(get_args(State))
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_other_signs():
     with started(*SIMULATE, stdout=subprocess.PIPE, LC_ALL="C", PYTHONIOENCODING="ascii") as command:
         out, err = command.communicate(timeout=60)
@@ -77,6 +80,7 @@ def test_a_terminal_without_unicode_gets_other_signs():
     assert b"compute" in out.decode("ascii").encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [SIMULATE, ("show", "all_gather_matmul.push", "--world=16")], ids=lambda words: words[0]
 )
@@ -120,6 +124,7 @@ def test_output_to_a_full_disk_is_told_in_one_line(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--trace", "--html"])
 def test_a_file_on_a_full_disk_is_told_and_leaves_nothing_behind(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,6 +164,7 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_shells_complete_commands():
     variables = {"_OVERWEAVE_COMPLETE": "complete_bash", "COMP_WORDS": "overweave s", "COMP_CWORD": "1"}
     with started(stdout=subprocess.PIPE, **variables) as command:

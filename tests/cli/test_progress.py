@@ -32,6 +32,7 @@ def test_nothing_is_drawn_where_no_terminal_is(capsys: pytest.CaptureFixture[str
     assert (drawn.out, drawn.err) == ("result\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_terminal_shows_what_is_under_way_and_results_go_where_they_were_sent(columns: int):
     master, slave = pty.openpty()

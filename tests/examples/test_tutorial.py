@@ -37,6 +37,7 @@ def test_every_file_is_run_here():
     assert set(PRINTED) == set(COMMANDS)
 
 
+@pytest.mark.slow
 def test_the_kernel_is_annotated_and_knows_nothing_of_us(folder: Path):
     assert "import overweave" not in FILES["linear.py"]
     assert "wait_for_tile" in compile(f"{folder}/linear.py:linear_kernel", {"X": "all_gather.push"}).source()

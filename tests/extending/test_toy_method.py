@@ -64,6 +64,7 @@ def test_they_are_proven(toy: Method, world_size: int):
         verify_plan(build(toy.full_name, problem(toy, world_size, m), {}), MachineLimits()).raise_if_refused()
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_proves_and_simulates_them(toy: Method, tmp_path: Path):
     assert toy.full_name in called("show")
     assert toy.summary in called("show")
@@ -72,6 +73,7 @@ def test_the_command_line_shows_proves_and_simulates_them(toy: Method, tmp_path:
     assert "us" in called("simulate", toy.full_name, "--shape", "4096,4096,4096", "-w", "4")
 
 
+@pytest.mark.slow
 def test_the_tuner_offers_and_explains_them(toy: Method):
     assert toy.full_name in names(toy.operator)
     offered = [what for what in candidates(toy.operator) if what.plan == toy.name]

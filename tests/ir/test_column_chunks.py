@@ -32,6 +32,7 @@ def changed(plan: Plan, change: Callable[[Operation], Operation]) -> Plan:
     return replace(plan, schedule=replace(plan.schedule, operations=operations))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", BUILD, ids=lambda problem: problem.operator)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_chunks_by_columns_are_proven_and_simulated(problem: Problem, world_size: int):

@@ -60,6 +60,7 @@ def offences(nodes: Iterable[ast.AST], constants: set[str], has_table: bool = Fa
             yield ast.unparse(each)[:100]
 
 
+@pytest.mark.slow
 def test_nobody_asks_for_an_operator_by_its_name():
     asked = {name: nodes(path) for name, path in modules().items() if not name.startswith("overweave.ir.operators.")}
     constants = constants_of(node for each in asked.values() for node in each)

@@ -42,6 +42,7 @@ def test_before_and_after(golden, name: str):
     assert verify_schedule(after).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 8))])
 @pytest.mark.parametrize("name", names())
 def test_what_is_proven_stays_proven(name: str, world_size: int):

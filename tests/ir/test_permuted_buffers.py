@@ -113,6 +113,7 @@ def test_wave_groups_are_proven_and_simulated(world_size: int):
         assert total_us(plan, load("h200x4")) > 0
 
 
+@pytest.mark.slow
 def test_a_large_buffer_is_proven_in_two_seconds():
     plan = wave_groups(8, (32768, 8192, 8 * 1024), (128, 128), 132, 16)
     slow, begin = slowness(), process_time()

@@ -34,6 +34,7 @@ def name_the_world() -> list[list[object]]:
     return [[group.rank, group.world_size, group.timeout_s] for group in map(resolve, forms)]
 
 
+@pytest.mark.slow
 def test_every_form_of_a_group():
     told = run_ranks(name_the_world, 2, group_timeout_s=17.0)
     assert told == [[[rank, 2, 17.0]] * 4 for rank in range(2)]

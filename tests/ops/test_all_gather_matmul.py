@@ -33,6 +33,7 @@ def test_every_plan_of_the_catalog_is_tried():
     assert names(OPERATOR) == tuple(f"{OPERATOR}.{plan}" for plan in (*PLANS, *FINER))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_any_number_of_rows(world_size: int):
     calls = calls_of_any_size(OPERATOR, world_size, seed=world_size)

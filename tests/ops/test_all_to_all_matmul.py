@@ -69,6 +69,7 @@ def tried() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_blocks_of_all_sizes_are_exact(world_size: int):
     assert run_ranks(tried, world_size) == [[]] * world_size
@@ -85,6 +86,7 @@ def many_routings() -> list[int]:
     return [exact, proven.call_count, len(calls_of(group))]
 
 
+@pytest.mark.slow
 def test_a_thousand_routings_are_one_plan_and_one_proof():
     assert run_ranks(many_routings, 2) == [[1000, 1, 1]] * 2
 

@@ -44,6 +44,7 @@ def test_what_cannot_be_is_not_marked_as_taken():
     assert not [line for line in kept_back if "->" in line]
 
 
+@pytest.mark.slow
 def test_what_keeps_some_of_a_schedules_options_back_is_told_of_these():
     """Both ways of gather_packed are there for few rows, for more the one without a matmul of its own."""
     lines = str(ow.explain("all_gather_matmul", m=128, n=4096, k=4096, world_size=4)).splitlines()
@@ -62,6 +63,7 @@ def test_it_says_which_plans_norm():
         ow.explain("all_gather_matmul", **SIZES, after="rms_norm")
 
 
+@pytest.mark.slow
 def test_it_says_why_a_kernel_is_not_taken():
     choice = ow.explain("matmul_reduce_scatter", **{**SIZES, "n": 3583})
     assert "scatter" not in choice.text

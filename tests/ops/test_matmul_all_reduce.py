@@ -38,6 +38,7 @@ def test_every_plan_of_the_catalog_is_tried():
     assert names(OPERATOR) == tuple(f"{OPERATOR}.{plan}" for plan in PLANS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_any_number_of_rows(world_size: int):
     calls = calls_of_any_size(OPERATOR, world_size, seed=world_size)
@@ -96,6 +97,7 @@ def sum_by_every_plan() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_sums_are_in_rank_order_and_the_same_on_every_rank():
     assert run_ranks(sum_by_every_plan, 4) == [[]] * 4
 

@@ -20,6 +20,7 @@ from tests.ranks import run_ranks
 K, N = 16, 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_random_routings_are_exact(world_size: int):
     """Of both all-to-alls, in every plan, down to one row on one rank."""

@@ -275,5 +275,6 @@ def _sources(group: Group) -> list[str]:
     return sorted({call.choice.source for call in prepared.calls_of(group).values()})
 
 
+@pytest.mark.slow
 def test_calls_that_are_known_choose_anew_after_tuning():
     assert run_ranks(choose_anew, 2) == [[True, True, ["asked", "rule"], False, True, True, True]] * 2

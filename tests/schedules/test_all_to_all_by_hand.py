@@ -86,6 +86,7 @@ def partly_the_librarys(sends: bool) -> ow.AllToAll:
     return ow.AllToAll(3, listed, sends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sends", [False, True])
 def test_the_library_may_carry_a_part(sends: bool):
     plan = planned(3, **{"C" if sends else "A": partly_the_librarys(sends)})

@@ -130,6 +130,7 @@ def gathered(world_size: int) -> bool:
     return torch.equal(y, whole @ w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gathers_beside_tiles_are_emulated_bit_for_bit(world_size: int):
     assert run_ranks(gathered, world_size, world_size) == [True] * world_size

@@ -187,6 +187,7 @@ def ends_of(node: ast.AST) -> Iterator[str]:
             yield text
 
 
+@pytest.mark.slow
 def test_nobody_asks_for_a_method_by_its_name():
     asked = {name: nodes(path) for name, path in modules().items() if not name.startswith(RECORDS)}
     constants = constants_of(node for each in asked.values() for node in each)

@@ -76,6 +76,7 @@ def copies_within(*queues: str) -> Plan:
     )
 
 
+@pytest.mark.slow
 def test_the_calls_of_64_ranks_are_simulated_in_less_than_a_second():
     machine = replace(load("h200x8"), gpus=64)
     problem = replace(WHOLE, m=64 * 512, world_size=64)

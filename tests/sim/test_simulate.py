@@ -339,6 +339,7 @@ def test_the_head_of_a_call_stands_only_where_there_is_something_to_give_back(pa
     assert total_us(replace(bare, schedule=replace(bare.schedule, credits=(Credit(0, 1),))), machine) == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_every_schedule_of_the_catalog_ends(name: str):
     machine = load("h200x4")

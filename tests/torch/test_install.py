@@ -40,6 +40,7 @@ def answered_by_overweave() -> int:
     return sum(site.by_overweave for site in ow.report().operators.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world_size", [2, pytest.param(3, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)]
 )
@@ -130,6 +131,7 @@ def in_plain_torch(call: Fused, leaves: list[torch.Tensor]) -> list[torch.Tensor
     return [total.chunk(dist.get_world_size(), call.dim)[dist.get_rank()]]
 
 
+@pytest.mark.slow
 def test_gradients():
     assert run_ranks(gradients, 2) == [[]] * 2
 

@@ -78,6 +78,7 @@ def modules(dim: int | None, on_mesh: bool) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "dim", "on_mesh"), [(2, 1, False), (2, None, True), (3, 1, True), (4, None, False)]
 )

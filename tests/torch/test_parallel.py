@@ -53,6 +53,7 @@ def trained_as_unsharded(sequence: bool, has_biases: bool) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "sequence", "has_biases"),
     [(2, True, True), (2, False, False), (4, True, False), (4, False, True)],
@@ -125,6 +126,7 @@ def calls_of_a_block() -> dict[str, int]:
             vars(module).update(plain)
 
 
+@pytest.mark.slow
 def test_what_reads_one_input_shares_one_gather_and_one_gradient():
     """Query, key and value; gate and up: one gather each, and one scattered sum of matmuls for their gradient."""
     assert run_ranks(calls_of_a_block, 2) == [{"all_gather_linear": 2, "linear_reduce_scatter": 2 + 2}] * 2

@@ -228,5 +228,6 @@ def beside_others() -> list[str]:
         config.post_grad_custom_post_pass = None
 
 
+@pytest.mark.slow
 def test_it_stands_beside_what_is_registered():
     assert run_ranks(beside_others, 1) == [[]]

@@ -98,6 +98,7 @@ def test_what_is_exposed_is_predicted(world_size: int, plan: str, within_us: flo
         assert exposed_us(row, plan) == pytest.approx(measured_us, abs=within_us), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", FILES)
 def test_the_choice_for_an_all_reduce_is_the_quickest_or_nearly_so(world_size: int):
     found = shares(world_size, REDUCE)
@@ -115,6 +116,7 @@ def test_gathers_and_scatters_of_decoding_are_packed_as_is_quickest(world_size: 
     assert set(found) == {1.0}
 
 
+@pytest.mark.slow
 def test_who_multiplies_is_the_quickest_or_nearly_so():
     for (m, n, k), us in measured().items():
         operator = GATHER if "gather_packed" in us else REDUCE

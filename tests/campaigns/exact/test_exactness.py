@@ -38,6 +38,7 @@ def try_spoiled(count: int) -> dict[str, Any]:
         return exactness.try_shapes("library", count, 3)
 
 
+@pytest.mark.slow
 def test_a_single_wrong_element_is_noticed():
     wrong = [line for told in run_ranks(try_spoiled, 2, 6) for line in told["wrong"]]
     assert sum("not bit-equal" in line for line in wrong) >= 6

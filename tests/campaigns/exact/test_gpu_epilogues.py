@@ -48,6 +48,7 @@ def test_every_form_in_every_method_is_right_on_cpu_ranks(operator: str, world_s
         assert wrong == []
 
 
+@pytest.mark.slow
 def test_a_single_wrong_element_is_noticed():
     for count, wrong in run_ranks(tried, 2, "all_reduce.sequential", True, timeout_s=60):
         assert len(wrong) == count > 10

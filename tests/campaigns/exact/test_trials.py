@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from campaigns.exact import trials
@@ -32,6 +33,7 @@ def tried(spoils: bool) -> list[str]:
         return [each for is_replayed in (False, True) for each in long_run(trial(spoils), 12, is_replayed)]
 
 
+@pytest.mark.slow
 def test_a_right_call_passes_and_a_wrong_element_is_noticed():
     assert run_ranks(tried, 2, False) == [[], []]
     assert run_ranks(tried, 2, True) == [["12 differ", "12 differ"]] * 2

@@ -23,6 +23,7 @@ def run(*words: str, exit_code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_a_machine_on_paper_is_told_with_its_trends_and_files(tmp_path: Path):
     shapes, out = tmp_path / "shapes.json", tmp_path / "out"
     shapes.write_text(SHAPES)

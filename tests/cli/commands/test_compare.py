@@ -23,6 +23,7 @@ def run(*words: str, exit_code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_two_schedules_are_compared_in_a_sentence_and_on_a_page(tmp_path: Path):
     page = tmp_path / "page.html"
     shown = run("all_gather_matmul.push pieces=2", "all_gather_matmul.sequential", *SMALL, "--html", str(page))

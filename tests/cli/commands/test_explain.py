@@ -50,6 +50,7 @@ def test_a_shape_that_is_none_is_told_as_it_was_given():
     assert "'8,64+,64'" in run("all_gather_matmul", "--shape", "8,64+,64", exit_code=2)
 
 
+@pytest.mark.slow
 def test_single_precision_is_the_librarys():
     assert "fp32" in run("all_gather_matmul", "--shape", "8192,14336,4096", "--dtype", "fp32")
 
@@ -96,6 +97,7 @@ def test_the_schedules_of_a_kernel_and_why_others_cannot_be():
     assert any("mover=tiles" in way and "not: " in way for way in ways)  # of what a ring passes on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "found"),
     [

@@ -49,6 +49,7 @@ def test_a_plan_is_written(tmp_path: Path):
     assert plan == from_json(show(*asked, "-").output.encode())
 
 
+@pytest.mark.slow
 def test_a_file_is_shown_as_it_is(tmp_path: Path):
     """A schedule that somebody broke, too: `verify` judges, `show` shows."""
     text, plan, page = tmp_path / "mine.txt", tmp_path / "mine.json", tmp_path / "mine.html"

@@ -28,6 +28,7 @@ class Fetched(HTMLParser):
         self.addresses += [value or "" for name, value in attrs if name == "src" or (tag, name) == ("link", "href")]
 
 
+@pytest.mark.slow
 def test_a_page_needs_no_other_file(tmp_path: Path):
     file = tmp_path / "call.html"
     page_writer(file)("a <call>", CALL, CALL)
@@ -39,6 +40,7 @@ def test_a_page_needs_no_other_file(tmp_path: Path):
         assert word in text, word
 
 
+@pytest.mark.slow
 def test_names_of_a_file_that_nobody_vouches_for_stay_names(tmp_path: Path):
     bad = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     span = Span(0, bad, bad, "copy", 0, 1)

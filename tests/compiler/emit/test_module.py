@@ -16,6 +16,7 @@ GATHER = "all_gather.push"
 USES = ("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x * FACTOR)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "defined",
     [
@@ -53,6 +54,7 @@ def test_names_of_annotations_alone_need_not_exist(tmp_path: Path):
     load_generated(tmp_path, "scale", written)
 
 
+@pytest.mark.slow
 def test_relative_imports_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "outer_package" / "inner"
     folder.mkdir(parents=True)

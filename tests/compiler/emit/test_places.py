@@ -30,6 +30,7 @@ def persistent(body_of: str = SCALE) -> str:
     return head + "range(begin, M, 4):\n" + "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "found"),
     [
@@ -70,6 +71,7 @@ def test_a_place_that_no_block_tells_is_refused(tmp_path: Path, change: tuple[st
     assert found in refusal(tmp_path, SCALE, GATHER, change)
 
 
+@pytest.mark.slow
 def test_numbers_that_stay_what_they_are_are_welcome(tmp_path: Path):
     fused(tmp_path, SCALE, GATHER, ("    rows = ", "    N = tl.multiple_of(N, 8)\n    rows = "))
     fused(tmp_path, SCALE, GATHER, (STORE, f"    tl.store(z_ptr + pid_m, 1.0)\n    pid_m = pid_m * BLOCK_M\n{STORE}"))
@@ -77,6 +79,7 @@ def test_numbers_that_stay_what_they_are_are_welcome(tmp_path: Path):
     fused(tmp_path, SCALE, GATHER, ("tl.program_id(0)", "tl.program_id(0).to(tl.int64)"))
 
 
+@pytest.mark.slow
 def test_a_loop_over_tiles_may_number_them_again(tmp_path: Path):
     """As the Triton tutorial's persistent matmul does: it reckons the blocks of the store from a second number."""
     text = persistent()

@@ -30,6 +30,7 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "text", "found"),
     [
@@ -70,6 +71,7 @@ def test_a_mistake_names_its_line(tmp_path: Path, old: str, new: str, text: str,
     assert text in line or "def" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "change", "found"),
     [

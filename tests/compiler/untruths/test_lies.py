@@ -43,6 +43,7 @@ SHAPES = {f"{name}_desc.block_shape[{at}]": size for name in "abc" for at, size 
 ATTENDED = {"Q": 32, "S": 64, "H": 2, "D": 16, "q_start": 0, "BLOCK_Q": 16, "BLOCK_S": 16, "CAUSAL": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "call"),
     [

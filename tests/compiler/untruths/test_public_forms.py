@@ -15,11 +15,13 @@ from tests.compiler.untruths.public_forms import FORMS, INNER
 from tests.compiler.untruths.public_rows import HEAD, Form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 def test_a_true_kernel_is_believed(tmp_path: Path, form: Form):
     check_places(form.read(tmp_path), constants_of(form.given()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "found"),
     [

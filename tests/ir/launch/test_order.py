@@ -74,6 +74,7 @@ def late_producers(actions: tuple[Action, ...], rank: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_kernel_is_one_launch_and_a_library_call_another():
     for name, rank in product(names(), range(3)):
         actions = launch_order(plan_of(name, {}), rank)

@@ -28,12 +28,14 @@ def planned(name: str, world_size: int, m: int = 512, **options: int | str) -> P
     return catalog.build(name, problem, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_wait_of_a_stream_is_heard_of_by_a_kernel_or_waited_for_by_one(name: str):
     for world_size, m in product((2, 3, 4), (3, 512, 4096)):
         check_unheard(planned(name, world_size, m))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exchanges",
     [

@@ -100,6 +100,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", LARGE.values(), ids=LARGE.keys())
 def test_large_files_are_refused_quickly_and_without_much_memory(data: bytes):
     def refuse() -> None:
@@ -142,6 +143,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, data: bytes | Non
         read_file(Path("a\0b"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_changed_file_is_refused_or_read_and_never_anything_else(data: st.DataObject):

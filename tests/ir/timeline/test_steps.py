@@ -20,6 +20,7 @@ def schedule_of(name: str, world_size: int) -> Schedule:
     return build(name, problem, {}).schedule
 
 
+@pytest.mark.slow
 def test_every_schedule_of_the_catalog_runs_in_steps():
     for name in names():
         for world_size in (1, 2, 4):

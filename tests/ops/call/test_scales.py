@@ -58,6 +58,7 @@ def wrong_plans(rows: tuple[int, ...]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_every_plan_is_exact_on_integers():
     assert run_ranks(wrong_plans, 2, (21,)) == [[]] * 2
 
@@ -191,6 +192,7 @@ def test_fp8_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert run_ranks(tuned, 2) == [["cache", True, True]] * 2
 
 
+@pytest.mark.slow
 def test_fp8_is_explained():
     for operator in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
         taken = ow.explain(operator, m=2048, n=2048, k=2048, world_size=2, dtype=FP8)

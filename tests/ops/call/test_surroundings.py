@@ -49,6 +49,7 @@ def what_tracers_get() -> dict[str, str]:
     return told
 
 
+@pytest.mark.slow
 def test_tracers_record_one_node():
     for told in run_ranks(what_tracers_get, 2):
         assert len(told) == len(NAMES) * len(TRACERS)

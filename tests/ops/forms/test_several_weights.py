@@ -54,6 +54,7 @@ def wrong_products(plans: tuple[str | None, ...], seed: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_any_number_of_rows(world_size: int):
     assert run_ranks(wrong_products, world_size, (None, "push"), world_size) == [[]] * world_size

@@ -76,6 +76,7 @@ def differ(m: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_chunks_by_columns_have_the_bits_of_the_whole(world_size: int):
     for ran in run_ranks(differ, world_size, 37):

@@ -34,6 +34,7 @@ def raise_on_one() -> str:
     return "x" * 1_000_000
 
 
+@pytest.mark.slow
 def test_errors_are_named_and_other_results_kept():
     with pytest.raises(RanksFailed, match=r"rank 1: PeerDied: asked: found\. cure") as caught:
         run_ranks(raise_on_one, 3)

@@ -61,6 +61,7 @@ def collect_all(operator: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_collectives_of_even_and_uneven_shards(operator: str, world_size: int):

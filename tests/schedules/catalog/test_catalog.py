@@ -36,6 +36,7 @@ def plans(world_size: int):
             yield build(name, problem(name, m, world_size), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_schedule_is_proven_and_its_tables_hold_its_tiles(world_size: int):
     for plan in plans(world_size):
@@ -71,6 +72,7 @@ def reads_products(operation: Operation) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("name", names("all_gather_matmul"))
 def test_several_weights_over_one_gather(name: str, world_size: int):
@@ -267,6 +269,7 @@ def test_numbers_may_come_as_text():
     assert build(name, problem(name), as_text) == build(name, problem(name), as_numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_own_tiles_that_add_are_proven_whatever_the_shards(world_size: int):
     """Empty shards, empty first and last pieces: every arrival is waited for by somebody."""

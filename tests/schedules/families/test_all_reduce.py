@@ -25,6 +25,7 @@ def plan_of(method: str, m: int = 512, world_size: int = 4, **options: str | int
     return build(f"{OPERATOR}.{method}", problem, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
 def test_every_two_shot_is_proven_for_any_number_of_rows(options: dict[str, str | int]):
     for world_size, m in itertools.product((2, 3, 4), (1, 3, 5, 37, 200)):

@@ -22,6 +22,7 @@ def decomposed(operator: str, m: int, world_size: int, pieces: int = 3) -> Plan:
     return build(f"{operator}.decomposed", problem, {"pieces": pieces})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_proven_for_every_world_size_and_any_rows(operator: str):
     for world_size in range(1, 9):

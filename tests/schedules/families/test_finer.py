@@ -48,6 +48,7 @@ def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
     assert [method.name for method in METHODS] == NAMES * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_all_are_proven_whatever_m_and_k_are(world_size: int):
     """Pieces of unequal rows or columns, empty ones, ranks without rows, k below one piece; one weight and two."""
@@ -187,11 +188,13 @@ def exchanges(names: list[str]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_exchanged_rows_are_exact_whatever_the_counts(world_size: int):
     assert run_ranks(exchanges, world_size, NAMES) == [[]] * world_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_exchanges_of_upper_bounds_are_proven(world_size: int):
     exchange = {"operator": "all_to_all_matmul"}

@@ -25,6 +25,7 @@ def changed(plan: Plan, change: Callable[[Operation], Operation]) -> Plan:
     return replace(plan, schedule=schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"pieces": 1, "own_pieces": 1}, {"pieces": 3, "own_pieces": 2}, {"kernel": "hopper", "sms": 8}]
 )

@@ -61,6 +61,7 @@ def test_without_any_one_wait_a_plan_is_refuted():
         assert all(refusals(broken) for broken in without_one_emitted_wait(plan)), plan.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mover", ["copy_kernel", "bulk_kernel", "tiles"])
 def test_whole_partials_may_be_carried_by_others_than_the_copy_engine(mover: str):
     plan = author_plan(matmul(100, k=64), {"C": f"all_reduce.one_shot mover={mover}"}, 3, "bfloat16")

@@ -53,6 +53,7 @@ def test_zigzag_is_from_the_front_and_from_the_end():
     assert [owned_rows(24, 3, rank, 2) for rank in range(3)] == [((0, 4), (20, 24)), ((4, 8), (16, 20)), ((8, 16),)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_it_is_proven_and_simulated(name: str, world_size: int):
@@ -80,6 +81,7 @@ def wrong(m: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("m", [2, 37, 64])
 def test_it_is_exact_on_emulated_ranks(world_size: int, m: int):

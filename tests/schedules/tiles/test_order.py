@@ -163,6 +163,7 @@ def test_a_copy_is_none_of_a_kernels_tiles():
         tile_orders(replace(good.schedule, operations=tuple(moved)), good.realization)
 
 
+@pytest.mark.slow
 def test_a_large_table_takes_milliseconds():
     problem = Problem(operator="all_gather_matmul", m=160_000, n=4096, k=4096, world_size=4, dtype="bfloat16")
     assert len(build("all_gather_matmul.push", problem, {}, rank=0).tile_orders[0].rows) > 20_000

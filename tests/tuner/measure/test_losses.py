@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from msgspec.structs import replace
 
@@ -33,6 +34,7 @@ def test_what_one_gpu_can_measure_is_named():
     assert {f"copies on {sms} SMs beside matmul" for sms in (8, 16, 32)} < set(beside)
 
 
+@pytest.mark.slow
 def test_cuts_are_timed_and_compute_the_whole_product():
     factors = losses_here(SMALL, MATMULS, QUICK)
     assert tuple(factors) == MATMULS

@@ -27,6 +27,7 @@ PROBLEM = Problem(operator="all_gather_matmul", m=2048, n=1024, k=1024, world_si
 LIBRARY, PUSH, PULL = Candidate("sequential"), candidate("push", {"pieces": 1}), candidate("pull", {"pieces": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_shortlist_holds_the_best_by_model_and_all_that_need_no_kernel(operator: str):
     weighed = weigh(replace(PROBLEM, operator=operator), GPU)

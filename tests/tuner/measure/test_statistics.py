@@ -67,6 +67,7 @@ def test_a_method_against_itself_is_one(times):
     assert ratio.low == ratio.value == ratio.high == 1.0
 
 
+@pytest.mark.slow
 @given(TIMES, st.data())
 @settings(deadline=None)  # a busy machine is no failure
 def test_the_inverse_ratio_has_the_inverse_interval(times, data):

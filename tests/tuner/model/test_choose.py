@@ -23,6 +23,7 @@ def knowing(*times: Time) -> Knowledge:
     return Knowledge(NOTHING.own.with_entries((Entry(bucketed(PROBLEM), times),)), None)
 
 
+@pytest.mark.slow
 def test_measurements_come_before_the_model():
     assert choose(PROBLEM, GPU, NOTHING).source == "model"
     choice = choose(PROBLEM, GPU, knowing(Time("pull", {"pieces": 2}, 9.0), Time("sequential", {}, 10.0)))
@@ -109,6 +110,7 @@ def test_on_a_cpu_the_overlapped_schedule_is_emulated_until_somebody_measures():
     assert choose(PROBLEM, CPU, knowing(Time("sequential", {}, 1.0))).text == "sequential"
 
 
+@pytest.mark.slow
 def test_explained_weighs_every_candidate(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path))
     own = fingerprint(GPU, 4)

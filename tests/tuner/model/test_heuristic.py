@@ -35,6 +35,7 @@ def test_links_decide_and_not_the_name_of_a_machine():
     assert advise(replace(TALL, n=13312), switched).plan == "per_shard"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [TALL, DEEP, replace(TALL, m=1048576, n=1280, k=8192)], ids=str)
 def test_the_estimates_are_what_the_simulator_says(problem: Problem):
     for plan, us in advise(problem, MESH).estimates_us:

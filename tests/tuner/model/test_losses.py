@@ -31,6 +31,7 @@ def test_a_cut_transfer_loses_more_the_smaller_it_is():
     assert all(factor > 1 for factor in lost)
 
 
+@pytest.mark.slow
 def test_copies_slow_a_matmul_by_what_the_machine_says_and_a_library_takes_its_sms():
     factors = losses_on_paper("g", replace(TALL, n=4096), MESH, BESIDE).factors
     assert 1 < factors["matmul beside copies"] <= MESH.sharing.copy_engine.factor

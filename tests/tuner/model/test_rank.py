@@ -32,6 +32,7 @@ def problem_of(operator: str, **changes: object) -> Problem:
     return replace(LARGEST, **({"operator": operator, "m": 2048, "n": 1024, "k": 1024} | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_candidate_is_weighed_or_refused(operator: str):
     for each in weigh(problem_of(operator), GPU):
@@ -40,6 +41,7 @@ def test_every_candidate_is_weighed_or_refused(operator: str):
         assert each.predicted_us is None or 1 < each.predicted_us < 1e5
 
 
+@pytest.mark.slow
 def test_a_first_call_looks_at_less():
     problem = problem_of("all_gather_matmul", m=8192)
     few, all_of_them = (weigh(problem, GPU, is_thorough) for is_thorough in (False, True))

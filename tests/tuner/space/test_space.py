@@ -63,6 +63,7 @@ def test_the_library_path_stands_first_and_nothing_twice(operator: str):
     assert {*OPERATORS[operator].baselines} <= known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [GPU, CPU, replace(GPU, is_hopper=False)])
 def test_what_nothing_stands_against_can_be_built(operator: str, target: Target):
     problem = problem_of(operator)

@@ -26,6 +26,7 @@ def sized(operator: str, **changes: object) -> Problem:
     return replace(SIZE, operator=operator, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [*SUMS, "matmul_all_to_all"])
 def test_the_best_partitions_can_be_built_and_are_weighed(operator: str):
     problem = sized(operator)

@@ -154,6 +154,7 @@ def refusals(plan: Plan) -> set[str]:
     return {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}
 
 
+@pytest.mark.slow
 def test_every_change_of_a_tile_that_adds_is_refused():
     plan = plan_of()
     assert refusals(plan) == set()

@@ -103,6 +103,7 @@ def assert_sums_proven(world_size: int, rows: tuple[int, ...]) -> None:
         assert_proven(build(f"{operator}.{fused}", problem, {"sums": "epilogue"}))
 
 
+@pytest.mark.slow
 def test_every_schedule_is_proven():
     assert_all_proven(3, (7,))
     assert_sums_proven(3, (7,))
