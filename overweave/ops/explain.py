@@ -14,6 +14,7 @@ from overweave.schedules.catalog.catalog import check_problem
 from overweave.tuner.model.choice import Choice
 from overweave.tuner.model.choose import explained
 from overweave.tuner.space.problem_words import compared, dressed
+from overweave.tuner.space.shapes import DTYPES
 from overweave.tuner.space.target import Target, target_of
 
 
@@ -24,7 +25,7 @@ def explain(
     n: int | Sequence[int],
     k: int,
     world_size: int,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     device: torch.device | str = "cuda",
     after: str = "",
 ) -> Choice:
@@ -33,7 +34,8 @@ def explain(
     It says where the answer comes from (this machine's measurements, the package's, a neighbour's, or the model) and
     weighs every candidate: predicted, measured where somebody did, or why it cannot be.
     m: rows after the gather or before the scatter; n and k: as one rank's matmul has them. n, a list or tuple: the
-    columns of each of several weights (all_gather_matmul). dtype: fp8 (e4m3) is scaled by rows, into bf16.
+    columns of each of several weights (all_gather_matmul). dtype: fp8 (e4m3) is scaled by rows, into bf16; a name such
+    as "bfloat16", or a word of the command line such as "bf16", will do.
     after: what happens to the product, words joined by `+`: `bias`, `silu`, `gelu`, `gelu_tanh`, `gate`, `residual`
     (each as the operator's keyword; `gate`, all_gather_matmul alone), `rms_norm` (matmul_all_reduce, as ow.RmsNorm).
     Without a GPU at hand, device "cuda" means an H200.
@@ -50,7 +52,7 @@ def target_for(device: torch.device) -> Target:
 
 
 def problem_to_choose_for(
-    asked: str, operator: str, sizes: tuple[int, int | Sequence[int], int], others: tuple[int, torch.dtype, str]
+    asked: str, operator: str, sizes: tuple[int, int | Sequence[int], int], others: tuple[int, torch.dtype | str, str]
 ) -> Problem:
     """A problem as `explain` and `tune` take it. sizes: m, n, k. others: the world size, the dtype, and what follows.
 
@@ -63,9 +65,11 @@ def problem_to_choose_for(
     if not columns or not are_ints or min(m, *(each - 1 for each in columns), k - 1, world_size - 1) < 0:
         found = f"m={m} n={n} k={k} world_size={world_size}"
         raise InputError(f"{asked} {operator}", found, "Pass ints, m at least 0, the others at least 1")
-    if dtype not in TAKEN:
+    known = {name_of(each): each for each in TAKEN}
+    name = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else name_of(dtype)
+    if name not in known:
         raise InputError(f"{asked} {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, TAKEN))}")
-    problem = Problem(operator=operator, m=m, n=sum(columns), k=k, world_size=world_size, dtype=name_of(dtype))
+    problem = Problem(operator=operator, m=m, n=sum(columns), k=k, world_size=world_size, dtype=name_of(known[name]))
     check_problem(f"{asked} {operator}", problem)
     return dressed(compared(problem), columns, after)
 

@@ -32,7 +32,7 @@ def tune(
     n: int | Sequence[int],
     k: int,
     group: GroupLike = None,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     device: torch.device | str | None = None,
     after: str = "",
 ) -> Choice:

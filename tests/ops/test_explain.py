@@ -101,6 +101,13 @@ def test_what_is_no_problem_is_refused(changes: dict[str, object], found: str):
     assert found in str(caught.value)
 
 
+def test_a_dtype_may_be_a_word():
+    told = {str(ow.explain("all_gather_matmul", **SIZES, dtype=word)) for word in (torch.float16, "float16", "fp16")}
+    assert len(told) == 1
+    with pytest.raises(InputError, match="dtype float15"):
+        ow.explain("all_gather_matmul", **SIZES, dtype="float15")
+
+
 def test_a_plan_that_is_slower_than_the_library_path_is_not_said_to_gain_too_little():
     ragged = ow.explain("all_gather_matmul", **(SIZES | {"m": 1001, "n": 1001, "k": 1024}))
     assert ragged.plan == "all_gather_matmul.sequential"

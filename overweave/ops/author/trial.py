@@ -185,7 +185,9 @@ def _stride_list(operand: Any) -> list[int]:
 
 
 def arguments_of(kernel: Kernel, text: str) -> dict[str, Any]:
-    """Arguments of a call as `M=96,eps=1e-5,CAUSAL=True,a_desc=16x32` says them; all others are tensors.
+    """Arguments of a call as `M=96,eps=1e-5,CAUSAL=True,ACT=silu,a_desc=16x32` says them; all others are tensors.
+
+    A word that is no number is a string, of a `constexpr` alone.
 
     Annotated tensors are as large as their directives say; what has no directive holds numbers enough. Raises
     InputError, and DirectiveError for a number that a directive names and nobody gives.
@@ -198,7 +200,10 @@ def arguments_of(kernel: Kernel, text: str) -> dict[str, Any]:
             raise InputError(f"shape {text[:60]!r}", f"{word[:40]!r}", f"Write NAME=NUMBER, each once, of {known}")
         said[name] = value
     blocks = {name: tuple(map(int, value.split("x"))) for name, value in said.items() if _BLOCK.fullmatch(value)}
-    given: dict[str, Any] = {name: _constant(name, value) for name, value in said.items() if name not in blocks}
+    constants = kernel.source.constants
+    given: dict[str, Any] = {
+        name: _constant(name, value, name in constants) for name, value in said.items() if name not in blocks
+    }
     numbers = kernel.source.default_numbers | {name: value for name, value in given.items() if type(value) is int}
     space = kernel.space(numbers)
     shapes = {one.parameter: [dim.extent for dim in one.dims] for one in (*space.loads, *space.stores)}
@@ -209,10 +214,13 @@ def arguments_of(kernel: Kernel, text: str) -> dict[str, Any]:
     return given
 
 
-def _constant(name: str, value: str) -> int | float | bool:
+def _constant(name: str, value: str, is_constexpr: bool) -> int | float | bool | str:
     if value in ("True", "False"):
         return value == "True"
     try:
         return int(value) if value.isdecimal() else float(value)
     except ValueError:
-        raise InputError(f"shape {name}={value[:40]}", "no number", "Write a number, True or False") from None
+        if is_constexpr and value.isidentifier():
+            return value
+        cure = "Write a number, True or False, or a word for a constexpr"
+        raise InputError(f"shape {name}={value[:40]}", "no number", cure) from None

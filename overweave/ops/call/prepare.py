@@ -106,7 +106,7 @@ def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     done += f" with gradients of {gradients}" if gradients else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
-    return f"{choice.plan} {shape} {options}".strip().encode()
+    return f"{shape} by {choice.plan} {options}".strip().encode()
 
 
 def _bound(

@@ -98,6 +98,7 @@ def test_a_plan_of_a_compiled_kernel_needs_the_time_of_a_tile(tmp_path: Path):
     numbers = {"M": 256, "N": 64, "K": 64, "BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 4}
     path = tmp_path / "plan.json"
     path.write_bytes(to_json(fused.plan(numbers, 2, "bfloat16")))
+    assert "matmul alone" not in run(str(path), "--tile-us", "10")
     assert "nobody knows how long a tile of a compiled kernel takes" in run(str(path), exit_code=2)
     quick, slow = (json.loads(run(str(path), "--json", "--tile-us", us))["total_us"] for us in ("10", "1000"))
     assert quick + 500 < slow

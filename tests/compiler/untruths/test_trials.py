@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from overweave.cli.main import app
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.errors import DirectiveError
+from overweave.errors import DirectiveError, InputError
 from overweave.ops.author import trial
-from overweave.ops.author.trial import CHECKED, check_footprint
+from overweave.ops.author.trial import CHECKED, arguments_of, check_footprint
 from tests.clock import slowness
 from tests.compiler.annotated import changed
 from tests.source_tree import ROOT
@@ -103,6 +103,15 @@ def test_what_cannot_run_is_not_checked(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "kernel.py"
     path.write_text(ROWS.replace("M, N, eps", "M, N, eps "))
     assert "longer than" in check_footprint(kernel_of(path, "rows_kernel"), rows())
+
+
+def test_a_word_is_a_string_of_a_constexpr_alone(tmp_path: Path):
+    path = tmp_path / "kernel.py"
+    path.write_text(ROWS.replace("BLOCK: tl.constexpr", 'BLOCK: tl.constexpr, ACT: tl.constexpr = "silu"'))
+    kernel = kernel_of(path, "rows_kernel")
+    assert arguments_of(kernel, "M=10,N=40,BLOCK=64,eps=0.5,ACT=gelu")["ACT"] == "gelu"
+    with pytest.raises(InputError, match="eps=gelu"):
+        arguments_of(kernel, "M=10,N=40,BLOCK=64,eps=gelu")
 
 
 def test_the_command_tries_too(tmp_path: Path):
