@@ -1,0 +1,58 @@
+"""vLLM's row-parallel layers with the sum over ranks beside the matmul.
+
+    OVERWEAVE_INSTALL=1 vllm serve ... --tensor-parallel-size 8
+
+vLLM calls `plugin` in each of its processes, by the entry point `vllm.general_plugins`; where OVERWEAVE_INSTALL is set,
+it replaces `RowParallelLinear.forward`. A program that makes its own engine calls `register()` before. Layers that are
+quantized, or whose results are not summed at once, stay vLLM's. Tested with vLLM 0.33.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
+
+from overweave.adapters.forwards import ReplacedForward, is_dense
+from overweave.adapters.symm_mem.install import ENVIRONMENT
+from overweave.functional import linear_all_reduce
+
+
+def _forward(self: Any, input_: torch.Tensor) -> Any:
+    """vLLM's: the sum, and the bias where another layer adds it."""
+    if not (_is_summed(self) and is_dense(input_, self.weight)):
+        return _REPLACED.original(self, input_)
+    bias = None if self.skip_bias_add else self.bias
+    y = linear_all_reduce(input_, self.weight.data, bias, get_tp_group().device_group)
+    if not self.return_bias:
+        return y
+    return y, self.bias if self.skip_bias_add else None
+
+
+def _is_summed(layer: Any) -> bool:
+    """Whether a layer multiplies plain weights, and sums at once what ranks have."""
+    is_plain = type(layer.quant_method) is UnquantizedLinearMethod and not envs.VLLM_BATCH_INVARIANT
+    return is_plain and layer.reduce_results and layer.input_is_parallel and layer.tp_size > 1
+
+
+_REPLACED = ReplacedForward(RowParallelLinear, _forward)
+
+
+def register() -> None:
+    """From now on overweave answers `RowParallelLinear.forward`. Raises InputError where it does already."""
+    _REPLACED.register()
+
+
+def unregister() -> None:
+    """vLLM's forward answers again. Raises InputError where overweave's does not answer."""
+    _REPLACED.unregister()
+
+
+def plugin() -> None:
+    """What vLLM calls in each process, more than once in some: registers where OVERWEAVE_INSTALL is set, and not 0."""
+    if os.environ.get(ENVIRONMENT, "0") not in ("", "0") and not _REPLACED.is_registered:
+        register()
