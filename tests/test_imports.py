@@ -45,7 +45,7 @@ THIRD_PARTY = {
     "ops": ("msgspec", "torch"),
     "functional": ("torch",),
     "layers": ("torch",),
-    "adapters": ("torch", "transformers", "megatron"),
+    "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
 PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
