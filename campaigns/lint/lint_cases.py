@@ -20,11 +20,11 @@ from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.compiler.ptx_lint.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig, ReduceConfig
+from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
-from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape, within_blocks
+from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
 
 NORMED_COLS = (1024, 4096, 16384)
 
@@ -105,7 +105,6 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
 def mapped_cases() -> Iterator[Case]:
     """What moves sums out of permuted blocks: as they are, finished, and normed; of tiles of every width."""
     for block_n in BLOCK_COLS:
-        matmul = MatmulConfig(block_n=block_n)
         for config, epilogue in ((SUMS[0], NO_EPILOGUE), (SUMS_FINISHED, FINISHED)):
             sums = Sums(
                 ADDRESSES,
@@ -118,9 +117,9 @@ def mapped_cases() -> Iterator[Case]:
                 epilogue.bits,
             )
             sums = sums._replace(cells=PLACES, cell=(128, block_n))
-            yield _mapped(within_blocks(config, matmul, False), sums, str(epilogue))
+            yield _mapped(config, sums, str(epilogue))
         for cols in NORMED_COLS:
-            config = within_blocks(row_shape(1 << 20, cols, 132), matmul, True)
+            config = row_shape(1 << 20, cols, 132)
             after = AfterSums(residual=OUT, norm_weight=OUT, z=OUT)
             sums = Sums(ADDRESSES, (1, 0, 1), OUT, SOME, after, 1e-5, False, 0, PLACES, (128, block_n))
             yield _mapped(config, sums, "norm")

@@ -17,19 +17,24 @@ def read_operands(addresses, OPERANDS: tl.constexpr):
 
 @triton.jit
 def places_in_cells(
-    cells, source_row, count, col, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CELL_M: tl.constexpr,
+    cells, first_row, count, col, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CELL_M: tl.constexpr,
     CELL_N: tl.constexpr,
 ):  # fmt: skip
-    """Where elements of a matrix of `n` columns lie in the stack of its blocks' cells: BLOCK_N columns of one cell.
+    """Where elements of a matrix of `n` columns lie in the stack of its blocks' cells.
 
-    cells: int32, that of each block, row by row. Rows from `count` on have no place.
+    cells: int32, that of each block, row by row. Rows from `count` on have no place, and columns from n on. The table
+    is read once for eight columns, which lie side by side in a cell as well; no assembler sees that by itself.
+    MEASURED: columns of one cell at a time, an element a thread, took a norm 2.7 times as long as rows in place, in the
+    mean of 7 sizes (H100, benchmarks/results/shared.h100.2026-11-26.txt).
     """
+    TOGETHER: tl.constexpr = 8  # elements of 16 bits in a vector of 16 bytes; CELL_N is a multiple
     own = tl.arange(0, BLOCK_M)
-    rows = source_row + own
-    block = rows // CELL_M * ((n + CELL_N - 1) // CELL_N) + col // CELL_N
-    cell = tl.load(cells + block, mask=own < count, other=0)
-    starts = (cell * CELL_M + rows % CELL_M).to(tl.int64) * CELL_N + tl.multiple_of(col % CELL_N, BLOCK_N)
-    return starts[:, None] + tl.arange(0, BLOCK_N)[None, :]
+    rows, cols = first_row + own, col + tl.arange(0, BLOCK_N // TOGETHER) * TOGETHER
+    blocks = (rows // CELL_M)[:, None] * ((n + CELL_N - 1) // CELL_N) + (cols // CELL_N)[None, :]
+    cell = tl.load(cells + blocks, mask=(own < count)[:, None] & (cols < n)[None, :], other=0)
+    starts = cell.to(tl.int64) * (CELL_M * CELL_N) + ((rows % CELL_M)[:, None] * CELL_N + (cols % CELL_N)[None, :])
+    places = tl.reshape(starts[:, :, None] + tl.arange(0, TOGETHER)[None, None, :], (BLOCK_M, BLOCK_N))
+    return tl.max_contiguous(tl.multiple_of(places, (1, TOGETHER)), (1, TOGETHER))
 
 
 @triton.jit

@@ -79,7 +79,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     if method.mover:
         settings = replace(settings, mover=method.mover)
     config = _config(problem, method, settings) if method.is_fused else None
-    sums = sums_shape(problem, method, settings, config)
+    sums = sums_shape(problem, method, settings)
     work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
     realization = realized(schedule, problem, method, settings, config, sums)

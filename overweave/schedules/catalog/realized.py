@@ -46,7 +46,6 @@ from overweave.schedules.tiles.shape import (
     packed_shape,
     reduction_shape,
     row_shape,
-    within_blocks,
 )
 from overweave.schedules.tiles.skinny import skinny_shape
 
@@ -84,20 +83,10 @@ def realized(
     )
 
 
-def sums_shape(
-    problem: Problem, method: Method, settings: Settings, matmul: MatmulConfig | None = None
-) -> ReduceConfig:
+def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceConfig:
     """The tiles of the reduction kernel. Beside a tile kernel they are large: it takes what that leaves idle. Where
-    tiles add, it only moves sums, on all SMs, behind the tiles. What it reads block by block, it reads in parts of a
-    block of `matmul`.
+    tiles add, it only moves sums, on all SMs, behind the tiles.
     """
-    shape = _sums_shape(problem, method, settings)
-    if matmul is None or not method.has_library_beside:
-        return shape
-    return within_blocks(shape, matmul, problem.norm is not None)
-
-
-def _sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceConfig:
     if problem.norm is not None:
         return row_shape(problem.m, problem.n, settings.sms)
     finishes = problem.of_sums.bits != 0

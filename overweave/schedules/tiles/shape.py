@@ -337,17 +337,6 @@ def reduction_shape(rows: int, cols: int, sms: int, finishes: bool = False) -> R
     return next(fits, filled[-1])
 
 
-def within_blocks(config: ReduceConfig, matmul: MatmulConfig, has_norm: bool) -> ReduceConfig:
-    """The tiles of sums that are read in blocks as a matmul stores them: of as many elements, their parts no wider than
-    a power of two that divides a block's columns. has_norm: tiles are whole rows.
-    """
-    widest = matmul.block_n & -matmul.block_n
-    if has_norm:
-        return replace(config, parts=max(config.parts, config.block_n // widest))
-    width = min(config.block_n, widest)
-    return replace(config, block_m=config.block_m * config.block_n // width, block_n=width)
-
-
 # Programs of the packed kernel, smallest first: a thread has one message of each peer under way.
 PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=512, warps=16))
 
