@@ -36,8 +36,7 @@ def changed(plan: Plan, change: Callable[[Operation], Operation]) -> Plan:
 @pytest.mark.parametrize("problem", BUILD, ids=lambda problem: problem.operator)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_chunks_by_columns_are_proven_and_simulated(problem: Problem, world_size: int):
-    # In a group of one, tiles would add the residual to a product in the workspace: verify refuses that.
-    epilogue = Epilogue(bias=True, residual=problem is SCATTERED and world_size > 1)
+    epilogue = Epilogue(bias=True, residual=problem is SCATTERED)
     for m, chunks in ((0, 3), (1, 3), (37, 1), (37, 3), (64, 7)):
         plan = BUILD[problem](replace(problem, world_size=world_size, m=m, epilogue=epilogue), chunks)
         verdict = verify_plan(plan, MachineLimits())
@@ -64,6 +63,21 @@ def test_a_result_of_another_width_than_its_chunk_is_refused():
         return replace(one, b=replace(one.b, cols=(0, 40))) if isinstance(one, Compute) else one
 
     assert "does not have the shape of" in refusals(changed(gathered(GATHERED, 3), wider))
+
+
+def test_a_residual_beside_a_product_in_other_rows_or_columns_is_refused():
+    """In a group of one, tiles add the residual to products in the workspace, which lie there as in the result."""
+    alone = replace(SCATTERED, world_size=1, epilogue=Epilogue(residual=True))
+    plan = BUILD[SCATTERED](alone, 2)
+    assert verify_plan(plan, MachineLimits()).ok
+    swapped = {(0, 20): (20, 40), (20, 40): (0, 20)}
+
+    def moved(one: Operation) -> Operation:
+        if isinstance(one, Compute):
+            return replace(one, out=tuple(replace(part, cols=swapped[part.cols]) for part in one.out))
+        return replace(one, operands=tuple(replace(part, cols=swapped[part.cols]) for part in one.operands))
+
+    assert "adds rows of a residual to a product that lies elsewhere" in refusals(changed(plan, moved))
 
 
 def test_a_chunk_that_nobody_pushes_is_missed():

@@ -7,7 +7,7 @@ from msgspec import Struct
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
 from overweave.ir.launch.gates import gated, launch_obstacle
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Reduce, Region
+from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Operation, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.finished import check_finished
 from overweave.ir.verify.engines.norm import check_norm
@@ -157,13 +157,25 @@ def _check_rounding(plan: Plan, added_to: frozenset[str], findings: Findings) ->
 
 
 def _check_residual(plan: Plan, findings: Findings) -> None:
-    """A residual is read at the rows where a product is stored: so that is in the result itself."""
+    """A residual is read at the rows and columns where a product is stored: they are those of the result.
+
+    So a product is stored in the result itself, or whatever reads it moves it there as it stands.
+    """
+    operations = plan.schedule.operations if plan.problem.of_products.residual else ()
     results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    for operation in plan.schedule.operations if plan.problem.of_products.residual else ():
-        if isinstance(operation, Compute):
-            for part in operation.out:
-                if part.buffer not in results:
-                    findings.add("form", operation, "adds rows of a residual to a product that lies elsewhere", part)
+    for operation in operations:
+        for part in operation.out if isinstance(operation, Compute) else ():
+            if part.buffer not in results and not _is_carried(part.buffer, operations, results):
+                findings.add("form", operation, "adds rows of a residual to a product that lies elsewhere", part)
+
+
+def _is_carried(buffer: Name, operations: tuple[Operation, ...], results: set[Name]) -> bool:
+    """Whether all that reads a buffer moves it into a result, in the same rows and columns."""
+    moved = [(each, one.out) for one in operations if isinstance(one, Reduce) for each in one.operands]
+    moved = [(each, out) for each, out in moved if each.buffer == buffer]
+    readers = sum(each.buffer == buffer for one in operations for each in one.reads)
+    is_placed = all(out.buffer in results and (out.rows, out.cols) == (each.rows, each.cols) for each, out in moved)
+    return len(moved) == readers and is_placed
 
 
 def _check_whole_rows(plan: Plan, findings: Findings) -> None:
