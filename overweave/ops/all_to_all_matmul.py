@@ -10,6 +10,9 @@ import torch
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.dispatch.library import define
+
+define(OPERATOR)
 
 
 def all_to_all_matmul(
@@ -38,6 +41,9 @@ def all_to_all_matmul(
     taken, and no call is replayed as a graph; a graph that a caller captures keeps the counts of its capture.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`per_peer order=all_peers`); None: chosen, see `overweave.explain`.
+
+    Gradients: that of x by `matmul_all_to_all`, with the counts transposed; that of w by a local matmul, whose other
+    factor the library exchanges again. A compiler and a tracer take counts as lists of ints.
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, in their
     counts too, PeerError for a peer that died or stalled, at this call or, on a GPU, at the next one.

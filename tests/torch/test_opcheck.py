@@ -16,7 +16,13 @@ from overweave.ops.dispatch.schema import DEFINED
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
-GATHER, SCATTER, REDUCE = (ow.all_gather_matmul, ow.matmul_reduce_scatter, ow.matmul_all_reduce)
+OPERATORS: tuple[Any, ...] = (
+    ow.all_gather_matmul,
+    ow.matmul_reduce_scatter,
+    ow.matmul_all_reduce,
+    ow.all_to_all_matmul,
+    ow.matmul_all_to_all,
+)
 K, N = 8, 16
 # Each form of an op: how many x and w, which tensors beside them, and options.
 FORMS: dict[str, tuple[str, int, int, dict[str, tuple[int, ...]], dict[str, Any]]] = {
@@ -28,6 +34,10 @@ FORMS: dict[str, tuple[str, int, int, dict[str, tuple[int, ...]], dict[str, Any]
     "scatter sum": ("matmul_reduce_scatter", 3, 3, {}, {"activation": "gelu"}),
     "reduce": ("matmul_all_reduce", 1, 1, {"bias": (N,)}, {}),
     "reduce norm": ("matmul_all_reduce", 1, 1, {"norm_weight": (N,)}, {}),
+    "to ranks": ("all_to_all_matmul", 1, 1, {}, {}),
+    "to ranks counted": ("all_to_all_matmul", 1, 1, {}, {"counts": [1, 3, 4, 0], "most": 4}),
+    "from ranks": ("matmul_all_to_all", 1, 1, {}, {}),
+    "from ranks counted": ("matmul_all_to_all", 1, 1, {}, {"counts": [1, 3, 4, 0]}),
 }
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
@@ -45,8 +55,9 @@ def checked(form: str, needs_gradient: bool) -> list[str]:
     return [f"{test} {said}" for test, said in torch.library.opcheck(DEFINED[name].op, given, options).items()]
 
 
-def test_ops_pass_torchs_own_checks():
-    assert run_ranks(checked, 2, "gather columns", True) == [[f"{test} SUCCESS" for test in CHECKS]] * 2
+@pytest.mark.parametrize("form", ["gather columns", "to ranks counted"])
+def test_ops_pass_torchs_own_checks(form: str):
+    assert run_ranks(checked, 2, form, True) == [[f"{test} SUCCESS" for test in CHECKS]] * 2
 
 
 @pytest.mark.nightly
@@ -116,6 +127,30 @@ def test_a_layer_compiles_by_inductor():
         assert is_whole(told, 2), told
 
 
+def exchanged_whole() -> list[str]:
+    """Experts' matmuls between two exchanges in one graph, of two sets of counts, beside the same without."""
+    torch._dynamo.reset()
+    rank, told = dist.get_rank(), []
+    up, down = torch.randn(K, N, requires_grad=True), torch.randn(N, K, requires_grad=True)
+
+    def experts(x: torch.Tensor, counts: list[list[int]], back: list[list[int]], order: list[int]) -> torch.Tensor:
+        hidden = ow.all_to_all_matmul(x, up, counts=counts, most=8)
+        return ow.matmul_all_to_all(hidden.relu(), down, counts=back, most=8, tokens=order)
+
+    compiled = torch.compile(experts, fullgraph=True, dynamic=True, backend="aot_eager")
+    for counts in ([[1, 3], [4, 2]], [[2, 2], [1, 3]]):
+        x, order = torch.randn(sum(counts[rank]), K), list(range(sum(row[rank] for row in counts)))[::-1]
+        back = [list(column) for column in zip(*counts, strict=True)]
+        both = [run(x, counts, back, order) for run in (compiled, experts)]
+        grads = [torch.autograd.grad(y.square().sum(), (up, down)) for y in both]
+        told.append(str([torch.equal(*pair) for pair in (both, *zip(*grads, strict=True))]))
+    return told
+
+
+def test_exchanges_with_counts_compile_whole():
+    assert run_ranks(exchanged_whole, 2, timeout_s=120) == [[str([True] * 3)] * 2] * 2
+
+
 def recorded() -> list[str]:
     """make_fx and torch.export of each operator: nodes, and whether the graph is right on other data."""
     told = []
@@ -129,7 +164,7 @@ def recorded() -> list[str]:
         def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             return self.operator(x, w)
 
-    for operator in (GATHER, SCATTER, REDUCE):
+    for operator in OPERATORS:
         traced = make_fx(Module(operator))(x, w)
         exported = torch.export.export(Module(operator), (x, w)).module()
         for graph in (traced, exported):
@@ -139,4 +174,4 @@ def recorded() -> list[str]:
 
 
 def test_graphs_hold_one_node_and_no_memory():
-    assert run_ranks(recorded, 2, timeout_s=120) == [["1 True"] * 6] * 2
+    assert run_ranks(recorded, 2, timeout_s=120) == [["1 True"] * 10] * 2

@@ -14,5 +14,6 @@ OPERATOR = Operator(
     forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.matmul(by.all_to_all(tensors["x"]), tensors["w"]),
     size_rule=SizeRule("push", "per_peer"),
+    dual="matmul_all_to_all",
     baselines=("per_peer",),
 )

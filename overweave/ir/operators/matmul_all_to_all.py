@@ -14,5 +14,6 @@ OPERATOR = Operator(
     forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.all_to_all(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("push", "per_peer"),
+    dual="all_to_all_matmul",
     baselines=("per_peer", "decomposed"),
 )

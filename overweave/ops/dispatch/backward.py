@@ -3,23 +3,28 @@
     y = gather(x) @ w          dx = scatter(dy @ w.T)      dw = gather(x).T @ dy
     y = scatter(x @ w)         dx = gather(dy) @ w.T       dw = x.T @ gather(dy)
     y = all_reduce(x @ w)      dx = dy @ w.T               dw = x.T @ dy
+    y = all_to_all(x) @ w      dx = all_to_all(dy @ w.T)   dw = all_to_all(x).T @ dy
+    y = all_to_all(x @ w)      dx = all_to_all(dy) @ w.T   dw = x.T @ all_to_all(dy)
 
 Of several weights over one gather, the dual sums several products before one scatter, and the other way round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from overweave.errors import InputError
+from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
 from overweave.ops.call.surroundings import is_watched
-from overweave.ops.dispatch.schema import DEFINED
+from overweave.ops.dispatch.schema import DEFINED, matrix_of
 from overweave.runtime.library.library import all_gather_flat
 
 Maybe = torch.Tensor | None
@@ -29,7 +34,7 @@ class Kept(NamedTuple):
     """What a call keeps for its gradients beside tensors.
 
     m: all rows of the product. save: what a gather keeps of x, `gathered`, `shard` or `columns`. plan: of the call,
-    and of what gathers columns again; dual_plan: of the dual.
+    and of what gathers columns again; dual_plan: of the dual. counts, most: of an exchange, as its schema has them.
     """
 
     operator: Operator
@@ -40,6 +45,8 @@ class Kept(NamedTuple):
     save: str
     plan: str | None
     dual_plan: str | None
+    counts: Sequence[int] | None = None
+    most: int | None = None
 
 
 class Gradients(NamedTuple):
@@ -60,11 +67,13 @@ class Asked(NamedTuple):
 
 def gradients_of(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
     """dys: of the products; None where nothing reads one. xs: x, or what was kept of it, as `save` says. Collective."""
-    if kept.operator.gathers:
+    if kept.operator.gathers and not kept.operator.exchanges:
         return _of_gather(kept, asked, dys, xs, ws)
     (dy,) = dys
     if dy is None:
         return Gradients([None for _ in xs], [None for _ in ws])
+    if kept.operator.exchanges:
+        return _of_exchange(kept, asked, dy, xs[0], ws[0])
     return _of_scatter(kept, asked, dy, xs, ws) if kept.operator.scatters else _of_local(asked, dy, xs, ws)
 
 
@@ -107,6 +116,18 @@ def _of_local(asked: Asked, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> G
     return Gradients(dxs, dws, dy.sum(0) if asked.bias else None)
 
 
+def _of_exchange(kept: Kept, asked: Asked, dy: torch.Tensor, x: Any, w: Any) -> Gradients:
+    """Blocks travel back by the counts transposed. Those of the product of a weight's gradient go by the library."""
+    dx = dw = None
+    back = None if kept.counts is None else transposed(kept.counts)
+    if asked.xs[0]:
+        (dx,) = _dual(kept, [dy], [w.t()], counts=back, most=kept.most)
+    if asked.ws[0]:
+        rows = (exchanged(kept, x, kept.counts), dy) if kept.operator.gathers else (x, exchanged(kept, dy, back))
+        dw = _of_weight(*rows, w)
+    return Gradients([dx], [dw])
+
+
 def _of_weight(x: torch.Tensor, dy: Any, w: torch.Tensor) -> Any:
     """In the memory layout of w, so that nothing copies it where it is added up."""
     return x.t() @ dy if w.is_contiguous() else (dy.t() @ x).t()
@@ -144,6 +165,28 @@ def gathered(kept: Kept, rows: torch.Tensor) -> Any:
     return every[: kept.m]
 
 
+def transposed(counts: Sequence[int]) -> list[int]:
+    """Counts, one behind the other, of the same blocks on their way back."""
+    return [each for column in zip(*matrix_of(counts), strict=True) for each in column]
+
+
+def exchanged(kept: Kept, rows: torch.Tensor, counts: Sequence[int] | None) -> torch.Tensor:
+    """The blocks of rows that all ranks have for this one, one below the other, by the library."""
+    even = [rows.shape[0] // kept.world_size] * kept.world_size
+    sent, received = even, even
+    if counts is not None:
+        matrix = matrix_of(counts)
+        sent, received = matrix[kept.rank], [row[kept.rank] for row in matrix]
+    if is_watched():
+        collective = torch.ops._c10d_functional
+        every = collective.all_to_all_single(rows.contiguous(), received, sent, kept.group_name)
+        waited: torch.Tensor = collective.wait_tensor(every)
+        return waited
+    every = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(every, rows.contiguous(), received, sent, group=process_group_of(kept.group_name))
+    return every
+
+
 def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Tensor:
     """The gradient of a shard of which all rows were returned, too: that of replicated rows is alike on all ranks."""
     lo, hi = shard_rows(kept.m, kept.world_size, kept.rank)
@@ -170,6 +213,8 @@ def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, A
         m = rows * world_size if operator.has_row_shards else rows
     if world_size == 1 or not operator.gathers:
         save = "gathered"  # x is all there is
-    return Kept(
-        operator, group_name, world_size, group.rank(), m, save, options.get("plan"), options.get("backward_plan")
-    )
+    elif operator.exchanges:
+        save = "shard"
+    plans = options.get("plan"), options.get("backward_plan")
+    exchange = options.get(COUNTS), options.get("most")
+    return Kept(operator, group_name, world_size, group.rank(), m, save, *plans, *exchange)

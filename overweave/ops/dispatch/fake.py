@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
@@ -17,7 +18,7 @@ def results_for(operator: Operator, group_name: str, given: Given) -> list[torch
     for x, w in zip(xs, ws if len(xs) > 1 else [ws[0]], strict=True):
         check_operands(operator.name, x, *(ws if len(xs) == 1 else [w]))
     x, products = xs[0], ws if len(xs) == 1 else ws[:1]
-    rows, own_rows = _rows(operator, group_name, x.shape[0], given.get("m"))
+    rows, own_rows = _rows(operator, group_name, x.shape[0], given)
     dtype = (given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else x.dtype
     results = [x.new_empty((own_rows, w.shape[1]), dtype=dtype) for w in products]
     if given.get("norm") is not None:
@@ -27,10 +28,12 @@ def results_for(operator: Operator, group_name: str, given: Given) -> list[torch
     return results
 
 
-def _rows(operator: Operator, group_name: str, own: int, m: int | None) -> tuple[int, int]:
+def _rows(operator: Operator, group_name: str, own: int, given: Given) -> tuple[int, int]:
     """All rows of the product, and those of a rank's result."""
-    group = process_group_of(group_name)
+    group, m, counts = process_group_of(group_name), given.get("m"), given.get(COUNTS)
     size, rank = group.size(), group.rank()
+    if counts is not None:
+        return own, sum(row[rank] for row in counts)
     if operator.has_row_shards:
         rows = own * size if m is None else m
         return rows, rows

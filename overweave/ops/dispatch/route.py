@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 
 from overweave.errors import InputError, OverweaveError
+from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.memory.group import GroupLike, process_group_of
+from overweave.ops.call.counts import TOKENS, routed
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
 from overweave.ops.call.side_by_side import check_pairs
@@ -27,6 +29,8 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
     if defined is None:
         cure = "Call it under torch.no_grad(), without tracers and autocast"
         raise refused(group, InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure))
+    if operator.exchanges:
+        given = _in_one_row(operator, group, given)
     request = request_of(defined.names, place_of(group).name, given)
     if is_read_by_compiler():
         return results_of(given, defined.op(*request.tensors, **request.options))
@@ -39,6 +43,25 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
         if not _is_imagined():  # torch's words say nothing of the operator, and leave its peers waiting
             _check(operator, group, given)
         raise
+
+
+def _in_one_row(operator: Operator, group: GroupLike, given: Given) -> Given:
+    """What was passed, with the rows of x in the order in which they are sent, and the counts one behind the other.
+
+    Where nothing runs, the values of counts and tokens are not looked at: the op does that, when it runs.
+    """
+    counts, tokens = given.get(COUNTS), given.get(TOKENS)
+    if not _is_imagined():
+        try:
+            given = routed(operator, group_of(group), given)
+        except InputError as error:
+            raise refuse(group_of(group), error) from None
+    elif tokens is not None:
+        given = {**given, "x": given["x"].index_select(0, torch.as_tensor(tokens)), TOKENS: None}
+    if counts is None:
+        return given
+    rows = counts.tolist() if isinstance(counts, torch.Tensor) else counts
+    return {**given, COUNTS: [each for row in rows for each in row]}
 
 
 def _check(operator: Operator, group: GroupLike, given: Given) -> None:

@@ -9,10 +9,12 @@ the rows before a norm, then what was gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
 
+from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.operators.record import Operator
 from overweave.ir.plan import numbered
@@ -26,6 +28,8 @@ Given = dict[str, Any]
 _TENSORS = {BIAS: BIAS, RESIDUAL: RESIDUAL, GATE: GATE, "norm": NORM_WEIGHT, SCALE_X: SCALE_X, SCALE_W: SCALE_W}
 _OPTIONS = {
     "m": "SymInt? m=None",
+    "counts": "SymInt[]? counts=None",
+    "most": "int? most=None",
     "activation": "str? activation=None",
     "norm": f"float norm_eps={NORM_EPS}",
     "out_dtype": "ScalarType? out_dtype=None",
@@ -55,7 +59,7 @@ def schema_of(operator: Operator) -> str:
     """The schema of an operator, without its namespace."""
     tensors = ", ".join(f"Tensor? {name}=None" for name in beside(operator))
     options = [text for keyword, text in _OPTIONS.items() if keyword in operator.keywords]
-    options += [_SAVE, _GRADIENTS] if operator.gathers else [_GRADIENTS]
+    options += [_SAVE, _GRADIENTS] if operator.gathers and not operator.exchanges else [_GRADIENTS]
     factors = ", ".join(("Tensor[] x", "Tensor[] w", *([tensors] if tensors else [])))
     return f"{operator.name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
 
@@ -88,7 +92,15 @@ def given_by(names: tuple[str, ...], request: Request) -> Given:
         given["norm"] = RmsNorm(weight, eps=eps)
     for name in ("group_name", *OF_GRADIENTS):
         given.pop(name, None)
+    if given.get(COUNTS) is not None:
+        given[COUNTS] = matrix_of(given[COUNTS])
     return given
+
+
+def matrix_of(counts: Sequence[int]) -> list[list[int]]:
+    """The counts of a schema, one behind the other, as `[W, W]`."""
+    ranks = isqrt(len(counts))
+    return [list(counts[row * ranks : (row + 1) * ranks]) for row in range(ranks)]
 
 
 def results_of(given: Given, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
