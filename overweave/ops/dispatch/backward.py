@@ -123,8 +123,9 @@ def _of_exchange(kept: Kept, asked: Asked, dy: torch.Tensor, x: Any, w: Any) -> 
     if asked.xs[0]:
         (dx,) = _dual(kept, [dy], [w.t()], counts=back, most=kept.most)
     if asked.ws[0]:
-        rows = (exchanged(kept, x, kept.counts), dy) if kept.operator.gathers else (x, exchanged(kept, dy, back))
-        dw = _of_weight(*rows, w)
+        gathers = kept.operator.gathers
+        rows = exchanged(kept, x, kept.counts) if gathers else x
+        dw = _of_weight(rows, dy if gathers else exchanged(kept, dy, back), w)
     return Gradients([dx], [dw])
 
 
