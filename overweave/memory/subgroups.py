@@ -41,9 +41,13 @@ def part_of(group: Group, ranks: Ranks, most_sms: int = 0) -> Group:
 
 
 def _at_most(sms: int) -> Any:
-    """How NCCL is asked for a communicator whose kernels have so many blocks at most."""
+    """How NCCL is asked for a communicator whose kernels have so many blocks at most, each by itself.
+
+    By itself NCCL launches clusters of four blocks on Hopper, which need four free SMs of one GPC. SMs that tiles leave
+    free lie two to a GPC, so a collective would start when the tiles have ended.
+    """
     options = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = sms
+    options.config.max_ctas, options.config.cga_cluster_size = sms, 0
     return options
 
 
