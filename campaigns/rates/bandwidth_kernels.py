@@ -1,9 +1,9 @@
-"""A kernel whose tiles compute nothing: what is left are the slices that its programs carry between them."""
+"""Kernels that compute nothing: one that leaves what programs carry between their tiles, one that takes the time."""
 
 import triton
 import triton.language as tl
 
-from overweave.lang.tile_table import carry_slices, claim_tile
+from overweave.lang.tile_table import carry_slices, claim_tile, read_clock
 
 
 @triton.jit
@@ -13,3 +13,9 @@ def carry_kernel(table, claims, targets, source, tiles, slices, BULK: tl.constex
     while row < tiles:
         carry_slices(table, row, claims, targets, source, tiles, slices, BULK)
         row = claim_tile(claims)
+
+
+@triton.jit
+def stamp_kernel(times, AT: tl.constexpr):
+    """Writes down the device's clock."""
+    tl.store(times + AT, read_clock())

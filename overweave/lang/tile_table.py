@@ -7,6 +7,7 @@ from overweave.ir.tile_order import ARRIVAL_WORDS, NO_ADDENDS, NO_SIGNAL, OWN_SH
 from overweave.memory.device.copy import move_words
 from overweave.memory.device.ptx import COMPLETE_BULK_STORES
 from overweave.memory.device.signals import (
+    BEGUN,
     CLAIMED,
     MULTIPLIED,
     READY,
@@ -21,6 +22,7 @@ from overweave.memory.device.signals import (
 )
 
 __all__ = [
+    "BEGUN",
     "CLAIMED",
     "COLUMNS",
     "MULTIPLIED",

@@ -21,7 +21,7 @@ from overweave.kernels.hopper.gluon import mbarrier
 from overweave.kernels.hopper.received import hear_of_addends, store_sum
 from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.shares import end_share, tell
-from overweave.kernels.hopper.start import pass_claim
+from overweave.kernels.hopper.start import pass_claim, record_begin
 from overweave.kernels.hopper.tiles import place_of
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.stored import target_at
@@ -39,10 +39,14 @@ def widest(parts, part_n, is_fp8):
 
 
 @gluon.jit
-def consume(traits: gl.constexpr, HALF: gl.constexpr, claimed, claim, stages, results, ring, work):
-    """One consumer: every tile of the ring. claimed: the first claim, under way, if this one passes it on."""
+def consume(traits: gl.constexpr, HALF: gl.constexpr, claimed, begun, claim, stages, results, ring, work):
+    """One consumer: every tile of the ring.
+
+    claimed: the first claim, under way, if this one passes it on. begun: of a traced kernel, when the program began.
+    """
     if claimed is not None:
         pass_claim(claimed, claim)
+        record_begin(work.queue, claimed, begun, traits.traced)
     SPLIT_N: gl.constexpr = traits.split_n
     step = 0
     turn = 0

@@ -34,6 +34,7 @@ from overweave.kernels.hopper.ring import RING
 from overweave.kernels.hopper.shared import Claim, Dealt, Results, Ring, Stages, Sums, Work
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, place_for_claim
 from overweave.kernels.hopper.storer import store
+from overweave.lang.tile_table import read_clock
 
 
 class Outs(NamedTuple):
@@ -67,6 +68,9 @@ def matmul_hopper_kernel(
     A_PARTS: gl.constexpr = 1 if traits.in_columns else 2
     GATED: gl.constexpr = (GATE & traits.epilogue) != 0
     B_PARTS: gl.constexpr = 2 if traits.in_columns or GATED else traits.split_n
+    begun = 0
+    if traits.traced:
+        begun = read_clock()
     claimed = begin_claim(queue.claims)
     fetch_maps(2 + 2 * traits.weights + (1 if GATED else 0))
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
@@ -102,10 +106,11 @@ def matmul_hopper_kernel(
     gl.warp_specialize(
         [
             (consume, (
-                traits, 0, claimed, claim, stages, results, ring,
+                traits, 0, claimed, begun, claim, stages, results, ring,
                 Work(products, ends, sums, dealt, peers, queue, k))),
             (consume, (
-                traits, 1, None, None, stages, results, ring, Work(products, ends, sums, dealt, peers, queue, k))),
+                traits, 1, None, None, None, stages, results, ring,
+                Work(products, ends, sums, dealt, peers, queue, k))),
             (produce, (
                 traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k)),
             (store, (

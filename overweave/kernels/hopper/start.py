@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from overweave.ir.plan import MOST_WEIGHTS
 from overweave.kernels.hopper.gluon import mbarrier
+from overweave.lang.tile_table import BEGUN, TRACE_COLUMNS
 from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, fetch_tensor_maps
 
 KERNEL = "matmul_hopper_kernel"
@@ -46,6 +47,15 @@ def pass_claim(claimed, claim):
     claim.place.store(claimed.to(gl.int64))
     fence_async_shared()  # nothing bulk reads it, but who stores to shared memory ahead of bulk stores owes a fence
     mbarrier.arrive(claim.passed.index(0), count=1)
+
+
+@gluon.jit
+def record_begin(queue, claimed, begun, TRACED: gl.constexpr):
+    """Whoever passes the claim on: of the program's first tile, when the program began."""
+    if TRACED:
+        threads = gl.arange(0, 32 * gl.num_warps(), layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        is_tile = (threads == 0) & (claimed < queue.tiles)
+        gl.store(queue.trace + claimed * TRACE_COLUMNS + BEGUN, begun, mask=is_tile)
 
 
 @gluon.jit

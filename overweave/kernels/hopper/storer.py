@@ -20,6 +20,7 @@ from overweave.lang.tile_table import (
     ADDS_NOTHING,
     COL,
     INTO,
+    MULTIPLIED,
     PLACE,
     RECEIVED,
     ROW,
@@ -72,6 +73,8 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
         ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(results.full.index(half), turn & 1)
+            if half == 1:
+                record_time(work.queue.trace, tile, MULTIPLIED, traits.traced and traits.addends == 0)
             is_ended = True
             if traits.split_k:
                 told = hear(work.shares.told.index(half))

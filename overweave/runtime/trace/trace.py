@@ -44,7 +44,7 @@ class Record(NamedTuple):
 class Stopwatch:
     """Times the steps of one emulated call (runtime/host/emulate.py) by the clock that its kernels read too.
 
-    tables: what traced kernels filled in: queue -> int64 `[tiles, 5]`, as in `tile_records`.
+    tables: what traced kernels filled in: queue -> int64 `[tiles, TRACE_COLUMNS]`, as in `tile_records`.
     programs: how many a kernel had.
     """
 
@@ -82,9 +82,9 @@ def operation_record(position: int, operation: Operation, begin_ns: int, end_ns:
 def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, programs: int) -> list[Record]:
     """The tiles of a kernel queue, dealt to programs as they must have run.
 
-    times: int64 `[tiles, 5]`, nanoseconds at which each was claimed, ready (its waits over) and stored; and, of those
-    with addends, at which the product was done and the addends were there. A kernel may claim and fetch its next tile
-    while it still multiplies: a tile runs from when it is ready and its program is free.
+    times: int64 `[tiles, TRACE_COLUMNS]`, nanoseconds at which each was claimed, ready (its waits over) and stored; at
+    which the product was done; and, of those with addends, at which the addends were there. A kernel may claim and
+    fetch its next tile while it still multiplies: a tile runs from when it is ready and its program is free.
     """
     positions = [index for index, part in enumerate(plan.schedule.of_rank(rank)) if part.queue == queue]
     operations = tuple(plan.schedule.of_rank(rank))
@@ -92,7 +92,7 @@ def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, program
     records: list[Record] = []
     rows = plan.tile_order(rank, queue).rows
     by_claim = sorted(enumerate(times.tolist()), key=lambda pair: pair[1])
-    for tile, (claimed, ready, stored, multiplied, received) in by_claim:
+    for tile, (claimed, ready, stored, multiplied, received, *_) in by_claim:
         position = positions[rows[tile].operation]
         program = min(range(programs), key=free_ns.__getitem__)
         turn_ns = max(claimed, min(free_ns[program], stored))
