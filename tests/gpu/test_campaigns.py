@@ -74,5 +74,10 @@ def test_every_tile_shape_is_bit_equal_at_the_sizes_of_mlp() -> None:
 
 
 @pytest.mark.gpu(1)
+def test_odd_sizes_are_bit_equal() -> None:
+    succeed(run("campaigns.rates.gpu_short_matmul", "--only", "odd"))
+
+
+@pytest.mark.gpu(1)
 def test_whatever_a_thread_asks_of_the_driver_a_stream_wait_can_be_ended() -> None:
     succeed(run("campaigns.rates.gpu_driver_waits", "--rescues", "own_context"))
