@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
 from torch._inductor.virtualized import V
 
 
@@ -17,6 +17,7 @@ def backend(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
     """A backend that keeps the graphs that it has compiled."""
 
     def compiled(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        view_to_reshape(module)  # as Inductor does, and torch's pass over tensor parallelism expects
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
             post_grad_passes(module, is_inference=False)
         module.graph.lint()

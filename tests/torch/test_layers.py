@@ -93,5 +93,6 @@ def refused() -> None:
         ow.RowParallelLinear(5, 4)
 
 
+@pytest.mark.bad
 def test_widths_that_do_not_divide_are_refused():
     run_ranks(refused, 2)

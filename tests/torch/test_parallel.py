@@ -62,6 +62,36 @@ def test_a_llama_trains_as_the_unsharded_one(world_size: int, sequence: bool, ha
     assert run_ranks(trained_as_unsharded, world_size, sequence, has_biases) == [[]] * world_size
 
 
+def losses(steps: int) -> list[list[float]]:
+    """For `run_ranks`: of the unsharded model, and of two runs by a plan."""
+    sizes, found = Sizes(layers=1), []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))["tp"]
+    for is_parallel in (False, True, True):
+        torch.manual_seed(0)
+        model = Llama(sizes)
+        if is_parallel:
+            parallelize_module(model, mesh, plan(sizes.layers, sequence=True))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+        run = []
+        for step in range(steps):
+            tokens = torch.randint(sizes.vocabulary, (2, 16), generator=torch.Generator().manual_seed(step % 4))
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens)
+            loss.backward()
+            optimizer.step()
+            run.append(whole(loss.detach()).item())
+        found.append(run)
+    return found
+
+
+@pytest.mark.nightly
+def test_a_llamas_losses_follow_those_of_the_unsharded_one():
+    for single, first, again in run_ranks(losses, 4, 200, timeout_s=280.0):
+        assert first == pytest.approx(single, rel=1e-4)
+        assert first == again
+        assert first[-1] < first[0] / 2
+
+
 class Reader(torch.nn.Module):
     """Reads its input beside its two projections, before and behind them."""
 
@@ -159,5 +189,6 @@ def bad_plans() -> list[str]:
     return found + ([] if torch.equal(made(tokens), wanted(tokens)) else ["an embedding"])
 
 
+@pytest.mark.bad
 def test_what_a_plan_cannot_be_is_refused_and_what_is_not_ours_is_torchs():
     assert run_ranks(bad_plans, 2) == [[]] * 2

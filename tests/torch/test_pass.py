@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._inductor import config
+from torch.distributed import _symmetric_memory as torch_symm_mem
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
@@ -115,6 +117,43 @@ def table(is_short: bool) -> list[str]:
         return found
     finally:
         ow.uninstall()
+
+
+def left_by_both() -> dict[str, list[bool]]:
+    """For `run_ranks`: whether a collective is left of each row by overweave's pass, and by torch's."""
+    return {
+        row.name: [bool(left_of(row, is_torchs)) for is_torchs in (False, True)]
+        for row in rows(dist.get_world_size(), is_short=False)
+    }
+
+
+def left_of(row: Row, is_torchs: bool) -> list[str]:
+    """torch's pass returns early without NCCL, and for groups without symmetric memory: here it does not."""
+    graphs: list[torch.fx.GraphModule] = []
+    torch._dynamo.reset()
+    given = torch.ones(row.shape), [torch.ones(24, K) for _ in range(3)], torch.ones(24)
+    ow.install(graphs=not is_torchs)
+    try:
+        with (
+            config.patch(_micro_pipeline_tp=is_torchs),
+            patch.object(dist, "is_nccl_available", lambda: True),
+            patch.object(torch_symm_mem, "is_symm_mem_enabled_for_group", lambda group: True),
+        ):
+            torch.compile(row.function, backend=backend(graphs), fullgraph=True, dynamic=False)(*given)
+        return collectives(graphs)
+    finally:
+        ow.uninstall()
+
+
+@pytest.mark.nightly
+def test_the_table_of_torchs_pass_beside_it():
+    """`pytest -rP` shows it."""
+    left, _ = run_ranks(left_by_both, 2, timeout_s=280.0)
+    for name, both in left.items():
+        by_overweave, by_torch = ("left" if is_left else "fused" for is_left in both)
+        print(f"{name:44} overweave: {by_overweave:8} torch: {by_torch}")
+    assert not any(by_overweave for by_overweave, _ in left.values())
+    assert {by_torch for _, by_torch in left.values()} == {False, True}
 
 
 @pytest.mark.parametrize(
