@@ -42,6 +42,23 @@ def printed_by(name: str) -> str:
     return result.stdout
 
 
+WAYS_INTO_TORCH = {  # docs/how-to/pytorch.md shows them; those of packages run in their environments (tests/torch)
+    "plain.py": "[2, 32, 16] [2, 8, 16] [16, 16]",
+    "installed.py": "fused_all_gather_matmul: 1 by overweave, 0 by torch",
+    "planned.py": "as one GPU would: True",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WAYS_INTO_TORCH)
+def test_each_way_into_torch_runs(name: str):
+    command = [sys.executable, "-m", "tests.scripts", "4", str(EXAMPLES / "torch" / name)]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert WAYS_INTO_TORCH[name] in done.stdout
+
+
 def test_every_example_is_run_here():
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(RUN_BELOW)
 

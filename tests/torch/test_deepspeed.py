@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import runpy
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +16,7 @@ from torch import nn
 
 from overweave.errors import InputError
 from tests.ranks import run_ranks
+from tests.source_tree import ROOT
 
 pytest.importorskip("deepspeed")
 from deepspeed import comm
@@ -22,6 +26,18 @@ from overweave.adapters import deepspeed as adapter
 from overweave.functional import linear_all_reduce
 
 ROWS, BATCH, N, MOST_OFF = 6, 2, 12, 1e-6
+
+
+def as_documented() -> str:
+    """For `run_ranks`: what the example prints."""
+    printed = io.StringIO()
+    with patch.object(import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None), redirect_stdout(printed):
+        runpy.run_path(str(ROOT / "examples" / "torch" / "with_deepspeed.py"))
+    return printed.getvalue()
+
+
+def test_the_example_runs():
+    assert "as one GPU would: True" in run_ranks(as_documented, 2)[0]
 
 
 def off(width: int, trains: bool) -> tuple[float, int]:

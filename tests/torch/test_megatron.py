@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks
+from tests.source_tree import ROOT
 
 pytest.importorskip("megatron.core")
 from megatron.core import parallel_state
@@ -66,6 +69,12 @@ def gathered(part: torch.Tensor, dim: int) -> torch.Tensor:
 @pytest.mark.parametrize(("is_split", "has_main_grad"), [(True, False), (True, True), (False, False)])
 def test_layers_compute_what_the_whole_ones_do(is_split: bool, has_main_grad: bool):
     assert max(run_ranks(off, 2, is_split, has_main_grad)) <= MOST_OFF
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]):
+    runpy.run_path(str(ROOT / "examples" / "torch" / "with_megatron.py"))
+    told = capsys.readouterr().out
+    assert f"{adapter.ColumnParallelLinear} {adapter.RowParallelLinear}" in told
 
 
 def test_a_spec_names_overweaves_layers():

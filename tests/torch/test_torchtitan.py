@@ -30,9 +30,8 @@ from overweave.adapters import torchtitan as adapter
 HIDDEN, BATCH, ROWS, MOST_OFF = 32, 2, 8, 1e-5
 # A folder with torchtitan's own tests, which its package leaves out: tests/unit_tests of its repository.
 THEIR_TESTS = "TORCHTITAN_TESTS"
-TARGETS = [
-    f"{adapter.__name__}.{factory.__name__}" for factory in (adapter.qkv, adapter.row_parallel, adapter.feed_forward)
-]
+COMMAND = (ROOT / "examples" / "torch" / "with_torchtitan.sh").read_text()  # as the documentation shows it
+TARGETS = COMMAND.split()[-1].split(",")
 
 
 class Layers(Module):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import runpy
+import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from overweave.errors import InputError
 from tests.ranks import run_ranks
+from tests.source_tree import ROOT
 
 transformers = pytest.importorskip("transformers")
 from transformers.distributed.configuration_utils import DistributedConfig  # noqa: E402
@@ -111,6 +117,21 @@ def test_training_follows_that_of_one_process(saved: dict[str, str]):
     for one, ours, again in run_ranks(losses, WORLD_SIZE, saved["llama"], 200, timeout_s=280.0):
         assert ours == pytest.approx(one, rel=1e-4)
         assert ours == again
+
+
+def as_documented(folder: str) -> str:
+    """For `run_ranks`: what the example prints."""
+    printed = io.StringIO()
+    with patch.object(sys, "argv", ["", folder]), redirect_stdout(printed):
+        try:
+            runpy.run_path(str(ROOT / "examples" / "torch" / "with_transformers.py"))
+        finally:
+            adapter.unregister()
+    return printed.getvalue()
+
+
+def test_the_example_runs(saved: dict[str, str]):
+    assert run_ranks(as_documented, 2, saved["llama"])[0].strip().endswith("[1, 14]")
 
 
 def with_lora(folder: str) -> list[str]:
