@@ -17,9 +17,9 @@ from overweave.ir.verify.verdict import Work
 # A set as bits, in words: sets that grew from one another share the words that they have in common.
 Bits = tuple[int, ...]
 NONE: Bits = ()
-_SHIFT = 11  # of a word's bits: as many as there may be ranks, or more
+_SHIFT = 12  # of a word's bits: as many as there may be ranks, or more
 _WITHIN = (1 << _SHIFT) - 1
-_WORD_BYTES, _PLACE_BYTES = 300, 8
+_WORD_BYTES, _PLACE_BYTES = 575, 8
 MOST_BYTES = 400 * 2**20  # of all sets
 
 
