@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import runpy
 import sys
 import warnings
@@ -15,6 +16,7 @@ import torch
 
 from overweave.errors import InputError
 from tests.ranks import run_ranks
+from tests.scripts import environment_of
 from tests.source_tree import ROOT
 
 transformers = pytest.importorskip("transformers")
@@ -122,7 +124,8 @@ def test_training_follows_that_of_one_process(saved: dict[str, str]):
 def as_documented(folder: str) -> str:
     """For `run_ranks`: what the example prints."""
     printed = io.StringIO()
-    with patch.object(sys, "argv", ["", folder]), redirect_stdout(printed):
+    told = environment_of(torch.distributed.get_rank(), torch.distributed.get_world_size(), port=0)
+    with patch.dict(os.environ, told), patch.object(sys, "argv", ["", folder]), redirect_stdout(printed):
         try:
             runpy.run_path(str(ROOT / "examples" / "torch" / "with_transformers.py"))
         finally:
