@@ -36,9 +36,13 @@ class Parts(NamedTuple):
 
 
 def parts_of(trace: torch.Tensor, before_ns: int, behind_ns: int) -> Parts:
-    """trace: int64 `[tiles, TRACE_COLUMNS]` of one launch, between two kernels that took the time."""
+    """trace: int64 `[tiles, TRACE_COLUMNS]` of one launch, between two kernels that took the time.
+
+    A program that claims a second tile writes its beginning beside the first one alone: the second is left out.
+    """
     columns = [one.value for one in (BEGUN, CLAIMED, READY, MULTIPLIED, STORED)]
-    last = trace[int(trace[:, STORED.value].argmax())].tolist()
+    first = trace[trace[:, BEGUN.value] >= before_ns]
+    last = first[int(first[:, STORED.value].argmax())].tolist()
     clocks = [before_ns, *(last[column] for column in columns), behind_ns]
     return Parts(*((later - sooner) / 1e3 for sooner, later in zip(clocks, clocks[1:], strict=False)))
 

@@ -16,9 +16,10 @@ COLUMNS = [one.value for one in (BEGUN, CLAIMED, READY, MULTIPLIED, STORED)]
 
 
 def test_parts_are_of_the_tile_that_is_stored_last_and_add_up():
-    trace = torch.zeros(2, TRACE_COLUMNS.value, dtype=torch.int64)
+    trace = torch.zeros(3, TRACE_COLUMNS.value, dtype=torch.int64)
     trace[0, COLUMNS] = torch.tensor([1100, 1300, 1400, 2000, 2600])
     trace[1, COLUMNS] = torch.tensor([1050, 1250, 1300, 1500, 2599])
+    trace[2, COLUMNS] = torch.tensor([900, 2300, 2400, 2500, 2700])  # a program's second: it began in a call before
     found = parts_of(trace, 1000, 3000)
     assert found == Parts(0.1, 0.2, 0.1, 0.6, 0.6, 0.4)
     assert found.total == pytest.approx(2.0)
