@@ -3,11 +3,11 @@
     torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_torch [--replays 100] [--soak [CALLS]] [--only all_reduce]
 
 errors: results and gradients of every form in bf16, held against fp64 autograd: at most 1.05 times the error of torch's
-collectives in bf16. replayed: forward and backward in one CUDA graph, whose inputs change between replays: the same
-bits as the same calls made one by one. --soak: instead, so many layers forward and backward, in every form by turns:
-memory of the GPU, open files and threads stay what they are after the first hundred. Plans are named, since ranks that
-share a GPU have gloo as their library, which no graph holds; for the same reason no layer there gathers its shard again
-by the library.
+collectives in bf16. exchanges: those of whole numbers are exact. replayed: forward and backward in one CUDA graph,
+whose inputs change between replays: the same bits as the same calls made one by one. --soak: instead, so many layers
+forward and backward, in every form by turns: memory of the GPU, open files and threads stay what they are after the
+first hundred. Plans are named, since ranks that share a GPU have gloo as their library, which no graph holds; for the
+same reason no layer there gathers its shard again by the library.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
+from campaigns.torch.exchanges import exchanges_off
 from campaigns.torch.layers import Layer, Tensors, errors, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
@@ -118,6 +119,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     if asked.soak:
         yield Check(f"soak: {asked.soak} layers", partial(soaked, asked.soak), asked.soak)
         return
+    yield Check("exchanges: results and gradients", partial(exchanges_off, torch.bfloat16, 256, 512, 128))
     for layer in layers():
         words = " ".join(map(str, (*layer.shape, *layer.extras, *(value for _, value in layer.options))))
         name = f"{layer.name} x{layer.products} {words}"
