@@ -32,7 +32,7 @@ from overweave.kernels.hopper.gluon import mbarrier
 from overweave.kernels.hopper.producer import produce
 from overweave.kernels.hopper.ring import RING
 from overweave.kernels.hopper.shared import Claim, Dealt, Results, Ring, Stages, Sums, Work
-from overweave.kernels.hopper.start import begin_claim, fetch_maps, place_for_claim
+from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
 from overweave.lang.tile_table import read_clock
 
@@ -72,6 +72,7 @@ def matmul_hopper_kernel(
     if traits.traced:
         begun = read_clock()
     claimed = begin_claim(queue.claims)
+    fetch_row(queue.table)
     fetch_maps(2 + 2 * traits.weights + (1 if GATED else 0))
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
     b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)

@@ -1,8 +1,10 @@
 """How a program of the Hopper matmul begins: what takes a round trip to memory is under way before its barriers are.
 
-The first claim and the tensor maps are asked for at once, and come while barriers are made and partitions start. In a
-launch of one or two waves of tiles that is time which nothing else hides. It stays a claim, where a program's number
-would be known sooner: rows go out to programs that run, and another library may hold SMs for a while.
+The first claim, the tensor maps and rows of the table are asked for at once, and come while barriers are made and
+partitions start. In a launch of one or two waves of tiles that is time which nothing else hides. It stays a claim,
+where a program's number would be known sooner: rows go out to programs that run, and another library may hold SMs for a
+while. So each program fetches one row, of its number, and whoever claims it finds it in the L2 cache: between two calls
+operands may have driven the table out of that.
 """
 
 import triton
@@ -12,11 +14,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from overweave.ir.plan import MOST_WEIGHTS
 from overweave.kernels.hopper.gluon import mbarrier
-from overweave.lang.tile_table import BEGUN, TRACE_COLUMNS
-from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, fetch_tensor_maps
+from overweave.lang.tile_table import BEGUN, COLUMNS, TRACE_COLUMNS
+from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, FETCH_TO_L2, fetch_tensor_maps
 
 KERNEL = "matmul_hopper_kernel"
 CLAIM_ASSEMBLY = gl.constexpr(CLAIM_IN_THREAD_0)
+FETCH_ROW_ASSEMBLY = gl.constexpr(FETCH_TO_L2)
 # Parameters are called and counted in Triton 3.6's way: with another version no map is fetched early.
 KNOWS_PARAMETERS = gl.constexpr(triton.__version__.startswith("3.6."))
 FETCH_ASSEMBLY = gl.constexpr(tuple(fetch_tensor_maps(KERNEL, maps) for maps in range(2 * MOST_WEIGHTS + 3)))
@@ -27,6 +30,15 @@ def begin_claim(claims):
     """The first claim, under way: what comes is thread 0's, for `pass_claim`."""
     threads = gl.arange(0, 32 * gl.num_warps(), layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     return gl.inline_asm_elementwise(CLAIM_ASSEMBLY, "=r,l,r", [claims, threads], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def fetch_row(table):
+    """Has the row of the table that has the program's number brought to the L2 cache: the lines of both its ends."""
+    threads = gl.arange(0, 32 * gl.num_warps(), layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    ends = table + gl.program_id(0) * COLUMNS + (threads & 1) * (COLUMNS - 1)
+    operands = [ends, (threads < 2).to(gl.int32)]
+    gl.inline_asm_elementwise(FETCH_ROW_ASSEMBLY, "=r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
