@@ -9,21 +9,23 @@ from typing import NamedTuple
 
 import torch
 
-from overweave.memory.device.signals import BEGUN, CLAIMED, MULTIPLIED, READY, STORED
+from overweave.memory.device.signals import BEGUN, CLAIMED, MULTIPLIED, PARTED, READY, STORED
 
-COLOURS = ("#6b7280", "#d97706", "#dc2626", "#2563eb", "#059669", "#9333ea")
+COLOURS = ("#6b7280", "#0891b2", "#d97706", "#dc2626", "#2563eb", "#059669", "#9333ea")
 INK, DIM = "#1b1f24", "#6b7280"
 
 
 class Parts(NamedTuple):
     """Of the tile that is stored last, in us: each part ends where the next begins.
 
-    launch: from the kernel before to the program's first instruction. claim: barriers are made, partitions start, the
-    first claim is there. table: the tile's row is read. product: its operands are loaded and multiplied, and its result
-    is in shared memory. store: bulk stores have read it there. end: it is in memory, and the kernel behind begins.
+    launch: from the kernel before to the program's first instruction. parted: barriers are made, and partitions start.
+    claim: the first claim, under way from the beginning, is there and handed over. table: the tile's row is read.
+    product: its operands are loaded and multiplied, and its result is in shared memory. store: bulk stores have read it
+    there. end: it is in memory, and the kernel behind begins.
     """
 
     launch: float
+    parted: float
     claim: float
     table: float
     product: float
@@ -40,7 +42,7 @@ def parts_of(trace: torch.Tensor, before_ns: int, behind_ns: int) -> Parts:
 
     A program that claims a second tile writes its beginning beside the first one alone: the second is left out.
     """
-    columns = [one.value for one in (BEGUN, CLAIMED, READY, MULTIPLIED, STORED)]
+    columns = [one.value for one in (BEGUN, PARTED, CLAIMED, READY, MULTIPLIED, STORED)]
     first = trace[trace[:, BEGUN.value] >= before_ns]
     last = first[int(first[:, STORED.value].argmax())].tolist()
     clocks = [before_ns, *(last[column] for column in columns), behind_ns]

@@ -21,7 +21,7 @@ from overweave.kernels.hopper.gluon import mbarrier
 from overweave.kernels.hopper.received import hear_of_addends, store_sum
 from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.shares import end_share, tell
-from overweave.kernels.hopper.start import pass_claim, record_begin
+from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
 from overweave.kernels.hopper.tiles import place_of
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.stored import target_at
@@ -45,8 +45,10 @@ def consume(traits: gl.constexpr, HALF: gl.constexpr, claimed, begun, claim, sta
     claimed: the first claim, under way, if this one passes it on. begun: of a traced kernel, when the program began.
     """
     if claimed is not None:
-        pass_claim(claimed, claim)
-        record_begin(work.queue, claimed, begun, traits.traced)
+        if traits.traced:
+            pass_claim_traced(claimed, claim, work.queue, begun)
+        else:
+            pass_claim(claimed, claim)
     SPLIT_N: gl.constexpr = traits.split_n
     step = 0
     turn = 0

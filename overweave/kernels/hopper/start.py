@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from overweave.ir.plan import MOST_WEIGHTS
 from overweave.kernels.hopper.gluon import mbarrier
-from overweave.lang.tile_table import BEGUN, COLUMNS, TRACE_COLUMNS
+from overweave.lang.tile_table import BEGUN, COLUMNS, PARTED, TRACE_COLUMNS, read_clock
 from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, FETCH_TO_L2, fetch_tensor_maps
 
 KERNEL = "matmul_hopper_kernel"
@@ -62,12 +62,14 @@ def pass_claim(claimed, claim):
 
 
 @gluon.jit
-def record_begin(queue, claimed, begun, TRACED: gl.constexpr):
-    """Whoever passes the claim on: of the program's first tile, when the program began."""
-    if TRACED:
-        threads = gl.arange(0, 32 * gl.num_warps(), layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-        is_tile = (threads == 0) & (claimed < queue.tiles)
-        gl.store(queue.trace + claimed * TRACE_COLUMNS + BEGUN, begun, mask=is_tile)
+def pass_claim_traced(claimed, claim, queue, begun):
+    """The same; and, of the program's first tile, when the program began, and when its partitions had started."""
+    parted = read_clock()
+    pass_claim(claimed, claim)
+    threads = gl.arange(0, 32 * gl.num_warps(), layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    is_tile = (threads == 0) & (claimed < queue.tiles)
+    gl.store(queue.trace + claimed * TRACE_COLUMNS + BEGUN, begun, mask=is_tile)
+    gl.store(queue.trace + claimed * TRACE_COLUMNS + PARTED, parted, mask=is_tile)
 
 
 @gluon.jit

@@ -48,7 +48,8 @@ STORED = tl.constexpr(2)
 MULTIPLIED = tl.constexpr(3)  # of tiles with addends: the product is done; of the Hopper kernel's others: and ended
 RECEIVED = tl.constexpr(4)  # of tiles with addends: what it waited for is here
 BEGUN = tl.constexpr(5)  # of the first tile of a program of the Hopper kernel: the program began
-TRACE_COLUMNS = tl.constexpr(6)
+PARTED = tl.constexpr(6)  # and: its barriers were made and its partitions had started
+TRACE_COLUMNS = tl.constexpr(7)
 
 SATISFIED = tl.constexpr(0x3FFFFFFF)  # a signal: above every count, below the sign bit
 ABORTED_HERE = tl.constexpr(1)
