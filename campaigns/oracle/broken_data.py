@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from campaigns.oracle.changes import Changed, of_one, picked_from, put_in_place
 from campaigns.oracle.random.endings import adds
-from overweave.ir.schedule import Compute, Copy, Get, Operation, Put, Reduce, ReducePut, Region, Schedule
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Operation, Put, Reduce, ReducePut, Region, Schedule
 
 MOVES = (Put, Get, Copy, ReducePut)
 
@@ -220,3 +221,58 @@ def wrong_slot(rng: Random, schedule: Schedule) -> Schedule | None:
 def finished_otherwise(rng: Random, schedule: Schedule, operation: Any) -> Changed:
     """A sum is finished that was not, or is not that was: a part, the whole one again, or what is only moved."""
     return replace(operation, finishes=not operation.finishes)
+
+
+def _with_places(rng: Random, schedule: Schedule, change: Callable[[list[int]], list[int]]) -> Schedule | None:
+    """One of the buffers with permuted blocks has other places."""
+    found = [one for one in schedule.buffers if one.blocks]
+    if not found:
+        return None
+    chosen = rng.choice(found)
+    assert chosen.blocks is not None
+    blocks = replace(chosen.blocks, places=tuple(change(list(chosen.blocks.places))))
+    buffers = tuple(replace(one, blocks=blocks) if one is chosen else one for one in schedule.buffers)
+    return replace(schedule, buffers=buffers)
+
+
+def swapped_blocks(rng: Random, schedule: Schedule) -> Schedule | None:
+    """Two blocks of a buffer change places: within a group they may, if they do so wherever it is stored."""
+
+    def swapped(places: list[int]) -> list[int]:
+        one, other = rng.sample(range(len(places)), 2)
+        places[one], places[other] = places[other], places[one]
+        return places
+
+    return _with_places(rng, schedule, swapped)
+
+
+def no_bijection(rng: Random, schedule: Schedule) -> Schedule | None:
+    """Two blocks have one place, one has a place past the end, or one has none."""
+
+    def changed(places: list[int]) -> list[int]:
+        one, other = rng.sample(range(len(places)), 2)
+        kind = rng.randrange(3)
+        if kind == 2:
+            return places[:-1]
+        places[one] = places[other] if kind else len(places)
+        return places
+
+    return _with_places(rng, schedule, changed)
+
+
+@of_one(lambda one: isinstance(one, Collective) and len(one.sources) > 1)
+def hole_in_range(rng: Random, schedule: Schedule, part: Any) -> Changed:
+    """A rank's part of a collective leaves out a block, or a row of one, at one end or, if they are alike, at both."""
+    at, shared = rng.randrange(len(part.sources)), part.sources == part.destinations
+    rest = rng.random()
+
+    def without(regions: tuple[Region, ...]) -> tuple[Region, ...]:
+        chosen = regions[at % len(regions)]
+        lo, hi = chosen.rows
+        left = (replace(chosen, rows=(lo + 1, hi)),) if rest < 0.5 and hi > lo + 1 else ()
+        return (*regions[: at % len(regions)], *left, *regions[at % len(regions) + 1 :])
+
+    if shared and rng.random() < 0.7:
+        return replace(part, sources=without(part.sources), destinations=without(part.destinations))
+    field = rng.choice(("sources", "destinations"))
+    return replace(part, **{field: without(getattr(part, field))})

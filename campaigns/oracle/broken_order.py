@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from campaigns.oracle.changes import Changed, changed_entry, of_one, picked_from, put_in_place
-from overweave.ir.schedule import Compute, Notify, Schedule, Wait
+from overweave.ir.schedule import Collective, Compute, Notify, Schedule, Wait
 
 
 def drop_signal(rng: Random, schedule: Schedule) -> Schedule | None:
@@ -178,3 +178,14 @@ def stale_read(rng: Random, schedule: Schedule) -> Schedule | None:
     following = schedule.operations[later[0]]
     moved = put_in_place(schedule, later[0], replace(following, waits=following.waits + operation.waits))
     return put_in_place(moved, at, replace(operation, waits=()))
+
+
+def collectives_in_another_order(rng: Random, schedule: Schedule) -> Schedule | None:
+    """Two collectives of one rank change places."""
+    rank = rng.randrange(schedule.world_size)
+    places = [at for at, one in enumerate(schedule.operations) if isinstance(one, Collective) and one.rank == rank]
+    if len(places) < 2:
+        return None
+    first, second = rng.sample(places, 2)
+    one, other = schedule.operations[first], schedule.operations[second]
+    return put_in_place(put_in_place(schedule, first, other), second, one)

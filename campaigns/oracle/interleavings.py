@@ -30,7 +30,8 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from campaigns.oracle.memory import Malformed, Memory
+from campaigns.oracle.memory import Memory
+from campaigns.oracle.permuted import Malformed
 from overweave.ir.schedule import Collective, Compute, Operation, Schedule, Wait
 
 CALLS = 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from campaigns.oracle.permuted import Malformed, extent_of, offsets_in, positions_of
 from overweave.ir.schedule import (
     Clear,
     Collective,
@@ -25,10 +26,6 @@ from overweave.ir.schedule import (
 
 NOTHING = 0  # what an element holds that nothing was stored into
 Label = tuple[object, ...]
-
-
-class Malformed(Exception):
-    """There is nothing to run: a name, a rank, an index or a shape makes no sense."""
 
 
 class Patch(NamedTuple):
@@ -49,7 +46,9 @@ class Memory:
         for buffer in schedule.buffers:
             for rank in range(schedule.world_size):
                 self.starts[buffer.name, rank] = self.size
-                self.size += buffer.rows * buffer.cols
+                self.size += extent_of(buffer)
+        self.positions = {buffer.name: positions_of(buffer) for buffer in schedule.buffers}
+        self.permuted = {buffer.name for buffer in schedule.buffers if buffer.blocks}
         self.pads = {}
         per_rank = 0
         for pad in schedule.pads:
@@ -80,7 +79,7 @@ class Memory:
         (r0, r1), (c0, c1) = region.rows, region.cols
         if shape is None or start is None or not (0 <= r0 <= r1 <= shape[0] and 0 <= c0 <= c1 <= shape[1]):
             raise Malformed(f"region {region}")
-        return [[start + row * shape[1] + col for col in range(c0, c1)] for row in range(r0, r1)]
+        return [[start + at for at in row[c0:c1]] for row in self.positions[region.buffer][r0:r1]]
 
     # Which elements are touched, as bits.
 
@@ -99,7 +98,7 @@ class Memory:
         for buffer in self.schedule.buffers:
             if buffer.home in ("input", "output"):
                 start = self.starts[buffer.name, rank]
-                bits |= ((1 << buffer.rows * buffer.cols) - 1) << start
+                bits |= ((1 << extent_of(buffer)) - 1) << start
         return bits
 
     def touches(self, operation: Operation) -> tuple[int, int]:
@@ -138,6 +137,8 @@ class Memory:
 
     def exchange(self, parts: list[Collective], memory: list[int]) -> Patch:
         """What a collective does; `parts` stand in the order of its ranks."""
+        if any(self.permuted & {region.buffer for region in (*part.reads, *part.writes)} for part in parts):
+            return self._exchange_stretches(parts, memory)
         patches = []
         for at, part in enumerate(parts):
             if part.function == "all_gather":
@@ -149,6 +150,45 @@ class Memory:
                 out = part.destinations[0]
                 patches.append(self._patch(out, self._ended(part, out, self._sum(operands))))
         return _merged(patches)
+
+    def _exchange_stretches(self, parts: list[Collective], memory: list[int]) -> Patch:
+        """A library adds stretches of memory, the i-th element to the i-th, whatever blocks they are of."""
+        stores: list[tuple[int, int]] = []
+        shares = [self._shares(part) for part in parts]
+        for at, part in enumerate(parts):
+            first, offsets = self._stretch(part.destinations)
+            operands = []
+            for its in shares:
+                lo, found = its[at if len(its) > 1 else 0]
+                if found != offsets:
+                    raise Malformed(f"{part.name} stores a stretch that others have otherwise")
+                operands.append([memory[lo + offset] for offset in found])
+            sums = self._ended(part, part.destinations[0], self._sum([[one] for one in operands]))[0]
+            stores += [(first + offset, value) for offset, value in zip(offsets, sums, strict=True)]
+        is_unwritten = any(value == NOTHING for _, value in stores)
+        return Patch(stores, parts[0].sources[0] if is_unwritten else None)
+
+    def _shares(self, part: Collective) -> list[tuple[int, list[int]]]:
+        """The stretch of each member of a scattered sum, one behind the other, or the one of a sum for all."""
+        assert part.function in ("all_reduce", "reduce_scatter"), "no other is drawn with permuted blocks"
+        self._stretch(part.sources)
+        size = len(part.sources) // (1 if part.function == "all_reduce" else len(part.ranks))
+        regions = [part.sources[lo : lo + size] for lo in range(0, len(part.sources), max(1, size))]
+        shares = [self._stretch(one) for one in regions]
+        if [lo for lo, _ in shares] != sorted(lo for lo, _ in shares):
+            raise Malformed(f"{part.name} has the members of its group in another order")
+        return shares
+
+    def _stretch(self, regions: tuple[Region, ...]) -> tuple[int, list[int]]:
+        """The first element of regions, and how far each lies from it."""
+        elements = [element for region in regions for row in self.grid(region) for element in row]
+        taken = {
+            self.starts[region.buffer, region.rank] + position
+            for region in {(one.buffer, one.rank): one for one in regions}.values()
+            for row in self.positions[region.buffer]
+            for position in row
+        }
+        return min(elements, default=0), offsets_in(elements, taken)
 
     def load(self, region: Region, memory: list[int]) -> list[list[int]]:
         return [[memory[element] for element in row] for row in self.grid(region)]
@@ -247,7 +287,7 @@ class Memory:
     def spoil_callers_elements(self, rank: int, memory: list[int]) -> None:
         for buffer in self.schedule.buffers:
             if buffer.home in ("input", "output"):
-                start, size = self.starts[buffer.name, rank], buffer.rows * buffer.cols
+                start, size = self.starts[buffer.name, rank], extent_of(buffer)
                 memory[start : start + size] = [NOTHING] * size
 
     def compare_goals(self, rank: int, call: int, memory: list[int]) -> str:
@@ -310,7 +350,8 @@ def _adds_to(operation: Operation, region: Region) -> bool:
     if isinstance(operation, Reduce):
         return region == operation.out
     if isinstance(operation, Collective):
-        return operation.function == "all_reduce" and (region,) == operation.sources == operation.destinations
+        same = operation.sources == operation.destinations
+        return operation.function == "all_reduce" and same and region in operation.sources
     return isinstance(operation, Compute) and operation.accumulate and region in operation.out
 
 

@@ -43,7 +43,11 @@ _SINGLE: tuple[Mutation, ...] = (
     broken_order.issue_for_completion,
     broken_order.wrong_queue,
     broken_order.stale_read,
+    broken_order.collectives_in_another_order,
     broken_data.wrong_slot,
     broken_data.finished_otherwise,
+    broken_data.swapped_blocks,
+    broken_data.no_bijection,
+    broken_data.hole_in_range,
 )
 MUTATIONS: dict[str, Mutation] = {mutation.__name__: mutation for mutation in (*_SINGLE, two_at_once)}

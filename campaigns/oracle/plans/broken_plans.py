@@ -48,6 +48,7 @@ OPTIONS: tuple[dict[str, str | int], ...] = (
     {"sums": "epilogue"},
     {"mover": "copy_kernel", "sms": 1},
     {"carrier": "library"},
+    {"sms": 26, "library_sms": 24, "block_m": 64, "block_n": 32},
 )
 SMALL_M = (48, 100)
 SIDE_KERNELS = (REDUCE_KERNEL, COPY_KERNEL)

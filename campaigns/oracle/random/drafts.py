@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.ir.blocks import Blocks
 from overweave.ir.schedule import (
     Buffer,
     Clear,
@@ -123,8 +124,8 @@ class Draft:
         self.goals: list[Goal] = []
         self.operations: list[Operation] = []
 
-    def buffer(self, name: str, rows: int, cols: int, home: Home) -> Place:
-        self.buffers.append(Buffer(name, rows, cols, home))
+    def buffer(self, name: str, rows: int, cols: int, home: Home, blocks: Blocks | None = None) -> Place:
+        self.buffers.append(Buffer(name, rows, cols, home, blocks=blocks))
         return Place(self.buffers[-1])
 
     def pad(self, name: str, size: int) -> None:

@@ -117,6 +117,8 @@ def test_a_hole_in_the_proof_would_be_seen():
         ("unwritten", "drop_tile"),
         ("value", "wrong_slot"),
         ("double_write", "duplicate_chunk"),
+        ("form", "swapped_blocks"),
+        ("deadlock", "collectives_in_another_order"),
     ],
 )
 def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):

@@ -1,0 +1,87 @@
+"""Random right schedules of groups of tiles: blocks that are scattered in the product and one stretch of memory."""
+
+from __future__ import annotations
+
+from random import Random
+
+from campaigns.oracle.random.drafts import Draft, Place, Sharding, cut, one, tell
+from overweave.ir.blocks import Blocks
+from overweave.ir.schedule import Collective, Copy, Range, Region, Schedule
+from overweave.ir.tensors import product
+
+Group = list[tuple[int, int]]  # blocks of a member, by row and column
+
+
+def waves(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """A product block by block, a sum of each group by the library, and a move out of the blocks."""
+    is_scattered = rng.random() < 0.5
+    members = ranks if is_scattered else 1
+    grid = _Grid(rng, members, pieces + 1)
+    deal = Sharding(members * grid.rows, ranks, 1, rng.randint(1, 2), grid.cols)
+    draft = Draft("waves", ranks)
+    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    y = draft.buffer("y", grid.rows if is_scattered else deal.m, deal.n, "output")
+    landed = staged = draft.buffer("staged", deal.m, deal.n, "local", grid.blocks(members))
+    if is_scattered:
+        landed = draft.buffer("summed", grid.rows, deal.n, "local", grid.blocks(1))
+    draft.pad("computed", len(grid.groups))
+    draft.queue("tiles", rng.choice(("issue", "complete")))
+    draft.queue("exchanges")
+    draft.queue("sums", "complete", ("tiles", "exchanges"))
+    for rank in range(ranks):
+        draft.give_split(rank, deal, x(rank), w(rank))
+        if is_scattered:
+            draft.want_shard(deal, rank, y, list(range(ranks)))
+        else:
+            draft.want(y(rank), product("a", "b"), 0, 0, deal.terms(list(range(ranks))))
+        for at, group in enumerate(grid.groups):
+            tiles, sources = rng.randint(1, 2), grid.parts(staged, rank, members, group)
+            for part in rng.sample(sources, len(sources)):
+                operands = x(rank, part.rows), w(rank, cols=part.cols), part
+                draft.multiply((rank, "tiles"), operands, (), tell("computed", rank, at), tiles)
+            draft.add(
+                Collective,
+                "sum",
+                (rank, "exchanges"),
+                one("computed", at, tiles * len(sources)),
+                function="reduce_scatter" if is_scattered else "all_reduce",
+                label=f"group.{at}",
+                ranks=tuple(range(ranks)),
+                sources=tuple(sources),
+                destinations=tuple(grid.parts(landed, rank, 1, group)),
+            )
+        draft.move(Copy, (rank, "sums"), (landed(rank), y(rank)))
+    return draft.schedule(())
+
+
+class _Grid:
+    """The blocks of each member's rows, all alike, in random order and cut into groups. Last blocks may be smaller."""
+
+    def __init__(self, rng: Random, members: int, groups: int) -> None:
+        self.height, self.width, self.wide = rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)
+        self.high = -(-groups * (rng.randint(1, 2) if members == 1 else 1) // self.wide)
+        self.rows = self.high * self.height - rng.randint(0, self.height - 1)
+        self.cols = self.wide * self.width - rng.randint(0, self.width - 1)
+        order = [(row, col) for row in range(self.high) for col in range(self.wide)]
+        rng.shuffle(order)
+        self.groups: list[Group] = [order[lo:hi] for lo, hi in cut((0, len(order)), groups)]
+
+    def blocks(self, members: int) -> Blocks:
+        """Of each group a member's blocks behind another's."""
+        places, first = [0] * (members * self.high * self.wide), 0
+        for group in self.groups:
+            for member in range(members):
+                for row, col in group:
+                    places[(member * self.high + row) * self.wide + col] = first
+                    first += 1
+        tops = [member * self.rows + row * self.height for member in range(members) for row in range(self.high)]
+        is_even = tops == list(range(0, members * self.rows, self.height))
+        return Blocks(self.height, self.width, tuple(places), () if is_even else tuple(tops))
+
+    def parts(self, place: Place, rank: int, members: int, group: Group) -> list[Region]:
+        return [self._part(place, rank, member, block) for member in range(members) for block in group]
+
+    def _part(self, place: Place, rank: int, member: int, block: tuple[int, int]) -> Region:
+        top, left, lo = block[0] * self.height, block[1] * self.width, member * self.rows
+        rows: Range = lo + top, lo + min(top + self.height, self.rows)
+        return place(rank, rows, cols=(left, min(left + self.width, self.cols)))
