@@ -25,6 +25,7 @@ from deepspeed.module_inject import layers as stock
 from overweave.adapters import deepspeed as adapter
 from overweave.functional import linear_all_reduce
 
+pytestmark = pytest.mark.adapters
 ROWS, BATCH, N, MOST_OFF = 6, 2, 12, 1e-6
 
 

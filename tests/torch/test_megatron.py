@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from overweave.adapters import megatron as adapter
 
+pytestmark = pytest.mark.adapters
 K, N, BATCH, ROWS, MOST_OFF = 16, 32, 2, 6, 1e-6
 
 

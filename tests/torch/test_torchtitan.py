@@ -27,6 +27,7 @@ from torchtitan.protocols.module import Module
 
 from overweave.adapters import torchtitan as adapter
 
+pytestmark = pytest.mark.adapters
 HIDDEN, BATCH, ROWS, MOST_OFF = 32, 2, 8, 1e-5
 # A folder with torchtitan's own tests, which its package leaves out: tests/unit_tests of its repository.
 THEIR_TESTS = "TORCHTITAN_TESTS"

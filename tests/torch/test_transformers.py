@@ -25,6 +25,7 @@ from transformers.distributed.configuration_utils import DistributedConfig  # no
 from overweave.adapters import transformers as adapter  # noqa: E402
 from overweave.layers.linear import local  # noqa: E402
 
+pytestmark = pytest.mark.adapters
 WORLD_SIZE, TOKENS, TOLERANCE = 4, 16, 5e-6
 SIZES = {
     "vocab_size": 96,

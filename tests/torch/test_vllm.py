@@ -25,6 +25,7 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from overweave.adapters import vllm as adapter
 from overweave.functional import linear_all_reduce
 
+pytestmark = pytest.mark.adapters
 ROWS, K, N, MOST_OFF = 6, 16, 12, 1e-6
 
 
