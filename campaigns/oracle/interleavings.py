@@ -134,7 +134,8 @@ class System:
             for _ in range(operation.instances):
                 if isinstance(operation, Compute) and operation.addends:
                     # The product is an event of its own: what its tile adds may arrive, or not, while it is under way.
-                    product = replace(operation, name=f"product of {operation.name}", out=(), addends=(), notifies=())
+                    changes = dict.fromkeys(("out", "addends", "copies", "notifies"), ())
+                    product = replace(operation, name=f"product of {operation.name}", **changes)
                     needs |= 1 << self._event(product.name, call, operation.rank, product, needs, waits)
                     waits = self._counters(operation.rank, operation.late_waits)
                 at = self._event(operation.name, call, operation.rank, operation, needs, waits, adds)
