@@ -136,4 +136,4 @@ def test_rows_are_normed_on_their_way_out_of_the_blocks():
     plan = build(f"{ALL_REDUCE.name}.waves", problem, FEW_SMS)
     assert verify_plan(plan, MachineLimits()).ok
     assert plan.realization.reduction is not None
-    assert plan.realization.reduction.block_n // plan.realization.reduction.parts <= 256
+    assert plan.realization.reduction.block_n >= problem.n
