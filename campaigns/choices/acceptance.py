@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -30,14 +31,15 @@ from msgspec import Struct
 from campaigns.choices import cold_choice
 from campaigns.verdict import Verdict
 from overweave.errors import InputError
+from overweave.ir.operators.bars import Bar, Cases, Quantity
+from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
 from overweave.tuner.measure.statistics import Ratio, geometric_mean
 from overweave.tuner.space.shapes import Case
 
-GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 FEWEST_ROUNDS, NOT_SLOWER, JUDGED_RANKS = 5, 0.98, 4
-HOST_US, BEHIND_CEILING_US = 30.0, 12.0
+HOST_US = 30.0
 WHOLE_RUNS, REPLAYED_ROWS, FP8_RATIO = 3, 512, 1.4
 # What result files cannot show, and which command does.
 ELSEWHERE = {
@@ -49,7 +51,6 @@ ELSEWHERE = {
     "absent and late ranks": "campaigns.exact.gpu_faults",
     "caches that differ or are broken": "tests/ops/test_tune.py, tests/tuner/store/test_cache.py",
 }
-LAYERS = re.compile(r"Llama-3-(8B|70B)\.(o|down)\.")  # where an all-reduce follows a matmul
 
 
 class Report(Struct):
@@ -104,6 +105,10 @@ class Row(Struct, frozen=True):
         return min(self.ours.speedups.values(), key=lambda ratio: ratio.value, default=None) if self.ours else None
 
     @property
+    def over_best(self) -> float | None:
+        return None if self.against_best is None else self.against_best.value
+
+    @property
     def efficiency(self) -> float | None:
         return self.ours.measures.overlap_efficiency if self.ours is not None and self.ours.measures else None
 
@@ -122,36 +127,56 @@ class Row(Struct, frozen=True):
         return None if self.rows.is_replayed or self.ours is None else self.ours.host_us
 
 
-Value = Callable[[Row], float | None]
-EFFICIENCY, BEHIND, HOST = (attrgetter(name) for name in ("efficiency", "behind_ceiling_us", "eager_host_us"))
-AGAINST_LIBRARY: Value = lambda row: row.speedup(SEQUENTIAL)  # noqa: E731
-AGAINST_BEST: Value = lambda row: None if row.against_best is None else row.against_best.value  # noqa: E731
+class Kind(NamedTuple):
+    """How a number of a row is told and judged. is_least: limits lie below it. is_geometric: its mean."""
 
-
-class Bound(Struct, frozen=True):
-    """A limit that the mean of a number, and each one of it, must keep. None: no such limit. is_least: from below."""
-
-    mean: float | None = None
-    each: float | None = None
+    told: str
+    value: Callable[[Row], float | None]
     is_least: bool = False
     is_geometric: bool = False
 
 
-def bounded(promise: str, rows: Iterable[Row], value: Value, bound: Bound) -> list[Verdict]:
-    """One verdict; none where no row has the number."""
-    found = [(number, row) for row in rows if (number := value(row)) is not None]
+KINDS: dict[Quantity, Kind] = {
+    "of_ceiling": Kind("times the ceiling", lambda row: row.over(CEILING)),
+    "beyond_ceiling_us": Kind("us beyond the ceiling", attrgetter("behind_ceiling_us")),
+    "of_communication": Kind("times communication alone", lambda row: row.over(COMMUNICATION, COPIES)),
+    "efficiency": Kind("overlap efficiency", attrgetter("efficiency"), is_least=True),
+    "against_library": Kind("against NCCL + cuBLAS", lambda row: row.speedup(SEQUENTIAL), True, True),
+    "against_torch": Kind("against torch's fused", lambda row: row.speedup(TORCH_FUSED), True, True),
+    "against_best": Kind("against the best of NCCL and torch", attrgetter("over_best"), True, True),
+}
+HOST = Kind("us of the host for an eager call", attrgetter("eager_host_us"))
+
+
+def in_cases(row: Row, cases: Cases) -> bool:
+    """Whether a bar's cases hold a row's."""
+    most_m = row.case.m if cases.most_m is None else cases.most_m
+    is_bound = cases.link_bound in (None, row.is_link_bound)
+    return is_bound and cases.least_m <= row.case.m <= most_m and re.match(cases.shapes, row.case.name) is not None
+
+
+def kept(what: str, bar: Bar, rows: list[Row]) -> list[Verdict]:
+    """Whether the rows of an operator keep a bar of its record."""
+    kind = KINDS[bar.of]
+    chosen = [row for row in rows if in_cases(row, bar.cases)]
+    return bounded(f"{what}, {bar.cases.label}: {kind.told}", chosen, kind, (bar.mean, bar.each))
+
+
+def bounded(promise: str, rows: Iterable[Row], kind: Kind, limits: tuple[float | None, float | None]) -> list[Verdict]:
+    """One verdict, of the mean of a number and of its worst; none where no row has the number."""
+    found = [(number, row) for row in rows if (number := kind.value(row)) is not None]
     if not found:
         return []
-    numbers = [number for number, _ in found]
-    mean = geometric_mean(numbers) if bound.is_geometric else sum(numbers) / len(numbers)
-    worst, row = (min if bound.is_least else max)(found, key=lambda each: each[0])
+    numbers, (of_mean, of_each) = [number for number, _ in found], limits
+    mean = geometric_mean(numbers) if kind.is_geometric else sum(numbers) / len(numbers)
+    worst, row = (min if kind.is_least else max)(found, key=lambda each: each[0])
 
     def keeps(number: float, limit: float | None) -> bool:
-        return limit is None or (number >= limit if bound.is_least else number <= limit)
+        return limit is None or (number >= limit if kind.is_least else number <= limit)
 
-    kind, side = ("geometric mean" if bound.is_geometric else "mean"), ("at least" if bound.is_least else "at most")
-    told = f"{kind} {mean:.3f}{_limit(side, bound.mean)}, worst {worst:.3f}{_limit(side, bound.each)}"
-    holds = keeps(mean, bound.mean) and keeps(worst, bound.each)
+    named, side = ("geometric mean" if kind.is_geometric else "mean"), ("at least" if kind.is_least else "at most")
+    told = f"{named} {mean:.3f}{_limit(side, of_mean)}, worst {worst:.3f}{_limit(side, of_each)}"
+    holds = keeps(mean, of_mean) and keeps(worst, of_each)
     return [Verdict(promise, f"{told} ({row.case.name}), {len(found)} rows", holds)]
 
 
@@ -171,65 +196,18 @@ def never_slower(promise: str, rows: list[Row]) -> list[Verdict]:
     ]
 
 
-def of_gather(what: str, rows: list[Row]) -> list[Verdict]:
-    mlp, others = _parted(rows)
-    large = [row for row in others if row.case.m >= 4096]
-    small = [row for row in others if row.case.m < 4096]
-    over_ceiling: Value = lambda row: row.over(CEILING)  # noqa: E731
-    return [
-        *bounded(f"{what}, mlp: times the ceiling", mlp, over_ceiling, Bound(mean=1.03, each=1.05)),
-        *bounded(f"{what}, mlp: overlap efficiency", mlp, EFFICIENCY, Bound(mean=0.88, each=0.8, is_least=True)),
-        *bounded(f"{what}, other shapes of 4,096 rows on: times the ceiling", large, over_ceiling, Bound(mean=1.04)),
-        *bounded(
-            f"{what}, fewer rows: us beyond the ceiling",
-            small,
-            attrgetter("behind_ceiling_us"),
-            Bound(each=BEHIND_CEILING_US),
-        ),
-        *_link_bound(what, rows, 1.12),
-    ]
-
-
-def of_scatter(what: str, rows: list[Row]) -> list[Verdict]:
-    least = Bound(mean=0.83, each=0.75, is_least=True)
-    mlp = [row for row in rows if row.is_mlp]
-    return bounded(f"{what}, mlp: overlap efficiency", mlp, EFFICIENCY, least) + _link_bound(what, rows, 1.25)
-
-
-def of_sharded(what: str, rows: list[Row]) -> list[Verdict]:
-    """What both operators with a shard promise against torch and NCCL."""
-    many, mlp = [row for row in rows if row.case.m >= 1024], [row for row in rows if row.is_mlp]
-    torchs, library = Bound(mean=1.12, is_least=True, is_geometric=True), Bound(1.3, is_least=True, is_geometric=True)
-    return [
-        *bounded(f"{what}, 1,024 rows on: against torch's fused", many, lambda row: row.speedup(TORCH_FUSED), torchs),
-        *bounded(f"{what}, mlp: against NCCL + cuBLAS", mlp, lambda row: row.speedup(SEQUENTIAL), library),
-    ]
-
-
-def of_reduce(what: str, rows: list[Row]) -> list[Verdict]:
-    layers = [row for row in rows if LAYERS.match(row.case.name)]
-    many = [row for row in layers if 1024 <= row.case.m <= 8192]
-    few = [row for row in layers if row.case.m <= 256]
-    at_many, at_few = (Bound(mean, is_least=True, is_geometric=True) for mean in (1.4, 1.15))
-    return [
-        *bounded(f"{what}, 1,024 to 8,192 tokens: against NCCL + cuBLAS", many, AGAINST_LIBRARY, at_many),
-        *bounded(f"{what}, 1 to 256 tokens: against the best of NCCL and torch", few, AGAINST_BEST, at_few),
-    ]
-
-
 def verdicts(rows: list[Row]) -> list[Verdict]:
     """All promises over all rows, by operator and number of ranks."""
     found: list[Verdict] = []
-    for (operator, ranks, dtype), group in groupby(sorted(rows, key=_kind), key=_kind):
+    for (operator, ranks, dtype), group in groupby(sorted(rows, key=_run_of), key=_run_of):
         own, what = list(group), f"{operator} {'' if dtype == 'bf16' else dtype + ' '}W={ranks}"
         absent = [row.case.name for row in own if row.ours is None]
         told = f"absent from {len(absent)} of {len(own)} rows {', '.join(absent[:8])}".rstrip()
         found += [Verdict(f"{what}: ours ran", told, not absent), *never_slower(f"{what}: never slower", own)]
         found += as_finished(what, own) + as_captured(what, own)
-        lines = {GATHER: (of_gather, of_sharded), SCATTER: (of_scatter, of_sharded), REDUCE: (of_reduce,)}
-        promised = [verdict for line in lines.get(operator, ()) for verdict in line(what, own)]
+        promised = [verdict for bar in operator_of(operator).bars for verdict in kept(what, bar, own)]
         promised += as_repeated(what, own)
-        promised += bounded(f"{what}: us of the host for an eager call", own, HOST, Bound(each=HOST_US))
+        promised += bounded(f"{what}: {HOST.told}", own, HOST, (None, HOST_US))
         judged = ranks == JUDGED_RANKS and dtype == "bf16"
         found += promised if judged else [verdict._replace(holds=None) for verdict in promised]
     return (found + of_fp8(rows)) or [Verdict("rows to judge", "none", False)]
@@ -287,6 +265,7 @@ def read(path: Path) -> list[Row]:
     try:
         report = msgspec.json.decode(path.read_bytes(), type=Report)
         run = report.runs[report.middle]
+        operator_of(run.operator)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
         raise InputError(f"results {path}", str(error), "Give files that `overweave bench --json` wrote") from error
     runs = sum(len(each.cases) == len(run.cases) for each in report.runs)
@@ -301,19 +280,8 @@ def _is_table(path: Path) -> bool:
         return False
 
 
-def _kind(row: Row) -> tuple[str, int, str]:
+def _run_of(row: Row) -> tuple[str, int, str]:
     return row.operator, row.ranks, row.dtype
-
-
-def _parted(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Those of the mlp set, and the others but for those whose bound is the link."""
-    return [row for row in rows if row.is_mlp], [row for row in rows if not row.is_mlp and not row.is_link_bound]
-
-
-def _link_bound(what: str, rows: list[Row], most: float) -> list[Verdict]:
-    promise = f"{what}, where the link is the bound: times communication alone"
-    bound = [row for row in rows if row.is_link_bound]
-    return bounded(promise, bound, lambda row: row.over(COMMUNICATION, COPIES), Bound(each=most))
 
 
 def main(arguments: list[str] | None = None) -> int:

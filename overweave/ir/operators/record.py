@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from overweave.ir.operators.bars import Bar
+
 Dim = Literal["m", "n", "k"]
 KEYWORDS = {  # of each of `Forms`
     "epilogue": ("bias", "activation", "residual"),
@@ -109,6 +111,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
     call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
     beside the library's and the chosen one. torch's own (schedules/methods/outside.py) are candidates by that.
+    bars: what its times on four ranks are held against.
     dual: the operator that computes the gradient of x from that of y; empty: a matmul of each rank alone; None: there
     are no gradients.
     """
@@ -124,6 +127,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     sizes: tuple[Dim, ...] = ("m", "n", "k")
     forms: Forms = Forms()
     baselines: tuple[str, ...] = ()
+    bars: tuple[Bar, ...] = ()
     matmuls: int = 1
     groups: int = 1
     demo: Demo | None = None
