@@ -36,7 +36,6 @@ from overweave.cli.main import app
 COMMANDS = ("verify", "simulate")
 EXIT_CODES = (0, 1, 2, 3)
 SECONDS, SECONDS_PER_MIB, BYTES = 2.0, 2.0, 1 << 30
-WALL_S = 300.0  # of a file that waits for somebody
 BATCH = 200
 
 
