@@ -126,8 +126,8 @@ class BoundPlan:
             copies.prepare(side, addresses)
 
     def _copied(self, actions: tuple[Action, ...]) -> tuple[str, ...]:
+        """What copies read or write by the tensor. A library's matmuls are kernels, which know addresses alone."""
         buffer = self._plan.schedule.buffer
-        """A library's matmuls are kernels, which know addresses alone."""
         operations = [one for action in actions if action.engine == LIBRARY for one in action.operations]
         moves = [one for one in operations if not isinstance(one, Compute)]
         by_library = [part.buffer for one in moves for part in (*one.reads, *one.writes)]
