@@ -154,12 +154,12 @@ def test_both_sides_of_a_matmul(gather: str, scatter: str, world_size: int):
     assert max(error for errors in found for error in errors) <= 2.0
 
 
-def reduced_matmul(schedule: str) -> Errors:
-    """Every rank gets all of the sum, and the same bits."""
+def reduced_matmul(schedule: str, rows: int | None = None) -> Errors:
+    """Every rank gets all of the sum, and the same bits. rows: two blocks for each rank, unless others are named."""
     n, k = 24, 16
 
     def one(fused: Fused, group: Group, call: int) -> float:
-        m = 32 * group.world_size
+        m = rows or 32 * group.world_size
         sides = [(integers(m, k, seed=100 * call + r), integers(k, n, seed=50 + r)) for r in range(group.world_size)]
         exact, c = sum(a.float() @ b.float() for a, b in sides), torch.full((m, n), torch.nan).bfloat16()
         numbers = (m, n, k, k, 1, n, 1, n, 1)

@@ -55,6 +55,28 @@ def test_kernels_carry_partials(schedule: str, world_size: int):
     assert max(error for errors in found for error in errors) <= 2.0
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rows", "world_size"),
+    [
+        ("reduce_scatter.scatter", 100, 3),
+        ("reduce_scatter.scatter mover=copy_kernel pieces=2", 37, 2),
+        ("reduce_scatter.ring", 67, 4),
+        ("reduce_scatter.islands", 7, 4),
+    ],
+)
+def test_shards_need_not_be_whole_blocks(schedule: str, rows: int, world_size: int):
+    """A tile of 16 rows has rows of two ranks then, or of all."""
+    found = run_ranks(scattered_matmul, world_size, schedule, rows, False)
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
+@pytest.mark.parametrize("schedule", ["all_reduce.two_shot", "all_reduce.mesh"])
+def test_sums_of_any_rows_reach_all_ranks(schedule: str):
+    found = run_ranks(reduced_matmul, 3, schedule, 100)
+    assert len({str(errors) for errors in found}) == 1
+    assert max(error for errors in found for error in errors) <= 2.0
+
+
 def mixed() -> list[float]:
     """Rank 0's partials go by a kernel, rank 1's are stored at peers, rank 2's are the copy engine's."""
     movers = ("copy_kernel", "tiles", "copy_engine")

@@ -37,6 +37,7 @@ from overweave.schedules.families.beside_tiles import announced_by, from_workspa
 from overweave.schedules.weave.assemble_schedule import check_stores, counted, credits, goals, output, queues
 from overweave.schedules.weave.exchange import Exchange
 from overweave.schedules.weave.fewest_waits import fewest, not_twice
+from overweave.schedules.weave.straddled import Place, Told, announced_otherwise, behind_tiles, is_announced, with_waits
 from overweave.schedules.weave.transports import GATHER
 
 Key = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches
@@ -68,14 +69,18 @@ class Group(Struct, frozen=True):
 def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> Schedule:
     """The schedule in which the tiles of `space` compute between the exchanges. Prove it before you use it.
 
-    Raises ScheduleError for tiles that straddle chunks which are announced apart, and for tiles that write the same.
+    Raises ScheduleError for tiles that straddle chunks which are stored at different ranks, and for tiles that write
+    the same.
     """
     check_stores(space)
     woven = _Weaver(space, bounds, world_size)
     operations: list[Operation] = []
     for rank in range(world_size):
         operations += woven.rank(rank)
-    ordered = queues(chain.from_iterable(bound.exchange.communication.queues for bound in bounds), operations)
+    listed = tuple(chain.from_iterable(bound.exchange.communication.queues for bound in bounds))
+    if woven.heard:
+        operations, listed = with_waits(operations, woven.heard), behind_tiles(listed)
+    ordered = queues(listed, operations)
     communications = [bound.exchange.communication for bound in bounds]
     moved = {bound.operand.tensor for bound in bounds}
     outputs = [store for store in space.stores if store.tensor not in moved]
@@ -133,12 +138,16 @@ class _Weaver:
         self.places = {(rank, one.name): place for rank, steps in launched for place, one in enumerate(steps)}
         self.tellers = [bound for bound in bounds if _tells_apart(bound, space)]
         self.wholes = [bound for bound in bounds if not _tells_apart(bound, space)]
+        self.heard: dict[Place, Told] = {}
 
     def rank(self, rank: int) -> Iterator[Operation]:
         """What prepares, then all tiles, which are one launch, then what they announce."""
         yield from self._before(rank)
         found = groups(self.space, self.bounds, rank)
         self._check_all_read(rank, found)
+        for at, bound in enumerate(self.tellers):
+            touched = (group.key[at] for group in found)
+            self.heard |= announced_otherwise(rank, bound.chunks.get(rank, []), touched)
         applies = [self.apply(rank, place, group) for place, group in enumerate(found)]
         ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds], self.places)
         yield from with_puts(ordered, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds])
@@ -156,9 +165,9 @@ class _Weaver:
         waits: list[Wait] = []
         notifies: list[Notify] = []
         for bound, touched in zip(self.tellers, group.key, strict=True):
-            for chunk in (bound.chunks[rank][at] for at in touched):
-                waits += chunk.waits
-                notifies += chunk.notifies
+            chunks = [bound.chunks[rank][at] for at in touched]
+            waits += (wait for chunk in chunks for wait in chunk.waits)
+            notifies += next((chunk.notifies for chunk in chunks if chunk.notifies), ())
         self._check_one_place(rank, group)
         late = [(bound, chunk) for bound in self.wholes for chunk in bound.chunks.get(rank, [])]
         streamed = [pair for pair in late if is_streamed(pair[0], self.space)]
@@ -198,13 +207,14 @@ class _Weaver:
                     raise ScheduleError(asked, unread, "Say the dimension that tiles read, an axis or an extent")
 
     def _check_one_place(self, rank: int, group: Group) -> None:
-        """A tile announces one chunk, and stores at one place, or at the same ones of every peer."""
+        """A tile announces chunks of one tensor, and stores at one place, or at the same ones of every peer."""
         told: list[tuple[Bound, Chunk]] = []
         for bound, touched in zip(self.tellers, group.key, strict=True):
-            chunks = [(bound, bound.chunks[rank][at]) for at in touched]
-            told += [one for one in chunks if one[1].notifies]
-            if len(chunks) > 1 and any(chunk.places for _, chunk in chunks):
-                told = chunks
+            chunks = [bound.chunks[rank][at] for at in touched]
+            tellers = [(bound, chunk) for chunk in chunks if chunk.notifies]
+            told += tellers[: 1 if is_announced([chunk for _, chunk in tellers]) else None]
+            if len(chunks) > 1 and any(chunk.places for chunk in chunks):
+                told = [(bound, chunk) for chunk in chunks]
         if len(told) > 1:
             raise self._straddling(*told[:2])
 
@@ -217,7 +227,10 @@ class _Weaver:
         axis = self.space.axis(str(operand.dims[0].axis))
         chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
         found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
-        cure = f"Let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {axis.block} rows"
+        whole = (
+            f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {axis.block} rows"
+        )
+        cure = f"Let another mover carry them, or {whole}"
         return ScheduleError(asked, found, cure)
 
     def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:

@@ -51,7 +51,7 @@ def plans(world_size: int) -> Iterator[Plan]:
     for name, transport in TRANSPORTS.items():
         tensor = "A" if transport.side == "gather" else "C"
         yield author_plan(whole, {tensor: name}, world_size, "bfloat16")
-        if name.startswith("all_gather"):
+        if not transport.is_traded:
             yield author_plan(ragged, {tensor: name}, world_size, "bfloat16")
     for wanted in ({"A": PUSH, "C": SCATTER}, {"A": PULL, "C": "reduce_scatter.ring"}, {"A": PUSH, "B": LIBRARY}):
         yield author_plan(whole, wanted, world_size, "bfloat16")
@@ -264,8 +264,8 @@ def test_tiles_whose_rows_lie_beyond_the_tensor_wait_for_nothing():
 @pytest.mark.parametrize(
     ("space", "wanted", "error", "found"),
     [
-        (matmul(100), {"C": SCATTER}, ScheduleError, "of the 100 rows of C"),
-        (matmul(100), {"C": SCATTER}, ScheduleError, "whole blocks of M: of 16 rows"),
+        (matmul(100), {"C": f"{SCATTER} mover=tiles"}, ScheduleError, "of the 100 rows of C"),
+        (matmul(100), {"C": f"{SCATTER} mover=tiles"}, ScheduleError, "whole blocks of M: of 16 rows"),
         (
             replace(matmul(96), stores=(*matmul(96).stores, Operand("D", "d", (Dim(96, "M"), Dim(48, "N"))))),
             {"C": SCATTER, "D": SCATTER},
